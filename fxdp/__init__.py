@@ -1,0 +1,1 @@
+"""A torch.fx compiler for automatic data parallelism with single-device semantics."""

@@ -1,0 +1,187 @@
+"""What fxdp knows of a graph node. Passes touch `node.meta` through this file only.
+
+A node's `Note` holds its type (shape in `B`, dtype), its slot if it is an input of the program, its
+source line, and after analysis its placement, the placements its operands must have, and the reason.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import sympy
+import torch
+from torch import fx
+
+from fxdp.placements import Dim, Placement
+
+_KEY = "fxdp"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorType:
+    """A tensor's dtype and *global* shape; sizes are ints or sympy expressions in `B`."""
+
+    dtype: torch.dtype
+    shape: tuple[Dim, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ScalarType:
+    """A SymInt, SymFloat or SymBool: its value as an expression."""
+
+    expr: sympy.Expr
+
+
+NodeType: TypeAlias = TensorType | ScalarType | tuple["TensorType | ScalarType | None", ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """Slot of a parameter, by its name in the user's module."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """Slot of a buffer, by its name in the user's module."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """Slot of a tensor constant that the capture lifted (equal on all ranks)."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """Slot of a tensor input: its index among the tensor leaves of `(args, kwargs)`, and its path."""
+
+    index: int
+    path: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Tangent:
+    """Slot of the incoming gradient of output `index`."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Slot of a host integer: `B`, `b`, `offset` or a further symbol of the program."""
+
+    name: str
+
+
+Slot: TypeAlias = Parameter | Buffer | Constant | Input | Tangent | Size
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """Result slot: output `index` among the flat outputs of the user's module."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Mutation:
+    """Result slot: the new value of a buffer or input that the model changed in place."""
+
+    of: Buffer | Input
+
+
+@dataclass(frozen=True, slots=True)
+class Gradient:
+    """Result slot: the gradient of a parameter or input."""
+
+    of: Parameter | Input
+
+
+ResultSlot: TypeAlias = Output | Mutation | Gradient
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Where in the user's code a node comes from."""
+
+    file: str = ""
+    line: int = 0
+    code: str = ""
+    module: str = ""
+
+    def __str__(self) -> str:
+        where = f"{self.file}:{self.line}" if self.file else "<unknown>"
+        code = f" `{self.code}`" if self.code else ""
+        module = f" in {self.module}" if self.module else ""
+        return f"{where}{code}{module}"
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why a node has its placement: the rule, and what it took its operands as."""
+
+    rule: str
+    operands: tuple[Placement | None, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """Why a collective exists: the op that needs it, the value it converts, and the user's line."""
+
+    consumer: str
+    producer: str
+    site: Site
+    text: str = ""
+
+
+@dataclass(slots=True)
+class Note:
+    """All that fxdp keeps of one node."""
+
+    type: NodeType = None
+    slot: Slot | None = None
+    results: tuple[ResultSlot | None, ...] = ()  # on the output node only, one per result
+    site: Site = field(default_factory=Site)
+    backward: bool = False
+    placement: Placement | tuple[Placement | None, ...] | None = None
+    operands: tuple[Placement | None, ...] = ()  # one per tensor operand, in `fx` argument order
+    reason: Reason | None = None
+    cause: Cause | None = None
+    rewrite: Any = None  # how a rule wants its size arguments localized (`rules.registry.Rewrite`)
+
+
+def note(node: fx.Node) -> Note:
+    """The note of a node, made on first use."""
+    found: Note | None = node.meta.get(_KEY)
+    if found is None:
+        found = node.meta[_KEY] = Note()
+    return found
+
+
+def copy_note(source: fx.Node, target: fx.Node, **changes: Any) -> Note:
+    """Give `target` a copy of `source`'s note with `changes`; what a pass does to a node it makes."""
+    old = note(source)
+    new = Note(**{name: getattr(old, name) for name in Note.__slots__})
+    for name, value in changes.items():
+        setattr(new, name, value)
+    target.meta[_KEY] = new
+    return new
+
+
+def tensor_operands(node: fx.Node) -> list[fx.Node]:
+    """The nodes that `node` reads tensors from, in argument order, repeated where used twice."""
+    found: list[fx.Node] = []
+
+    def visit(argument: fx.Node) -> fx.Node:
+        if isinstance(note(argument).type, (TensorType, tuple)):
+            found.append(argument)
+        return argument
+
+    fx.map_arg((node.args, node.kwargs), visit)
+    return found

@@ -1,0 +1,64 @@
+"""The exception tree of fxdp.
+
+    FxdpError
+    ├── CaptureError        a model that cannot be captured as one graph
+    ├── PlacementError      an op that cannot be made exact on this mesh
+    ├── MeshError           a mesh, process group or device that does not fit
+    ├── InputError          a call whose inputs do not fit the program or each other
+    ├── AgreementError      ranks that were given different models, options or inputs
+    ├── RankFailedError     another rank raised or died
+    ├── VerifierError       a graph that breaks an invariant of its level (a bug in fxdp)
+    └── StateError          a call at the wrong time (after shutdown, a second backward, ...)
+
+Every message says where, what was got, what was expected and the remedy.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "AgreementError",
+    "CaptureError",
+    "FxdpError",
+    "InputError",
+    "MeshError",
+    "PlacementError",
+    "RankFailedError",
+    "StateError",
+    "VerifierError",
+]
+
+
+class FxdpError(Exception):
+    """Base class of all errors raised by fxdp."""
+
+
+class CaptureError(FxdpError):
+    """The model cannot be captured as one joint forward and backward graph."""
+
+
+class PlacementError(FxdpError):
+    """An op cannot be made exact on this mesh."""
+
+
+class MeshError(FxdpError, ValueError):
+    """A mesh, process group or device does not fit what was asked for."""
+
+
+class InputError(FxdpError, ValueError):
+    """The inputs of a call do not fit the program or each other."""
+
+
+class AgreementError(FxdpError):
+    """The ranks were given different models, options or inputs."""
+
+
+class RankFailedError(FxdpError):
+    """Another rank raised an error or died; its message is part of this one."""
+
+
+class VerifierError(FxdpError):
+    """A graph breaks an invariant of its level: a bug in a pass or in a registered rule."""
+
+
+class StateError(FxdpError, RuntimeError):
+    """The call came at a time when it cannot be served."""

@@ -1,0 +1,1 @@
+"""Op rules by family; importing this package registers them all."""

@@ -1,0 +1,184 @@
+"""What a rule sees (`Op`), what it answers (`Alternative`), and which op has which rule.
+
+A rule is a pure function `Op -> iterable of Alternative`: the ways in which running the op on every
+rank's local operands gives the local parts of the global result. "Everything replicated" is always
+one of them and need not be said. The chooser (`rules.chooser`) adds the cost of bringing each operand
+to the placement an alternative asks for and takes the cheapest, so a rule never decides between a
+gather and a reduction itself. A rule knows no graph and no mesh.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch._ops import OpOverload, OpOverloadPacket
+
+from fxdp.annotations import TensorType
+from fxdp.placements import Dim, Placement, R, Shard
+from fxdp.symbols import batch_factor
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """A tensor operand as a rule sees it.
+
+    `placements` are those in which the value already exists; `iota` is the dim along which the value
+    is `arange(B)` (all other dims broadcast it), or None.
+    """
+
+    index: int
+    type: TensorType
+    placements: tuple[Placement, ...] = (R,)
+    iota: int | None = None
+
+    @property
+    def shape(self) -> tuple[Dim, ...]:
+        return self.type.shape
+
+    @property
+    def ndim(self) -> int:
+        return len(self.type.shape)
+
+    @property
+    def shards(self) -> tuple[Shard, ...]:
+        """The sharded placements in which the value already exists."""
+        return tuple(p for p in self.placements if isinstance(p, Shard))
+
+    @property
+    def batch_dims(self) -> tuple[int, ...]:
+        """The dims whose size is a multiple of the batch: those that may be sharded."""
+        return tuple(d for d, n in enumerate(self.type.shape) if batch_factor(n) is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class Rewrite:
+    """What localization must do to the arguments beyond the general rules (design.md 5).
+
+    `local`: names of schema arguments whose sizes count the rank's own batch (slice bounds on the
+    sharded dim, group_norm's N); every other number stays global.
+    `minus_offset`: operands whose values are global row numbers and must count from the rank's first.
+    """
+
+    local: tuple[str, ...] = ()
+    minus_offset: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """One exact way to run the op: a placement per operand and per output.
+
+    An operand of None is accepted in any placement, because its value is not read (`zeros_like`).
+    An output of None is no tensor.
+    """
+
+    inputs: tuple[Placement | None, ...]
+    outputs: tuple[Placement | None, ...]
+    rewrite: Rewrite | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """A node as a rule sees it: tensor nodes are `Operand`s, SymInts are sympy expressions or ints.
+
+    `operands` lists every tensor occurrence in the order of `(args, kwargs)`, so an operand used twice
+    has two entries. `outputs` has one type per result.
+    """
+
+    target: OpOverload
+    args: tuple[Any, ...]
+    kwargs: tuple[tuple[str, Any], ...]
+    operands: tuple[Operand, ...]
+    outputs: tuple[TensorType | None, ...]
+
+    def arg(self, name: str) -> Any:
+        """The argument called `name` in the op's schema, or its default."""
+        for position, argument in enumerate(self.target._schema.arguments):
+            if argument.name == name:
+                if position < len(self.args):
+                    return self.args[position]
+                return dict(self.kwargs).get(name, argument.default_value)
+        raise KeyError(f"{self.target} has no argument {name}")
+
+    @property
+    def output(self) -> TensorType:
+        """The type of the only (or first) tensor result."""
+        return next(t for t in self.outputs if t is not None)
+
+    def alternative(
+        self,
+        inputs: dict[int, Placement | None] | None = None,
+        outputs: Placement | tuple[Placement | None, ...] = R,
+        rewrite: Rewrite | None = None,
+    ) -> Alternative:
+        """An alternative from the operands that are not R; one placement serves all tensor outputs."""
+        chosen = inputs or {}
+        if not isinstance(outputs, tuple):
+            outputs = tuple(None if t is None else outputs for t in self.outputs)
+        return Alternative(tuple(chosen.get(o.index, R) for o in self.operands), outputs, rewrite)
+
+
+Rule: TypeAlias = Callable[[Op], Iterable[Alternative]]
+
+
+@dataclass(frozen=True, slots=True)
+class RegisteredRule:
+    """A rule with its name and family (for reasons, reports and the docs' table)."""
+
+    name: str
+    family: str
+    rule: Rule
+
+
+class Registry:
+    """The rules by op overload."""
+
+    def __init__(self) -> None:
+        self._rules: dict[OpOverload, RegisteredRule] = {}
+
+    def __getitem__(self, target: OpOverload) -> RegisteredRule:
+        return self._rules[target]
+
+    def get(self, target: Any) -> RegisteredRule | None:
+        """The op's rule, or None for an op that must run replicated."""
+        return self._rules.get(target)
+
+    def targets(self) -> tuple[OpOverload, ...]:
+        """All ops that have a rule, sorted by name."""
+        return tuple(sorted(self._rules, key=str))
+
+    def add(self, rule: Rule, family: str, *targets: OpOverload | OpOverloadPacket) -> None:
+        """Register `rule` for overloads, or for all overloads of packets."""
+        registered = RegisteredRule(rule.__name__, family, rule)
+        for target in targets:
+            for overload in _overloads(target):
+                if overload in self._rules:
+                    raise ValueError(f"{overload} has a rule already: {self._rules[overload].name}")
+                self._rules[overload] = registered
+
+
+def _overloads(target: OpOverload | OpOverloadPacket) -> list[OpOverload]:
+    if isinstance(target, OpOverload):
+        return [target]
+    return [getattr(target, name) for name in target.overloads()]
+
+
+registry = Registry()
+"""The registry that `fxdp.compile` uses; families add their rules when `fxdp.rules` is imported."""
+
+
+def rule(
+    family: str, *targets: OpOverload | OpOverloadPacket
+) -> Callable[[Rule], Rule]:
+    """Register the decorated rule for ops under a family's name."""
+
+    def register(function: Rule) -> Rule:
+        registry.add(function, family, *targets)
+        return function
+
+    return register
+
+
+aten = torch.ops.aten
