@@ -83,7 +83,7 @@ class Alternative:
 class Op:
     """A node as a rule sees it: tensor nodes are `Operand`s, SymInts are sympy expressions or ints.
 
-    `operands` lists every tensor occurrence in the order of `(args, kwargs)`, so an operand used twice
+    Lists are tuples, here and inside. `operands` lists every tensor occurrence in the order of `(args, kwargs)`, so an operand used twice
     has two entries. `outputs` has one type per result.
     """
 
