@@ -1,0 +1,279 @@
+"""The oracle of the op rules: every alternative a rule returns is run on virtual ranks.
+
+    check(aten.mm.default, T("B", 3), T(3, 4))  ->  {"S(0), R -> S(0)", "P(sum), R -> P(sum)", ...}
+
+A `Case` is an op with its arguments in global shapes; tensors are `T`, sizes may be expressions in
+`B`. Its operands are offered to the rule in every placement. Each answer is then taken at its word:
+
+    global operands --split by placement--> per rank, localized arguments --op--> local results
+           |                                                                         |
+           +--op--> global results  ==  concatenated, summed, or equal on all ranks--+
+
+for uneven splits with empty and single-sample ranks. Local shapes are compared for all placements.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache, partial
+from typing import Any
+
+import sympy
+import torch
+from torch._ops import OpOverload
+from torch.utils import _pytree as pytree
+
+import fxdp.rules  # noqa: F401 - registers the rules
+from fxdp.annotations import TensorType
+from fxdp.placements import Dim, P, Placement, R, Replicate, Shard
+from fxdp.rules.arguments import MinusOffset, local_shape, localized
+from fxdp.rules.registry import Alternative, Op, Operand, registry
+from fxdp.symbols import B, batch_factor
+from tests.rules import values
+
+SPLITS: tuple[tuple[int, ...], ...] = ((3, 1, 0, 2), (2, 4), (5,), (0, 1))
+PROBES = (2, 3, 5, 7)  # batches from which the output shapes, at most quadratic in B, are fitted
+
+_SIZE = re.compile(r"[-+*/() 0-9]*B[-+*/() 0-9B]*")
+
+Law = Callable[[tuple[Any, ...], dict[str, Any], tuple[Any, ...]], None]
+
+
+class WrongRuleError(AssertionError):
+    """An alternative that is not what the op computes."""
+
+
+@dataclass(frozen=True, eq=False)
+class T:
+    """A tensor argument: its shape in `B` (or strings like `"2*B"`) and how to fill it.
+
+    Numbers are uniform in `[low, high)` where given (bounds may count `B`), else normal; `fill` makes
+    the value from the concrete shape and a generator. `iota=d` is `arange(B)` along `d`, broadcast.
+    """
+
+    shape: tuple[Dim, ...]
+    dtype: torch.dtype = torch.float64
+    low: Dim | float | None = None
+    high: Dim | float | None = None
+    fill: Callable[[tuple[int, ...], torch.Generator], torch.Tensor] | None = None
+    iota: int | None = None
+
+    def __init__(self, *shape: Dim | str, dtype: torch.dtype = torch.float64, **options: Any) -> None:
+        object.__setattr__(self, "shape", tuple(expression(n) for n in shape))
+        object.__setattr__(self, "dtype", dtype)
+        for name in ("low", "high", "fill", "iota"):
+            object.__setattr__(self, name, options.pop(name, None))
+        assert not options, f"unknown options {sorted(options)}"
+
+    def make(self, batch: int, generator: torch.Generator) -> torch.Tensor:
+        shape = values.concrete(self.shape, batch)
+        if self.fill is not None:
+            return self.fill(shape, generator).to(self.dtype)
+        if self.iota is not None:
+            line = [-1 if d == self.iota else 1 for d in range(len(shape))]
+            return torch.arange(batch).view(line).expand(shape).to(self.dtype).contiguous()
+        low, high = (values.concrete(v, batch) for v in (self.low, self.high))
+        return values.random(shape, self.dtype, low, high, generator)
+
+
+def expression(size: Any) -> Any:
+    """A size spelled as a string, like `"2*B"`, as an expression in `B`; anything else as it is."""
+    if not isinstance(size, str) or not _SIZE.fullmatch(size):
+        return size
+    value = sympy.sympify(size, locals={"B": B})
+    return int(value) if value.is_Integer else value
+
+
+@dataclass(eq=False)
+class Case:
+    """An op on global arguments, as a rule sees it and as torch runs it."""
+
+    target: OpOverload
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    splits: Sequence[tuple[int, ...]] = SPLITS
+    random: bool = False  # results are random numbers: compare shapes only
+    law: Law | None = None  # a further check of each rank's (args, kwargs, results)
+
+    def __post_init__(self) -> None:
+        leaves, spec = pytree.tree_flatten((self.args, self.kwargs))
+        self.tensors: list[T] = [leaf for leaf in leaves if isinstance(leaf, T)]
+        counter = itertools.count()
+        self._template = pytree.tree_unflatten(
+            [next(counter) if isinstance(leaf, T) else values.Leaf(expression(leaf)) for leaf in leaves], spec
+        )
+        self.outputs: tuple[TensorType | None, ...] = self._fit_outputs()
+        self._globals: dict[int, tuple[list[torch.Tensor], tuple[Any, ...]]] = {}
+
+    def op(self, placements: Sequence[tuple[Placement, ...]] | None = None) -> Op:
+        """The op with its operands in the given placements."""
+        given = placements or [(R,)] * len(self.tensors)
+        operands = tuple(
+            Operand(i, TensorType(t.dtype, t.shape), tuple(p), t.iota)
+            for i, (t, p) in enumerate(zip(self.tensors, given, strict=True))
+        )
+        args, kwargs = values.fill_template(self._template, operands)
+        return Op(self.target, args, tuple(kwargs.items()), operands, self.outputs)
+
+    def alternatives(self) -> list[Alternative]:
+        """All that the rule answers over all placements of the operands, in order, without repeats."""
+        found = registry.get(self.target)
+        assert found is not None, f"{self.target} has no rule"
+        choices = [[(p,) for p in placements_of(t.shape)] for t in self.tensors]
+        offers = itertools.islice(itertools.product(*choices), 512)
+        answers = (a for offer in offers for a in found.rule(self.op(offer)))
+        return list(dict.fromkeys(answers))
+
+    def verify(self, alternative: Alternative) -> None:
+        """Run the alternative on virtual ranks; `WrongRuleError` tells where it differs from the global op."""
+        self._well_formed(alternative)
+        for split in self.splits:
+            for inputs in self._concrete_inputs(alternative):
+                try:
+                    self._run(alternative, inputs, split)
+                except Exception as error:
+                    text = f"{self.target}: {spelled(alternative)}, inputs {inputs}, split {split}\n{error}"
+                    raise WrongRuleError(text) from error
+
+    def _well_formed(self, alternative: Alternative) -> None:
+        types = [TensorType(t.dtype, t.shape) for t in self.tensors]
+        for types_, placements in ((types, alternative.inputs), (self.outputs, alternative.outputs)):
+            if len(types_) != len(placements):
+                raise WrongRuleError(f"{self.target}: {len(placements)} placements for {len(types_)} tensors")
+            for type_, placement in zip(types_, placements, strict=True):
+                if placement is not None and (type_ is None or placement not in placements_of(type_.shape)):
+                    raise WrongRuleError(f"{self.target}: {placement} is no placement of {type_}")
+                if type_ is not None and placement == P and type_.dtype == torch.bool:
+                    raise WrongRuleError(f"{self.target}: P of bool")
+        if all(p in (R, None) for p in (*alternative.inputs, *alternative.outputs)) and None not in (
+            alternative.inputs
+        ):
+            raise WrongRuleError(f"{self.target}: all R is implied")
+
+    def _concrete_inputs(self, alternative: Alternative) -> Iterator[tuple[Placement, ...]]:
+        free = [i for i, p in enumerate(alternative.inputs) if p is None]
+        base = [R if p is None else p for p in alternative.inputs]
+        yield tuple(base)
+        for i in free:
+            for placement in placements_of(self.tensors[i].shape)[1:]:
+                yield (*base[:i], placement, *base[i + 1 :])
+
+    def _run(self, alternative: Alternative, inputs: tuple[Placement, ...], split: tuple[int, ...]) -> None:
+        batch = sum(split)
+        operands, expected = self._global(batch)
+        parts = [values.split(v, p, split) for v, p in zip(operands, inputs, strict=True)]
+        template = localized(self.op(), alternative)
+        results: list[tuple[Any, ...]] = []
+        for rank, count in enumerate(split):
+            sizes = (batch, count, sum(split[:rank]))
+            mine = [p[rank] for p in parts]
+            args, kwargs = pytree.tree_map(partial(_leaf, tensors=mine, sizes=sizes), template)
+            results.append(self._call(args, kwargs))
+            if self.law is not None:
+                self.law(args, kwargs, results[-1])
+            self._compare_shapes(alternative, results[-1], sizes)
+        if not self.random:
+            self._compare_values(alternative, results, expected, split)
+
+    def _compare_shapes(self, alternative: Alternative, results: Any, sizes: tuple[int, int, int]) -> None:
+        for i, (type_, placement) in enumerate(zip(self.outputs, alternative.outputs, strict=True)):
+            if type_ is None:
+                continue
+            shape = tuple(values.evaluate(n, *sizes) for n in local_shape(type_, placement))
+            assert tuple(results[i].shape) == shape, f"result {i}: {tuple(results[i].shape)}, wanted {shape}"
+
+    def _compare_values(
+        self, alternative: Alternative, results: Any, expected: Any, split: tuple[int, ...]
+    ) -> None:
+        for i, placement in enumerate(alternative.outputs):
+            if self.outputs[i] is not None and placement is not None:
+                values.assert_whole([r[i] for r in results], placement, expected[i], split, f"result {i}")
+
+    def _global(self, batch: int) -> tuple[list[torch.Tensor], tuple[Any, ...]]:
+        if batch not in self._globals:
+            generator = torch.Generator().manual_seed(batch)
+            operands = [t.make(batch, generator) for t in self.tensors]
+            self._globals[batch] = operands, self._evaluate(operands, batch)
+        return self._globals[batch]
+
+    def _evaluate(self, operands: Sequence[torch.Tensor], batch: int) -> tuple[Any, ...]:
+        args, kwargs = values.fill_template(self._template, operands)
+        args, kwargs = pytree.tree_map_only(
+            sympy.Expr, lambda e: values.evaluate(e, batch, batch, 0), (args, kwargs)
+        )
+        return self._call(args, kwargs)
+
+    def _call(self, args: Any, kwargs: Any) -> tuple[Any, ...]:
+        # a functional op never writes to its operands, but a view shares their memory
+        result = self.target(*args, **kwargs)
+        return tuple(result) if isinstance(result, (tuple, list)) else (result,)
+
+    def _fit_outputs(self) -> tuple[TensorType | None, ...]:
+        runs = []
+        for batch in PROBES:
+            generator = torch.Generator().manual_seed(batch)
+            runs.append(self._evaluate([t.make(batch, generator) for t in self.tensors], batch))
+        return tuple(values.fit_type(results, PROBES) for results in zip(*runs, strict=True))
+
+
+def _leaf(leaf: Any, tensors: Sequence[torch.Tensor], sizes: tuple[int, int, int]) -> Any:
+    if isinstance(leaf, Operand):
+        return tensors[leaf.index]
+    if isinstance(leaf, MinusOffset):
+        return tensors[leaf.operand.index] - sizes[2]
+    return values.evaluate(leaf, *sizes)
+
+
+@cache
+def placements_of(shape: tuple[Dim, ...]) -> tuple[Placement, ...]:
+    """`R`, `P(sum)` and every `S(dim, outer)` that a value of this shape can have."""
+    shards: list[Placement] = []
+    for d, size in enumerate(shape):
+        factor = batch_factor(size)
+        if isinstance(factor, int):
+            shards += [Shard(d, outer) for outer in range(1, factor + 1) if factor % outer == 0]
+    return (R, P, *shards)
+
+
+def spelled(alternative: Alternative) -> str:
+    """An alternative as tests and faults write it: `S(0), R -> P(sum)`; `*` is any, `-` is no tensor."""
+    inputs = ", ".join("*" if p is None else str(p) for p in alternative.inputs)
+    outputs = ", ".join("-" if p is None else str(p) for p in alternative.outputs)
+    return f"{inputs} -> {outputs}"
+
+
+def case(target: OpOverload, *args: Any, **kwargs: Any) -> Case:
+    """A `Case` from an op's arguments; strings in lists are sizes. `splits`, `random`, `law`: of the case."""
+    options = {name: kwargs.pop(name) for name in ("splits", "random", "law") if name in kwargs}
+    return Case(target, args, kwargs, **options)
+
+
+def check(target: OpOverload, *args: Any, **kwargs: Any) -> frozenset[str]:
+    """Verify all alternatives of the op's rule for these arguments; return how they are spelled."""
+    made = case(target, *args, **kwargs)
+    alternatives = made.alternatives()
+    for alternative in alternatives:
+        made.verify(alternative)
+    return frozenset(map(spelled, alternatives))
+
+
+def missing(target: OpOverload, *args: Any, **kwargs: Any) -> list[str]:
+    """Exact alternatives that the rule does not return, by brute force: a hint for rule authors only."""
+    made = case(target, *args, **kwargs)
+    have = {spelled(a) for a in made.alternatives()}
+    inputs = itertools.product(*(placements_of(t.shape) for t in made.tensors))
+    outputs = [[None] if t is None else list(placements_of(t.shape)) for t in made.outputs]
+    found = []
+    for ins, outs in itertools.product(list(inputs), list(itertools.product(*outputs))):
+        alternative = Alternative(ins, outs)
+        if spelled(alternative) in have or all(isinstance(p, Replicate) for p in ins):
+            continue
+        try:
+            made.verify(alternative)
+        except WrongRuleError:
+            continue
+        found.append(spelled(alternative))
+    return found

@@ -1,0 +1,144 @@
+"""Concrete tensors for the rule harness: make them, split them over ranks, and put them together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import sympy
+import torch
+from torch.utils import _pytree as pytree
+
+from fxdp.annotations import TensorType
+from fxdp.placements import Dim, Partial, Placement, Shard
+from fxdp.symbols import LOCAL, OFFSET, B
+
+TOLERANCE = 1e-9
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """An argument that is no tensor."""
+
+    value: Any
+
+
+def fill_template(template: Any, tensors: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments from a template of tensor numbers and `Leaf`s; lists become tuples."""
+
+    def visit(node: Any) -> Any:
+        if isinstance(node, Leaf):
+            return node.value
+        if isinstance(node, int):
+            return tensors[node]
+        if isinstance(node, dict):
+            return {name: visit(value) for name, value in node.items()}
+        return tuple(visit(value) for value in node)
+
+    args, kwargs = visit(template)
+    return args, kwargs
+
+
+@cache
+def evaluate(size: Any, batch: int, local: int, offset: int) -> Any:
+    """The number that an expression in `B`, `b` and `offset` stands for on a rank."""
+    if not isinstance(size, sympy.Expr):
+        return size
+    numbers = {B: batch, LOCAL: local, OFFSET: offset}
+    value = size.xreplace({symbol: sympy.Integer(n) for symbol, n in numbers.items()})
+    return int(value) if value.is_Integer else float(value)
+
+
+def concrete(sizes: Any, batch: int) -> Any:
+    """Sizes in `B` as numbers."""
+    return pytree.tree_map(lambda n: evaluate(n, batch, batch, 0), sizes)
+
+
+def random(
+    shape: tuple[int, ...], dtype: torch.dtype, low: Any, high: Any, generator: torch.Generator
+) -> torch.Tensor:
+    """Random numbers of a dtype: uniform in `[low, high)` where given, else normal (ints below 10)."""
+    if dtype == torch.bool:
+        return torch.randint(0, 2, shape, generator=generator).bool()
+    if not (dtype.is_floating_point or dtype.is_complex):
+        bounds = (0 if low is None else low, 10 if high is None else high)
+        return torch.randint(*bounds, shape, generator=generator).to(dtype)
+    if low is None and high is None:
+        return torch.randn(shape, dtype=dtype, generator=generator)
+    start, end = (0.0 if low is None else low, 1.0 if high is None else high)
+    return torch.rand(shape, dtype=dtype, generator=generator) * (end - start) + start
+
+
+def _blocks(dim: int, outer: Dim, size: int, batch: int) -> tuple[int, int]:
+    count = int(outer)
+    return count, size // (count * batch)
+
+
+def split(value: torch.Tensor, placement: Placement, counts: Sequence[int]) -> list[torch.Tensor]:
+    """Each rank's part of a global value."""
+    if isinstance(placement, Partial):
+        return _terms(value, len(counts))
+    if not isinstance(placement, Shard):
+        return [value.clone() for _ in counts]
+    d, batch = placement.dim, sum(counts)
+    outer, inner = _blocks(d, placement.outer, value.shape[d], batch)
+    before, after = value.shape[:d], value.shape[d + 1 :]
+    blocks = value.reshape(*before, outer, batch, inner, *after)
+    parts = torch.split_with_sizes_copy(blocks, list(counts), dim=d + 1)
+    return [
+        p.reshape(*before, outer * n * inner, *after).contiguous() for p, n in zip(parts, counts, strict=True)
+    ]
+
+
+def _terms(value: torch.Tensor, count: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(count)
+    low, high = (-5, 5) if value.dtype in (torch.int64, torch.int32) else (None, None)
+    shape, dtype = tuple(value.shape), value.dtype
+    terms = [random(shape, dtype, low, high, generator) for _ in range(count - 1)]
+    total = sum(terms[1:], terms[0]) if terms else torch.zeros_like(value)
+    return [*terms, value ^ (total % 2 == 1) if dtype == torch.bool else value - total]
+
+
+def assert_whole(
+    parts: Sequence[torch.Tensor],
+    placement: Placement,
+    expected: torch.Tensor,
+    counts: Sequence[int],
+    name: str,
+) -> None:
+    """That the ranks' parts are the global value under their placement."""
+    if isinstance(placement, Partial):
+        _assert_equal(torch.stack(list(parts)).sum(0, dtype=parts[0].dtype), expected, f"{name} (sum)")
+    elif isinstance(placement, Shard):
+        wanted = split(expected, placement, counts)
+        for rank, (part, want) in enumerate(zip(parts, wanted, strict=True)):
+            _assert_equal(part, want, f"{name} on rank {rank}")
+    else:
+        for rank, part in enumerate(parts):
+            _assert_equal(part, expected, f"{name} on rank {rank}")
+
+
+def _assert_equal(got: torch.Tensor, want: torch.Tensor, name: str) -> None:
+    torch.testing.assert_close(
+        got, want, rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True, msg=lambda text: f"{name}: {text}"
+    )
+
+
+def fit_type(results: Sequence[Any], batches: Sequence[int]) -> TensorType | None:
+    """The type of a result from its values at several batches; sizes are at most quadratic in `B`."""
+    if not isinstance(results[0], torch.Tensor):
+        return None
+    shapes = [tuple(r.shape) for r in results]
+    fitted = (_fit(sizes, tuple(batches)) for sizes in zip(*shapes, strict=True))
+    return TensorType(results[0].dtype, tuple(fitted))
+
+
+@cache
+def _fit(sizes: tuple[int, ...], batches: tuple[int, ...]) -> Dim:
+    if len(set(sizes)) == 1:
+        return sizes[0]
+    fitted = sympy.expand(sympy.interpolate(list(zip(batches, sizes, strict=True)), B))
+    assert sympy.degree(fitted, B) <= 2, f"{sizes} at batches {batches} is no size in B"
+    return fitted
