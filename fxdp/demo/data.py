@@ -1,0 +1,60 @@
+"""The text of Python's own language reference, in batches that every rank agrees on.
+
+With a global batch of five on two ranks:
+
+    global batch of step 3      row 0  row 1  row 2 | row 3  row 4
+    part of                     rank 0              | rank 1
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pydoc_data import topics
+
+import torch
+
+VOCABULARY = 256  # bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Sequences of bytes and, for each byte, the one that follows."""
+
+    tokens: torch.Tensor
+    targets: torch.Tensor
+
+    def to(self, device: torch.device) -> Batch:
+        """The same batch on another device."""
+        return Batch(self.tokens.to(device), self.targets.to(device))
+
+    def part(self, rank: int, ranks: int) -> Batch:
+        """The rows of one rank."""
+        rows = share(len(self.tokens), rank, ranks)
+        return Batch(self.tokens[rows], self.targets[rows])
+
+
+@dataclass(frozen=True, slots=True)
+class Corpus:
+    """A text as one long row of byte values."""
+
+    text: torch.Tensor
+
+    @classmethod
+    def from_standard_library(cls) -> Corpus:
+        """The help texts of `pydoc_data.topics`: about 450,000 bytes of English and Python."""
+        text = "\n".join(topics.topics[name] for name in sorted(topics.topics))
+        return cls(torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8).long())
+
+    def batch(self, step: int, size: int, length: int) -> Batch:
+        """The global batch of a step: `size` passages drawn from the step number alone."""
+        generator = torch.Generator().manual_seed(step)
+        starts = torch.randint(len(self.text) - length, (size,), generator=generator)
+        passages = self.text[starts[:, None] + torch.arange(length + 1)]
+        return Batch(passages[:, :-1].contiguous(), passages[:, 1:].contiguous())
+
+
+def share(rows: int, rank: int, ranks: int) -> slice:
+    """The contiguous rows of one rank; the first ranks have one more where it does not divide."""
+    whole, more = divmod(rows, ranks)
+    start = rank * whole + min(rank, more)
+    return slice(start, start + whole + (rank < more))

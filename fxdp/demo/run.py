@@ -1,0 +1,137 @@
+"""The demonstration: one device trains the whole batch, then all ranks train their parts of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import repeat
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from rich.console import Console
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+import fxdp
+from fxdp.demo.data import Batch, Corpus
+from fxdp.demo.launch import launch
+from fxdp.demo.options import DemoOptions
+from fxdp.demo.show import announce, count_ranks, progress, summarize
+from fxdp.demo.training import LENGTH, Curve, Step, call, make_model, train
+from fxdp.errors import MeshError
+from fxdp.settings import Settings
+
+if TYPE_CHECKING:
+    from fxdp.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where this process stands: its rank among all, and its device."""
+
+    rank: int
+    ranks: int
+    device: torch.device
+
+
+def run_demo(options: DemoOptions, command: Sequence[str]) -> int:
+    """Run on the launcher's ranks, or launch `command` once per rank; return the exit code."""
+    settings = Settings.from_environment()
+    ranks = _ranks(options, settings)
+    _check_device(options, settings.local_rank if settings.world_size else ranks - 1)
+    if settings.world_size is None and ranks > 1:
+        return launch(command, ranks)
+    local = settings.local_rank or 0
+    device = torch.device("cuda", local) if options.device == "cuda" else torch.device("cpu")
+    place = Place(settings.rank or 0, ranks, device)
+    with _mesh(place) as mesh:
+        return _run(options, place, mesh)
+
+
+def _ranks(options: DemoOptions, settings: Settings) -> int:
+    if settings.world_size is None:
+        return options.ranks or 2
+    if options.ranks not in (None, settings.world_size):
+        raise MeshError(
+            f"--mesh dp={options.ranks}: got {options.ranks} ranks, but the launcher started "
+            f"{settings.world_size}. Leave --mesh out, or give it the launcher's number."
+        )
+    return settings.world_size
+
+
+def _check_device(options: DemoOptions, local_rank: int | None) -> None:
+    if options.device != "cuda":
+        return
+    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    needed = (local_rank or 0) + 1
+    if found < needed:
+        raise MeshError(
+            f"--device cuda: got {found} GPUs, expected {needed}, one per rank. "
+            f"Use a mesh that fits, as in --mesh dp={max(found, 1)}, or --device cpu."
+        )
+
+
+@contextmanager
+def _mesh(place: Place) -> Iterator[DeviceMesh | None]:
+    """The mesh of all ranks, while it lasts; none is needed for one rank."""
+    kind = place.device.type
+    if kind == "cuda":
+        torch.cuda.set_device(place.device)
+    if place.ranks == 1:
+        yield None
+        return
+    dist.init_process_group("nccl" if kind == "cuda" else "gloo")
+    try:
+        yield init_device_mesh(kind, (place.ranks,), mesh_dim_names=("dp",))
+    finally:
+        dist.destroy_process_group()
+
+
+def _run(options: DemoOptions, place: Place, mesh: DeviceMesh | None) -> int:
+    console = Console(quiet=place.rank != 0)
+    announce(console, options, place.ranks)
+    reference = _one_device(console, options, place)
+    curve, plan = _all_ranks(console, options, place, mesh)
+    if reference is None:
+        return 0
+    return summarize(console, options, place.ranks, reference, curve, plan)
+
+
+def _one_device(console: Console, options: DemoOptions, place: Place) -> Curve | None:
+    """Train the plain model on rank 0; the others wait, step by step, so that none waits for long."""
+    steps: Iterator[Step | None] = repeat(None, options.steps)
+    if place.rank == 0:
+        model = make_model(options, place.device)
+        steps = train(partial(call, options, model), model.parameters(), _batches(options, place.device))
+    done: list[Step] = []
+    with progress(console, "one device", options) as show:
+        for step in steps:
+            if place.ranks > 1:
+                dist.barrier()
+            if step is not None:
+                done.append(step)
+                show(step)
+    return Curve(tuple(done)) if done else None
+
+
+def _all_ranks(
+    console: Console, options: DemoOptions, place: Place, mesh: DeviceMesh | None
+) -> tuple[Curve, Plan]:
+    """Train the compiled model on all ranks, each on its part of the same batches."""
+    model = make_model(options, place.device)
+    compiled = fxdp.compile(model, mesh, compute=options.compute)
+    batches = (batch.part(place.rank, place.ranks) for batch in _batches(options, place.device))
+    done: list[Step] = []
+    with progress(console, count_ranks(place.ranks), options, first="capture and compile") as show:
+        for step in train(partial(call, options, compiled), model.parameters(), batches):
+            done.append(step)
+            show(step)
+    return Curve(tuple(done)), compiled.plan
+
+
+def _batches(options: DemoOptions, device: torch.device) -> Iterator[Batch]:
+    corpus = Corpus.from_standard_library()
+    for step in range(options.steps):
+        yield corpus.batch(step, options.batch, LENGTH).to(device)

@@ -1,0 +1,108 @@
+"""What the user sees of the demonstration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from fxdp.demo.options import DemoOptions
+from fxdp.demo.training import LENGTH, Curve, Step, largest_difference
+from fxdp.report import can_draw, communication_table, draw_curves, format_seconds, timings_line
+
+if TYPE_CHECKING:
+    from fxdp.plan import Plan
+
+_NO_PICTURE = "no picture: matplotlib is not installed (pip install 'fxdp[demo]')"
+
+
+def count_ranks(ranks: int) -> str:
+    """`1 rank`, `2 ranks`."""
+    return "1 rank" if ranks == 1 else f"{ranks} ranks"
+
+
+def announce(console: Console, options: DemoOptions, ranks: int) -> None:
+    """Say what is about to happen."""
+    dtype = str(options.dtype).removeprefix("torch.")
+    console.print(
+        f"A GPT with 4 layers learns the text of pydoc_data.topics, {options.batch} passages of {LENGTH} "
+        f"bytes a step:\nfirst on one device, then with fxdp on {count_ranks(ranks)} "
+        f"({options.device}, {dtype}, {options.compute}).",
+        highlight=False,
+        soft_wrap=True,
+    )
+    if not can_draw():
+        console.print(_NO_PICTURE, style="yellow", markup=False)
+
+
+@contextmanager
+def progress(
+    console: Console, name: str, options: DemoOptions, first: str | None = None
+) -> Iterator[Callable[[Step], None]]:
+    """A bar with loss and tokens per second; call what it gives after each step."""
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[figures]}"),
+        TimeElapsedColumn(),
+        console=console,
+        disable=console.quiet,
+    )
+    title = f"{name:<12}"
+    with bar:
+        task = bar.add_task(f"{title} {first}" if first else title, total=options.steps, figures="")
+        tokens = options.batch * LENGTH
+
+        def show(step: Step) -> None:
+            figures = f"loss {step.loss:.4f}  {tokens / step.seconds:,.0f} tokens/s"
+            bar.update(task, advance=1, description=title, figures=figures)
+
+        yield show
+
+
+def summarize(
+    console: Console, options: DemoOptions, ranks: int, reference: Curve, curve: Curve, plan: Plan
+) -> int:
+    """Show both runs and the communication, draw the picture, and judge the difference."""
+    difference = largest_difference(curve, reference)
+    console.print(_losses(options, ranks, reference, curve))
+    console.print(communication_table(plan.communication))
+    first = format_seconds(curve.steps[0].seconds)
+    console.print(f"first step: {first} ({timings_line(plan.timings)})", highlight=False, soft_wrap=True)
+    if can_draw():
+        names = ("one device, whole batch", f"fxdp, {count_ranks(ranks)}, a part each")
+        title = "GPT on pydoc_data.topics"
+        draw_curves(
+            options.out, names, reference.losses, curve.losses, title, torch.finfo(options.dtype).eps / 4
+        )
+        console.print(f"loss curves: {options.out}", highlight=False, soft_wrap=True)
+    good = difference <= options.tolerance
+    verdict = "the same within rounding" if good else f"NOT the same: more than {options.tolerance:.0e}"
+    console.print(
+        f"largest difference of the losses in {options.steps} steps: {difference:.1e} relative, {verdict}",
+        style="green" if good else "bold red",
+        highlight=False,
+        soft_wrap=True,
+    )
+    return 0 if good else 1
+
+
+def _losses(options: DemoOptions, ranks: int, reference: Curve, curve: Curve) -> Table:
+    table = Table(title="losses", title_justify="left")
+    for column in ("step", "one device", count_ranks(ranks), "difference"):
+        table.add_column(column, justify="right")
+    last = len(curve.steps) - 1
+    for step in sorted({0, *range(9, last, max(10, last // 6 // 10 * 10)), last}):
+        loss, expected = curve.losses[step], reference.losses[step]
+        table.add_row(str(step + 1), f"{expected:.6f}", f"{loss:.6f}", f"{abs(loss - expected):.1e}")
+    tokens = options.batch * LENGTH
+    speeds = (f"{tokens / run.step_seconds:,.0f}" for run in (reference, curve))
+    table.add_section()
+    table.add_row("tokens/s", *speeds, f"{reference.step_seconds / curve.step_seconds:.2f}x")
+    return table

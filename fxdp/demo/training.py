@@ -1,0 +1,112 @@
+"""The plain training loop: the same lines train one device and all ranks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from statistics import median
+
+import torch
+from torch import nn
+
+from fxdp.demo.data import VOCABULARY, Batch
+from fxdp.demo.model import GPT, GPTConfig
+from fxdp.demo.options import DemoOptions
+from fxdp.errors import InputError
+
+LENGTH = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One finished step."""
+
+    loss: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """One finished run."""
+
+    steps: tuple[Step, ...]
+
+    @property
+    def losses(self) -> tuple[float, ...]:
+        """The loss of each step."""
+        return tuple(step.loss for step in self.steps)
+
+    @property
+    def step_seconds(self) -> float:
+        """The median step, the first left out where there are others: it may compile."""
+        return median(step.seconds for step in self.steps[1:] or self.steps)
+
+
+def largest_difference(curve: Curve, reference: Curve) -> float:
+    """The largest difference of two runs' losses, relative to the reference's."""
+    pairs = zip(curve.losses, reference.losses, strict=True)
+    return max(_relative(loss, expected) for loss, expected in pairs)
+
+
+def _relative(loss: float, expected: float) -> float:
+    difference = abs(loss - expected) / abs(expected)
+    return difference if difference == difference else float("inf")  # nan is no agreement
+
+
+def make_model(options: DemoOptions, device: torch.device) -> nn.Module:
+    """The model to train; every call makes the same parameters."""
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(VOCABULARY, LENGTH)) if options.model == "plain" else _transformers_gpt2()
+    return model.to(device, options.dtype)
+
+
+def _transformers_gpt2() -> nn.Module:
+    try:
+        from transformers import GPT2Config, GPT2LMHeadModel
+    except ImportError:
+        raise InputError(
+            "--model transformers: transformers is not installed. Install it (pip install transformers) "
+            "or leave --model out."
+        ) from None
+    size = GPTConfig(VOCABULARY, LENGTH)
+    config = GPT2Config(
+        vocab_size=size.vocabulary,
+        n_positions=size.length,
+        n_embd=size.width,
+        n_layer=size.layers,
+        n_head=size.heads,
+        resid_pdrop=0.0,  # one device draws other masks than several ranks
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        bos_token_id=0,
+        eos_token_id=0,
+        use_cache=False,
+    )
+    model: nn.Module = GPT2LMHeadModel(config)
+    return model
+
+
+def call(options: DemoOptions, model: Callable[..., object], batch: Batch) -> torch.Tensor:
+    """The loss of one batch; transformers shifts the targets by itself."""
+    if options.model == "plain":
+        loss = model(batch.tokens, batch.targets)
+    else:
+        loss = getattr(model(input_ids=batch.tokens, labels=batch.tokens), "loss", None)
+    assert isinstance(loss, torch.Tensor)
+    return loss
+
+
+def train(
+    loss_of: Callable[[Batch], torch.Tensor], parameters: Iterable[nn.Parameter], batches: Iterable[Batch]
+) -> Iterator[Step]:
+    """Train, yielding after each step."""
+    optimizer = torch.optim.AdamW(parameters, lr=1e-3)
+    for batch in batches:
+        start = time.perf_counter()
+        loss = loss_of(batch)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        optimizer.zero_grad()
+        value = loss.item()
+        yield Step(value, time.perf_counter() - start)

@@ -1,0 +1,14 @@
+"""What a person reads of a plan: tables as text, curves as pictures."""
+
+from fxdp.report.curves import can_draw, draw_curves
+from fxdp.report.text import CommunicationRow, communication_table, format_bytes, format_seconds, timings_line
+
+__all__ = [
+    "CommunicationRow",
+    "can_draw",
+    "communication_table",
+    "draw_curves",
+    "format_bytes",
+    "format_seconds",
+    "timings_line",
+]
