@@ -128,7 +128,7 @@ class Case:
         return list(dict.fromkeys(answers))
 
     def verify(self, alternative: Alternative) -> None:
-        """Run the alternative on virtual ranks; `WrongRuleError` tells where it differs from the global op."""
+        """Run the alternative on virtual ranks; `WrongRuleError` tells where it fails."""
         self._well_formed(alternative)
         for split in self.splits:
             for inputs in self._concrete_inputs(alternative):

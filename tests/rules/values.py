@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -86,9 +87,10 @@ def split(value: torch.Tensor, placement: Placement, counts: Sequence[int]) -> l
     outer, inner = _blocks(d, placement.outer, value.shape[d], batch)
     before, after = value.shape[:d], value.shape[d + 1 :]
     blocks = value.reshape(*before, outer, batch, inner, *after)
-    parts = torch.split_with_sizes_copy(blocks, list(counts), dim=d + 1)
+    offsets = itertools.accumulate(counts, initial=0)
     return [
-        p.reshape(*before, outer * n * inner, *after).contiguous() for p, n in zip(parts, counts, strict=True)
+        blocks.narrow(d + 1, start, n).reshape(*before, outer * n * inner, *after).clone()
+        for start, n in zip(offsets, counts, strict=False)
     ]
 
 
