@@ -81,14 +81,29 @@ def localized(op: Op, alternative: Alternative) -> tuple[tuple[Any, ...], dict[s
     Operands stay `Operand`s (or become `MinusOffset`), sizes stay ints or expressions in `B`, `b`.
     """
     replaced = _new_arguments(op, alternative)
+    rewrite = alternative.rewrite
+    if rewrite is not None and rewrite.target is not None:
+        return _for_target(op, rewrite.target, replaced), {}
     names = [argument.name for argument in op.target._schema.arguments]
     args = tuple(replaced.get(names[i], value) for i, value in enumerate(op.args))
     kwargs = {name: replaced.get(name, value) for name, value in op.kwargs}
-    rewrite = alternative.rewrite
+    if rewrite is not None:  # arguments that were left to their defaults
+        kwargs |= {n: v for n, v in rewrite.arguments if n not in names[: len(args)]}
     if rewrite is None or not rewrite.minus_offset:
         return args, kwargs
     shift = frozenset(rewrite.minus_offset)
     return _shifted(args, shift), {name: _shifted(value, shift) for name, value in kwargs.items()}
+
+
+def local_target(op: Op, alternative: Alternative) -> OpOverload:
+    """The op that a rank runs: the op itself, or the one its rewrite names."""
+    rewrite = alternative.rewrite
+    return op.target if rewrite is None or rewrite.target is None else rewrite.target
+
+
+def _for_target(op: Op, target: OpOverload, replaced: dict[str, Any]) -> tuple[Any, ...]:
+    names = [argument.name for argument in target._schema.arguments]
+    return tuple(replaced[name] if name in replaced else op.arg(name) for name in names)
 
 
 def _new_arguments(op: Op, alternative: Alternative) -> dict[str, Any]:
@@ -99,6 +114,7 @@ def _new_arguments(op: Op, alternative: Alternative) -> dict[str, Any]:
         replaced[size_argument] = local_shape(op.output, placement)
     for name in alternative.rewrite.local if alternative.rewrite else ():
         replaced[name] = _count_local(op.arg(name))
+    replaced.update(alternative.rewrite.arguments if alternative.rewrite else ())
     return replaced
 
 

@@ -60,10 +60,15 @@ class Rewrite:
     `local`: names of schema arguments whose sizes count the rank's own batch (slice bounds on the
     sharded dim, group_norm's N); every other number stays global.
     `minus_offset`: operands whose values are global row numbers and must count from the rank's first.
+    `arguments`: schema arguments with their new values, in `B`, `b` and `offset` (a diagonal's offset).
+    `target`: the op that runs instead, where the op itself cannot say it for 0 or 1 local samples
+    (`split` of an empty part, `squeeze` of a single sample); it has the op's tensor arguments.
     """
 
     local: tuple[str, ...] = ()
     minus_offset: tuple[int, ...] = ()
+    arguments: tuple[tuple[str, Any], ...] = ()
+    target: OpOverload | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +167,7 @@ class Registry:
 def _overloads(target: OpOverload | OpOverloadPacket) -> list[OpOverload]:
     if isinstance(target, OpOverload):
         return [target]
-    return [getattr(target, name) for name in target.overloads()]
+    return [getattr(target, name) for name in target.overloads()]  # type: ignore[no-untyped-call]
 
 
 registry = Registry()

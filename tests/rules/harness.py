@@ -29,7 +29,7 @@ from torch.utils import _pytree as pytree
 import fxdp.rules  # noqa: F401 - registers the rules
 from fxdp.annotations import TensorType
 from fxdp.placements import Dim, P, Placement, R, Replicate, Shard
-from fxdp.rules.arguments import MinusOffset, local_shape, localized
+from fxdp.rules.arguments import MinusOffset, local_shape, local_target, localized
 from fxdp.rules.registry import Alternative, Op, Operand, registry
 from fxdp.symbols import B, batch_factor
 from tests.rules import values
@@ -165,13 +165,13 @@ class Case:
         batch = sum(split)
         operands, expected = self._global(batch)
         parts = [values.split(v, p, split) for v, p in zip(operands, inputs, strict=True)]
-        template = localized(self.op(), alternative)
+        template, target = localized(self.op(), alternative), local_target(self.op(), alternative)
         results: list[tuple[Any, ...]] = []
         for rank, count in enumerate(split):
             sizes = (batch, count, sum(split[:rank]))
             mine = [p[rank] for p in parts]
             args, kwargs = pytree.tree_map(partial(_leaf, tensors=mine, sizes=sizes), template)
-            results.append(self._call(args, kwargs))
+            results.append(_call(target, args, kwargs))
             if self.law is not None:
                 self.law(args, kwargs, results[-1])
             self._compare_shapes(alternative, results[-1], sizes)
@@ -204,12 +204,7 @@ class Case:
         args, kwargs = pytree.tree_map_only(
             sympy.Expr, lambda e: values.evaluate(e, batch, batch, 0), (args, kwargs)
         )
-        return self._call(args, kwargs)
-
-    def _call(self, args: Any, kwargs: Any) -> tuple[Any, ...]:
-        # a functional op never writes to its operands, but a view shares their memory
-        result = self.target(*args, **kwargs)
-        return tuple(result) if isinstance(result, (tuple, list)) else (result,)
+        return _call(self.target, args, kwargs)
 
     def _fit_outputs(self) -> tuple[TensorType | None, ...]:
         runs = []
@@ -217,6 +212,11 @@ class Case:
             generator = torch.Generator().manual_seed(batch)
             runs.append(self._evaluate([t.make(batch, generator) for t in self.tensors], batch))
         return tuple(values.fit_type(results, PROBES) for results in zip(*runs, strict=True))
+
+
+def _call(target: OpOverload, args: Any, kwargs: Any) -> tuple[Any, ...]:
+    result = target(*args, **kwargs)
+    return tuple(result) if isinstance(result, (tuple, list)) else (result,)
 
 
 def _leaf(leaf: Any, tensors: Sequence[torch.Tensor], sizes: tuple[int, int, int]) -> Any:
