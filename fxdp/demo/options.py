@@ -31,12 +31,12 @@ class DemoOptions:
     def tolerance(self) -> float:
         """The largest relative difference of two losses that still counts as rounding.
 
-        AdamW divides by the size of the gradient, so rounding errors grow with the steps; a wrong
-        gradient shows as 1e-2 and more within ten steps. Transformers computes its loss in float32.
+        Rounding errors grow with the steps: in float32 to 4e-7 in 100. The mean of two unequal ranks'
+        means, the mildest mistake, shows as 1e-3. Transformers computes its loss in float32.
         """
         if self.dtype is torch.float64:
             return 1e-5 if self.model == "transformers" else 1e-9
-        return 1e-3
+        return 1e-4
 
 
 def add_demo_arguments(parser: argparse.ArgumentParser) -> None:
