@@ -1,0 +1,83 @@
+"""Fused scaled dot-product attention, forward and backward, for CPU and CUDA.
+
+Law: dim 0 of query, key and value counts samples, which attend only within themselves; so it splits, with
+the log-sum-exp and any mask or bias that has it. A mask of size 1 there is whole, and its gradient partial.
+Dropout inside the op (`dropout_p > 0`) draws the rank's own numbers from the seed state, which is whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fxdp.placements import Placement, R
+from fxdp.rules.labels import by_labels, trailing
+from fxdp.rules.registry import Alternative, Op, Operand, aten, rule
+
+_PER_SAMPLE = ("grad_out", "grad_out_", "query", "key", "value", "out", "logsumexp")
+_MASKS = ("attn_mask", "attn_bias")
+
+
+def _samples(ndim: int) -> str:
+    return trailing("n___", ndim) if ndim < 4 else "n" + "_" * (ndim - 1)
+
+
+def _inputs(op: Op) -> Iterator[tuple[Operand, str]]:
+    for argument in op.target._schema.arguments:
+        value = op.arg(argument.name)
+        if not isinstance(value, Operand):
+            continue
+        if argument.name in _PER_SAMPLE:
+            yield value, "n" + "_" * (value.ndim - 1)
+        elif argument.name in _MASKS:
+            yield value, _samples(value.ndim)
+
+
+@rule(
+    "attention",
+    aten._scaled_dot_product_flash_attention_for_cpu.default,
+    aten._scaled_dot_product_flash_attention.default,
+    aten._scaled_dot_product_efficient_attention.default,
+    aten._scaled_dot_product_cudnn_attention.default,
+    aten._scaled_dot_product_fused_attention_overrideable.default,
+)
+def attention(op: Op) -> Iterator[Alternative]:
+    """Output and log-sum-exp per sample; seeds and empty results whole."""
+    if op.operands[0].ndim != 4 or _returns_mask(op):
+        return
+    outputs: list[str | Placement] = [R for _ in op.outputs]
+    outputs[0] = "n___"
+    if op.outputs[1] is not None and len(op.outputs[1].shape) == 3:
+        outputs[1] = "n__"
+    yield from by_labels(op, _inputs(op), outputs, broadcast=True)
+
+
+def _returns_mask(op: Op) -> bool:
+    names = {argument.name for argument in op.target._schema.arguments}
+    return "return_debug_mask" in names and bool(op.arg("return_debug_mask"))
+
+
+@rule(
+    "attention",
+    aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
+    aten._scaled_dot_product_flash_attention_backward.default,
+    aten._scaled_dot_product_efficient_attention_backward.default,
+    aten._scaled_dot_product_cudnn_attention_backward.default,
+    aten._scaled_dot_product_fused_attention_overrideable_backward.default,
+)
+def attention_backward(op: Op) -> Iterator[Alternative]:
+    """Gradients per sample; that of a bias which all samples share is partial."""
+    if op.operands[0].ndim != 4:
+        return
+    outputs = [_samples(len(t.shape)) if t else "" for t in op.outputs]
+    yield from by_labels(op, _inputs(op), outputs, broadcast=True)
+
+
+@rule("attention", aten.scaled_dot_product_attention.default, aten._scaled_dot_product_attention_math.default)
+def composite_attention(op: Op) -> Iterator[Alternative]:
+    """Not yet decomposed: as above, for operands of one rank."""
+    query, key, value = op.operands[:3]
+    if not query.ndim == key.ndim == value.ndim >= 3:
+        return
+    samples = "n" + "_" * (query.ndim - 1)
+    inputs = [(o, trailing(samples, o.ndim)) for o in op.operands]
+    yield from by_labels(op, inputs, [samples for _ in op.outputs], broadcast=True)

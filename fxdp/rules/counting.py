@@ -1,0 +1,49 @@
+"""Counts and searches: histograms, buckets, membership.
+
+Laws: a histogram over given bounds counts every element apart, so counts of parts add up (bounds taken
+from the data do not). A search looks each value up in a whole sorted sequence, or row by row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fxdp.rules.labels import by_labels, leading, letters
+from fxdp.rules.registry import Alternative, Op, aten, rule
+
+
+@rule("counting", aten.histc.default)
+def histogram(op: Op) -> Iterator[Alternative]:
+    """With `min < max` the counts of any split add up."""
+    (x,) = op.operands
+    if op.arg("min") < op.arg("max"):
+        yield from by_labels(op, [(x, letters(x.ndim))], ["_"])
+
+
+@rule("counting", aten.bucketize.Tensor)
+def bucketize(op: Op) -> Iterator[Alternative]:
+    """Each value's bucket among whole boundaries."""
+    x = op.arg("self")
+    names = letters(x.ndim)
+    yield from by_labels(op, [(x, names)], [names])
+
+
+@rule("counting", aten.searchsorted.Tensor)
+def searchsorted(op: Op) -> Iterator[Alternative]:
+    """Each value's place in one whole sequence, or in its own row's."""
+    sequence, x = op.arg("sorted_sequence"), op.arg("self")
+    names = letters(x.ndim)
+    if sequence.ndim == 1:
+        yield from by_labels(op, [(x, names)], [names])
+        return
+    rows = leading(names[:-1], x.ndim)
+    inputs = [(sequence, rows), (op.arg("sorter"), rows), (x, names)]
+    yield from by_labels(op, inputs, [names])
+
+
+@rule("counting", aten.isin.Tensor_Tensor)
+def isin(op: Op) -> Iterator[Alternative]:
+    """Each element's membership in a whole set."""
+    x = op.arg("elements")
+    names = letters(x.ndim)
+    yield from by_labels(op, [(x, names)], [names])

@@ -1,0 +1,21 @@
+"""Fourier transforms.
+
+Law: a transform mixes only the dims it names; all others split. It is linear.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fxdp.rules.labels import by_labels, letters, linear
+from fxdp.rules.registry import Alternative, Op, aten, rule
+
+
+@rule("fourier", aten._fft_c2c.default, aten._fft_r2c.default, aten._fft_c2r.default)
+def transform(op: Op) -> Iterator[Alternative]:
+    """Real or complex transforms over `dim`."""
+    (x,) = op.operands
+    mixed = {d % x.ndim for d in op.arg("dim")}
+    names = "".join("_" if d in mixed else c for d, c in enumerate(letters(x.ndim)))
+    yield from by_labels(op, [(x, names)], [names])
+    yield from linear(op, [x])

@@ -1,0 +1,134 @@
+"""Ops described by labels on dims, as in einsum: one description serves forward and backward ops alike.
+
+A string per operand and per output names its dims, one letter each; `_` is a dim that must stay whole.
+The promise behind a letter `l`, which the family's docstring states for its ops: an output that has `l`
+depends, at index `i` of `l`, only on the operands' slices at `i`; an output that lacks `l` is the sum
+over `i` of such terms. Hence any split of `l` is exact: operands that have `l` are sharded on it, all
+others whole; outputs that have it are sharded, outputs that lack it are partial.
+
+    mm              mk, kn          -> mn         k contracted: P
+    convolution     n___, ____      -> n___
+    its backward    n___, n___, ____ -> n___, ____, _    gradients of weight and bias: P
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from string import ascii_letters
+from typing import TypeAlias
+
+from fxdp.annotations import TensorType
+from fxdp.placements import Dim, P, Placement, Shard
+from fxdp.rules.registry import Alternative, Op, Operand, Rewrite
+from fxdp.symbols import batch_factor
+
+Labelled: TypeAlias = Iterable[tuple[Operand | None, str]]
+_Places: TypeAlias = list[tuple[Operand, int]]
+
+
+def letters(count: int) -> str:
+    """The first `count` letters."""
+    return ascii_letters[:count]
+
+
+def leading(labels: str, ndim: int) -> str:
+    """`labels` on the first dims, the other dims whole."""
+    return labels + "_" * (ndim - len(labels))
+
+
+def trailing(labels: str, ndim: int) -> str:
+    """`labels` aligned at the last dim, as broadcasting aligns; cut or filled up with `_` in front."""
+    return "_" * (ndim - len(labels)) + labels[max(len(labels) - ndim, 0) :]
+
+
+def by_labels(
+    op: Op,
+    inputs: Labelled,
+    outputs: Sequence[str | Placement],
+    *,
+    broadcast: bool = False,
+    addends: Sequence[Operand] = (),
+    unread: Sequence[Operand | None] = (),
+    rewrite: Rewrite | None = None,
+) -> Iterator[Alternative]:
+    """One alternative per label of batch size and factorisation `outer` that an operand has.
+
+    Operands that are not named are whole. All dims of one label must have one size; with `broadcast` a
+    dim of size 1 is whole too. An addend enters the outputs once, so it is partial where they are.
+    Values of `unread` operands do not matter. An output may have a fixed placement instead of labels.
+    """
+    places: dict[str, _Places] = {}
+    for operand, labels in inputs:
+        if operand is not None:
+            for dim, label in enumerate(labels):
+                if label != "_":
+                    places.setdefault(label, []).append((operand, dim))
+    ignored: dict[int, Placement | None] = {o.index: None for o in unread if o is not None}
+    for label, found in places.items():
+        size = _common_size(found, broadcast)
+        if size is None:
+            continue
+        for outer in _outers(found):
+            results = _results(op.outputs, outputs, label, size, outer)
+            if results is None:
+                continue
+            chosen = dict(ignored)
+            if P in results:
+                chosen.update((o.index, P) for o in addends)
+            chosen.update((o.index, Shard(d, outer)) for o, d in found if o.shape[d] == size)
+            yield op.alternative(chosen, results, rewrite)
+
+
+def linear(op: Op, *groups: Sequence[Operand | None]) -> Iterator[Alternative]:
+    """`P` in, `P` out: the outputs are linear in each group of operands taken together.
+
+    A group that holds no partial value is left out: making one from a whole value gains nothing.
+    """
+    for group in groups:
+        operands = [o for o in group if o is not None]
+        if any(P in o.placements for o in operands):
+            yield op.alternative({o.index: P for o in operands}, P)
+
+
+def _common_size(places: _Places, broadcast: bool) -> Dim | None:
+    """The size, a multiple of the batch, that all dims of a label have."""
+    sizes = {o.shape[d] for o, d in places}
+    if broadcast:
+        sizes.discard(1)
+    if len(sizes) != 1:
+        return None
+    size = sizes.pop()
+    return size if batch_factor(size) is not None else None
+
+
+def _outers(places: _Places) -> dict[Dim, None]:
+    found: dict[Dim, None] = {1: None}
+    for operand, dim in places:
+        for shard in operand.shards:
+            if shard.dim == dim:
+                found[shard.outer] = None
+    return found
+
+
+def _results(
+    types: Sequence[TensorType | None],
+    outputs: Sequence[str | Placement],
+    label: str,
+    size: Dim,
+    outer: Dim,
+) -> tuple[Placement | None, ...] | None:
+    results: list[Placement | None] = []
+    for type_, labels in zip(types, outputs, strict=True):
+        if type_ is None:
+            results.append(None)
+        elif not isinstance(labels, str):
+            results.append(labels)
+        else:
+            dim = labels.find(label)
+            if dim < 0 or type_.shape[dim] == 1:  # summed, with or without the dim kept
+                results.append(P)
+            elif type_.shape[dim] == size:
+                results.append(Shard(dim, outer))
+            else:
+                return None
+    return tuple(results)

@@ -1,0 +1,91 @@
+"""Normalization within a sample, and BatchNorm by given statistics.
+
+Laws: LayerNorm and RMSNorm treat every index of the dims before the normalized ones apart, GroupNorm
+every sample; BatchNorm with running statistics treats every element of a channel apart. Statistics that
+an op returns have the samples' placement; the gradients of weight and bias sum over samples. BatchNorm
+that computes statistics couples samples and has no rule: capture decomposes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fxdp.placements import R
+from fxdp.rules.labels import by_labels, leading, letters
+from fxdp.rules.registry import Alternative, Op, Rewrite, aten, rule
+
+
+@rule("normalization", aten.native_layer_norm.default, aten._fused_rms_norm.default)
+def layer_norm(op: Op) -> Iterator[Alternative]:
+    """The dims before the normalized ones split: output, mean and rstd alike."""
+    x = op.arg("input")
+    lead = letters(x.ndim - len(op.arg("normalized_shape")))
+    outputs = [leading(lead, len(t.shape)) if t else "" for t in op.outputs]
+    yield from by_labels(op, [(x, leading(lead, x.ndim))], outputs)
+
+
+@rule("normalization", aten.native_layer_norm_backward.default, aten._fused_rms_norm_backward.default)
+def layer_norm_backward(op: Op) -> Iterator[Alternative]:
+    """The input's gradient is sharded, those of weight and bias are partial."""
+    x = op.arg("input")
+    lead = letters(x.ndim - len(op.arg("normalized_shape")))
+    read = [op.arg("grad_out"), x, op.arg("rstd")]
+    if op.target is aten.native_layer_norm_backward.default:
+        read.append(op.arg("mean"))
+    inputs = [(o, leading(lead, o.ndim)) for o in read]
+    weights = ["_" * len(t.shape) if t else "" for t in op.outputs[1:]]
+    yield from by_labels(op, inputs, [leading(lead, x.ndim), *weights])
+
+
+@rule("normalization", aten.native_group_norm.default)
+def group_norm(op: Op) -> Iterator[Alternative]:
+    """Samples split; the argument `N` counts the rank's own."""
+    x = op.arg("input")
+    samples = leading("n", x.ndim)
+    yield from by_labels(op, [(x, samples)], [samples, "n_", "n_"], rewrite=Rewrite(local=("N",)))
+
+
+@rule("normalization", aten.native_group_norm_backward.default)
+def group_norm_backward(op: Op) -> Iterator[Alternative]:
+    """The input's gradient is sharded, those of weight and bias are partial."""
+    x = op.arg("input")
+    samples = leading("n", x.ndim)
+    inputs = [(op.arg("grad_out"), samples), (x, samples), (op.arg("mean"), "n_"), (op.arg("rstd"), "n_")]
+    yield from by_labels(op, inputs, [samples, "_", "_"], rewrite=Rewrite(local=("N",)))
+
+
+def _all_but_channels(ndim: int) -> str:
+    names = letters(ndim)
+    return names[:1] + "_" + names[2:]
+
+
+@rule(
+    "normalization",
+    aten._native_batch_norm_legit_no_training.default, aten._batch_norm_no_update.default,
+    aten.native_batch_norm.default, aten._native_batch_norm_legit.default,
+    aten._native_batch_norm_legit_functional.default, aten.cudnn_batch_norm.default,
+    aten.miopen_batch_norm.default,
+)  # fmt: skip
+def batch_norm_by_running_statistics(op: Op) -> Iterator[Alternative]:
+    """In evaluation all dims but the channels split; the other results are empty or the statistics."""
+    x = op.operands[0]
+    if _argument(op, "training", default=False) or x.ndim < 2:
+        return
+    names = _all_but_channels(x.ndim)
+    yield from by_labels(op, [(x, names)], [names, *(R for _ in op.outputs[1:])])
+
+
+@rule("normalization", aten.native_batch_norm_backward.default)
+def batch_norm_backward_by_running_statistics(op: Op) -> Iterator[Alternative]:
+    """In evaluation the statistics are constants: as an affine map per channel."""
+    grad, x = op.operands[:2]
+    if op.arg("train") or x.ndim < 2:
+        return
+    names = _all_but_channels(x.ndim)
+    unread = [op.arg("save_mean"), op.arg("save_invstd")]
+    yield from by_labels(op, [(grad, names), (x, names)], [names, "_", "_"], unread=unread)
+
+
+def _argument(op: Op, name: str, *, default: bool) -> bool:
+    has = any(argument.name == name for argument in op.target._schema.arguments)
+    return bool(op.arg(name)) if has else default
