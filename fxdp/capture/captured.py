@@ -1,0 +1,62 @@
+"""What capture hands on: the joint graph and how its results become the model's own output."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import sympy
+import torch
+from torch import fx
+from torch.utils._pytree import TreeSpec
+
+from fxdp.annotations import Site
+
+
+@dataclass(frozen=True, slots=True)
+class OutputLeaf:
+    """A leaf of the model's output that is tensor output `index` of the program."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class SizeLeaf:
+    """A leaf of the model's output that is a host number computed from sizes, as `x.shape[0]`."""
+
+    expr: sympy.Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """What the model's Python code asked of the sizes and the program therefore relies on."""
+
+    expr: sympy.Basic
+    site: Site
+
+    def holds(self, sizes: dict[sympy.Symbol, int]) -> bool:
+        """Whether it holds at these sizes; unknown symbols count as fulfilled."""
+        value = self.expr.xreplace({symbol: sympy.Integer(size) for symbol, size in sizes.items()})
+        return value != sympy.false
+
+
+@dataclass(frozen=True)
+class Captured:
+    """One flat joint graph in global shapes, and the way back to the model's inputs and outputs."""
+
+    gm: fx.GraphModule
+    leaves: tuple[Any, ...]
+    """One per leaf of the model's output: `OutputLeaf`, `SizeLeaf`, or the plain Python value."""
+    out_spec: TreeSpec
+    detached: tuple[int, ...] = ()
+    """Outputs that got no tangent although they depend on parameters."""
+    symbols: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Where the value of a further dynamic size (`s0`, ...) is read: input index, dim."""
+    batch: tuple[int | None, ...] = ()
+    """The batch dim of each tensor input."""
+    constants: dict[str, torch.Tensor] = field(default_factory=dict)
+    """The tensors of the `Constant` slots."""
+    conditions: tuple[Condition, ...] = ()
+    """Conditions on the sizes that do not hold for every batch of at least 2."""
+    static: bool = False
+    """Whether the model fixed its batch size and the graph was fitted from several static traces."""

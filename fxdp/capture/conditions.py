@@ -1,0 +1,53 @@
+"""What the user's Python code asked of the sizes while it was traced (`if x.shape[0] > 4`)."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import sympy
+
+from fxdp.annotations import Site
+from fxdp.capture.captured import Condition
+from fxdp.capture.sites import site_of_trace
+from fxdp.capture.sizes import Sizes
+
+_BATCHES = (2, 3, 4, 5, 6, 8, 9, 12, 15, 16, 25, 31, 64, 100, 1000)
+_OTHERS = (2, 3, 5, 8, 17, 100)
+
+
+def find_conditions(shape_env: Any, sizes: Sizes) -> tuple[Condition, ...]:
+    """The guards of a trace that do not hold for all sizes of at least 2."""
+    found: dict[sympy.Basic, Condition] = {}
+    for guard in getattr(shape_env, "guards", ()):
+        raw = shape_env.replace(guard.expr)
+        if sizes.knows(raw) and (expr := sizes.expr(raw)) not in found and not _always(expr):
+            found[expr] = Condition(expr, _site(guard))
+    return tuple(found.values())
+
+
+def _always(expr: sympy.Basic) -> bool:
+    """Whether a condition holds at all sample sizes."""
+    symbols = sorted(expr.free_symbols, key=str)
+    if not symbols:
+        return expr != sympy.false
+    if len(symbols) > 2:
+        return False
+    grids = [_BATCHES if str(symbol) == "B" else _OTHERS for symbol in symbols]
+    return all(_holds(expr, dict(zip(symbols, values, strict=True))) for values in product(*grids))
+
+
+def _holds(expr: sympy.Basic, values: dict[Any, int]) -> bool:
+    return bool(expr.xreplace({symbol: sympy.Integer(value) for symbol, value in values.items()}) == sympy.true)
+
+
+def _site(guard: Any) -> Site:
+    """The user's line that asked."""
+    stack = getattr(getattr(guard, "sloc", None), "stack", None) or getattr(guard, "stack", None)
+    user = getattr(getattr(guard, "sloc", None), "user_stack", None)
+    for frames in (user, stack):
+        text = "".join(frames.format()) if hasattr(frames, "format") else ""
+        site = site_of_trace(text)
+        if site.file:
+            return site
+    return Site()

@@ -1,0 +1,74 @@
+"""Errors of torch's tracing in the user's words: the line, what was got, and what to do."""
+
+from __future__ import annotations
+
+from fxdp import torch_compat
+from fxdp.annotations import Site
+from fxdp.capture.sites import site_of_exception
+from fxdp.errors import CaptureError
+
+_DATA_DEPENDENT = (torch_compat.GuardOnDataDependentSymNode, torch_compat.DataDependentOutputException)
+_MARKS = ("data-dependent", "Could not guard on", "Could not extract specialized integer")
+
+_REMEDY_DATA = (
+    "The Python code asks for the value of a tensor, which is not known while the model is captured. "
+    "Use torch.where for a choice per element, torch.cond for a branch, keep the value in a tensor instead of "
+    ".item(), int() or float(), or move this code out of the model"
+)
+_REMEDY_BATCH = (
+    "Write it with tensor operations over the batch dim (for instance torch.arange(x.shape[0]) instead of "
+    "range, x.shape[0] instead of int(...), or a mask instead of an if)"
+)
+
+
+def chain(error: BaseException) -> list[BaseException]:
+    """An exception and what led to it."""
+    found: list[BaseException] = []
+    seen: BaseException | None = error
+    while seen is not None and seen not in found:
+        found.append(seen)
+        seen = seen.__cause__ or seen.__context__
+    return found
+
+
+def is_data_dependent(error: BaseException) -> bool:
+    """Whether the user's code asked for the value of a tensor."""
+    return any(
+        isinstance(link, _DATA_DEPENDENT) or any(mark in str(link)[:400] for mark in _MARKS) for link in chain(error)
+    )
+
+
+def capture_error(error: BaseException, mismatch: str = "") -> CaptureError:
+    """The error to raise: where it happened, what torch said in one line, and the remedy."""
+    site = site_of_exception(error)
+    if is_data_dependent(error):
+        return CaptureError(f"{_at(site)}: data-dependent control flow. {_REMEDY_DATA}.\ntorch: {_first_line(error)}")
+    if _is_autograd_inside(error):
+        return CaptureError(
+            f"{_at(site)}: torch.autograd.grad or backward inside the captured code is not supported. "
+            f"Compute the gradient penalty outside of the model.\ntorch: {_first_line(error)}"
+        )
+    if mismatch:
+        return CaptureError(
+            f"the model treats its batch size as a Python constant, and its graph could not be fitted from "
+            f"several batch sizes: {mismatch}. {_REMEDY_BATCH}.\ntorch: {_first_line(error)}"
+        )
+    return CaptureError(
+        f"{_at(site)}: the model could not be captured: {type(error).__name__}: {_first_line(error)}. "
+        "If the model runs eagerly with these inputs, rewrite this line with tensor operations that "
+        "torch.export supports"
+    )
+
+
+def _is_autograd_inside(error: BaseException) -> bool:
+    text = " ".join(str(link) for link in chain(error))
+    return "does not require grad and does not have a grad_fn" in text or "torch.autograd.grad" in text
+
+
+def _at(site: Site) -> str:
+    return f"at {site}" if site.file else "in the model"
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0][:300] if lines else type(error).__name__

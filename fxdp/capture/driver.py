@@ -1,0 +1,133 @@
+"""`capture`: symbolic first; where the model fixes its batch size, fitted from several static traces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from fxdp import torch_compat
+from fxdp.annotations import note
+from fxdp.capture.batch_dims import batch_size, resolve_batch_dims
+from fxdp.capture.captured import Captured, OutputLeaf, SizeLeaf
+from fxdp.capture.conditions import find_conditions
+from fxdp.capture.convert import convert
+from fxdp.capture.diagnose import capture_error, is_data_dependent
+from fxdp.capture.examples import batch_hint, make_examples
+from fxdp.capture.joint import trace
+from fxdp.capture.patches import capture_patches
+from fxdp.capture.program import Inputs, Program, flatten_inputs
+from fxdp.capture.sizes import Sizes
+from fxdp.capture.static import StaticMismatchError, capture_static
+from fxdp.errors import CaptureError, InputError
+
+
+def capture(
+    module: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    batch_dims: Any = None,
+    loss_fn: Callable[..., Any] | None = None,
+    dynamic: bool = False,
+    differentiable: str = "loss",
+    couple: bool = True,
+) -> Captured:
+    """Capture `module(*args, **kwargs)` and its backward as one graph in global shapes.
+
+    batch_dims      pytree prefix over `(args, kwargs)` of int or None; default: dim 0 of every tensor
+    loss_fn         the program becomes `loss_fn(module(*args, **kwargs), target)`; `target` is a keyword
+    dynamic         make all sizes of the inputs symbolic, not only the batch
+    differentiable  "loss": only scalar outputs get a tangent, where there are any; "all": every output
+    couple          spell out ops that couple samples as sums and counts; False keeps eager's own ops
+
+    Under `torch.no_grad()` the graph is the forward alone.
+    """
+    _check_request(module, kwargs, loss_fn, differentiable)
+    inputs = flatten_inputs(module, args, kwargs)
+    batch = tuple(resolve_batch_dims(args, kwargs, batch_dims))
+    batch_size(inputs.tensors, batch, inputs.paths)
+    options = {"dynamic": dynamic, "differentiable": differentiable, "couple": couple}
+    with capture_patches(module, loss_fn):
+        program = Program(module, inputs, loss_fn)
+        try:
+            return _capture_symbolic(program, module, inputs, batch, options)
+        except (CaptureError, InputError):
+            raise
+        except Exception as error:
+            if is_data_dependent(error):
+                raise capture_error(error) from error
+            return _fall_back(error, program, module, inputs, batch, options)
+
+
+def _capture_symbolic(
+    program: Program, module: nn.Module, inputs: Inputs, batch: tuple[int | None, ...], options: dict[str, Any]
+) -> Captured:
+    """One trace with a symbolic batch."""
+    examples = make_examples(inputs.tensors, batch, batch_hint(inputs.tensors, batch))
+    raw = trace(program, examples, batch, symbolic=True, **options)
+    sizes = Sizes(raw.fakes, batch)
+    converted = convert(raw, module, inputs, sizes)
+    assert raw.record.spec is not None
+    return Captured(
+        gm=converted.gm,
+        leaves=tuple(_leaf(leaf, sizes) for leaf in raw.record.leaves),
+        out_spec=raw.record.spec,
+        detached=raw.detached,
+        symbols=sizes.symbols,
+        batch=batch,
+        constants=converted.constants,
+        conditions=find_conditions(raw.shape_env, sizes),
+    )
+
+
+def _fall_back(
+    error: Exception,
+    program: Program,
+    module: nn.Module,
+    inputs: Inputs,
+    batch: tuple[int | None, ...],
+    options: dict[str, Any],
+) -> Captured:
+    """Fit the graph from static traces; if these fail too, report what is nearest to the user's code."""
+    try:
+        return capture_static(program, module, inputs, batch, options)
+    except (CaptureError, InputError):
+        raise
+    except StaticMismatchError as mismatch:
+        raise capture_error(error, str(mismatch)) from error
+    except Exception as second:
+        raise capture_error(second) from second
+
+
+def _leaf(leaf: Any, sizes: Sizes) -> Any:
+    """A leaf of the output; sizes that the model returns become expressions, read values are refused."""
+    if not isinstance(leaf, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return leaf
+    expr = sizes.expr(leaf)
+    if any(str(symbol).startswith("u") for symbol in expr.free_symbols):
+        raise CaptureError(
+            "the model returns a Python number read from a tensor (.item(), int() or float()), which no graph "
+            "can hold. Return the tensor itself, and read it outside of the model"
+        )
+    return SizeLeaf(expr)
+
+
+def _check_request(
+    module: nn.Module, kwargs: dict[str, Any], loss_fn: Callable[..., Any] | None, differentiable: str
+) -> None:
+    """Refuse requests that cannot be meant."""
+    if differentiable not in ("loss", "all"):
+        raise InputError(f'differentiable must be "loss" or "all", got {differentiable!r}')
+    if loss_fn is not None and "target" not in kwargs:
+        raise InputError("with loss_fn= the call needs the keyword argument target=, the loss's second argument")
+    if isinstance(loss_fn, nn.Module):
+        own = {id(parameter) for parameter in module.parameters()}
+        loose = [name for name, p in loss_fn.named_parameters() if p.requires_grad and id(p) not in own]
+        if loose:
+            raise CaptureError(
+                f"loss_fn has trainable parameters of its own ({', '.join(loose)}), which the module's state "
+                "does not hold. Make the loss a part of the module and let the module return it"
+            )

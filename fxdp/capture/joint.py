@@ -1,0 +1,125 @@
+"""Exporting a program and taking the joint forward and backward graph of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import sympy
+import torch
+from torch import fx, nn
+
+from fxdp import torch_compat
+from fxdp.capture.couplings import Batch, coupling_table
+from fxdp.capture.program import OutputRecord, Program
+
+BatchDims: TypeAlias = Sequence["int | None"]
+
+
+class BatchSpecializedError(Exception):
+    """The traced code fixed the batch size to the example's."""
+
+
+@dataclass(frozen=True)
+class RawJoint:
+    """The joint graph as torch gives it, and what is needed to read it."""
+
+    gm: fx.GraphModule
+    fakes: tuple[Any, ...]
+    """The fake inputs; their sizes are the symbols of the graph."""
+    record: OutputRecord
+    detached: tuple[int, ...]
+    cloned: frozenset[int]
+    """Outputs that were cloned so that torch does not treat them as aliases."""
+    shape_env: torch_compat.ShapeEnv | None
+
+
+class _Differentiated(nn.Module):
+    """Runs an exported program; keeps tangents to the outputs that are to have one."""
+
+    def __init__(self, exported: fx.GraphModule, differentiable: str) -> None:
+        super().__init__()
+        self.exported = exported
+        self.differentiable = differentiable
+        self.detached: tuple[int, ...] = ()
+        self.cloned: frozenset[int] = frozenset()
+
+    def forward(self, *tensors: Any) -> tuple[Any, ...]:
+        """The outputs: those without a tangent detached, those that alias something cloned."""
+        outputs = list(torch_compat.replay(self.exported, *tensors))
+        wanted = [_is_loss(output) for output in outputs]
+        if self.differentiable == "all" or not any(wanted):
+            wanted = [output.requires_grad for output in outputs]
+        self.detached = tuple(i for i, o in enumerate(outputs) if o.requires_grad and not wanted[i])
+        outputs = [o.detach() if i in self.detached else o for i, o in enumerate(outputs)]
+        seen = {id(tensor) for tensor in tensors}
+        cloned = set()
+        for index, output in enumerate(outputs):
+            if output.requires_grad and (output._base is not None or output.is_leaf or id(output) in seen):
+                outputs[index] = output.clone()
+                cloned.add(index)
+            seen.add(id(output))
+        self.cloned = frozenset(cloned)
+        return tuple(outputs)
+
+
+def _is_loss(output: torch.Tensor) -> bool:
+    return output.requires_grad and output.dim() == 0 and output.is_floating_point()
+
+
+def trace(
+    program: Program,
+    examples: tuple[torch.Tensor, ...],
+    batch: BatchDims,
+    *,
+    dynamic: bool,
+    symbolic: bool,
+    differentiable: str,
+    couple: bool,
+) -> RawJoint:
+    """Export the program and its backward; with `symbolic` the batch dims (or all dims) are symbols."""
+    exported = torch.export.export(
+        program,
+        examples,
+        dynamic_shapes=(_dynamic_shapes(examples, batch, dynamic),) if symbolic else None,
+        strict=False,
+    )
+    module = torch_compat.exported_module(exported)
+    fakes = tuple(node.meta["val"] for node in module.graph.nodes if node.op == "placeholder")
+    fake_mode = next((fake.fake_mode for fake in fakes), None)
+    wrapper = _Differentiated(module, differentiable)
+    symbols = batch_symbols(fakes, batch) if symbolic else None
+    table = coupling_table(Batch(symbols)) if couple else {}
+    gm = torch_compat.joint_graph(wrapper, fakes, fake_mode, table)
+    shape_env = fake_mode.shape_env if fake_mode is not None else None
+    if symbolic:
+        batch_symbols(fakes, batch)
+    return RawJoint(gm, fakes, program.record, wrapper.detached, wrapper.cloned, shape_env)
+
+
+def batch_symbols(fakes: Sequence[Any], batch: BatchDims) -> frozenset[sympy.Symbol]:
+    """The symbols in the batch dims; raises where tracing replaced one by a number."""
+    found: set[sympy.Symbol] = set()
+    for fake, dim in zip(fakes, batch, strict=True):
+        if dim is None:
+            continue
+        size = fake.shape[dim]
+        symbols = set() if isinstance(size, int) else size.node.expr.free_symbols
+        if not symbols:
+            raise BatchSpecializedError(f"the batch size became the constant {size}")
+        found |= symbols
+    return frozenset(found)
+
+
+def _dynamic_shapes(examples: Sequence[torch.Tensor], batch: BatchDims, dynamic: bool) -> tuple[Any, ...]:
+    """Per input, which dims export makes symbolic: the batch must stay so, others may."""
+    auto, required = torch.export.Dim.AUTO, torch.export.Dim.DYNAMIC
+    return tuple(
+        {
+            dim: required if dim == batch[i] else auto
+            for dim, size in enumerate(example.shape)
+            if dim == batch[i] or (dynamic and size > 1)
+        }
+        for i, example in enumerate(examples)
+    )

@@ -1,0 +1,128 @@
+"""What capture changes in Python while the user's code runs, and puts back afterwards.
+
+`len(tensor)` must be an int, which would fix the batch size; BatchNorm with `momentum=None` reads its
+counter into Python; SyncBatchNorm would communicate while it is traced. Capture sees the global batch,
+so plain BatchNorm *is* the synchronised one.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812 - torch's own name
+from torch.nn.modules.batchnorm import _BatchNorm
+
+_LIBRARIES = frozenset({"builtins", "fxdp", "numpy", "sympy", "torch", "mpmath", "networkx"})
+
+
+@contextlib.contextmanager
+def capture_patches(module: nn.Module, loss_fn: Callable[..., Any] | None) -> Iterator[None]:
+    """Everything that is different while a model is captured; leaves no trace."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_quiet())
+        stack.enter_context(_kept_random_state())
+        stack.enter_context(_symbolic_len(module, loss_fn))
+        stack.enter_context(_batch_norm_forward())
+        if torch.is_inference_mode_enabled():
+            stack.enter_context(torch.inference_mode(False))
+            stack.enter_context(torch.no_grad())
+        yield
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep torch's own warnings about tracing to ourselves; the caller may treat them as errors."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+@contextlib.contextmanager
+def _kept_random_state() -> Iterator[None]:
+    """Tracing draws no number that the user could miss later."""
+    cpu = torch.get_rng_state()
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+    try:
+        yield
+    finally:
+        torch.set_rng_state(cpu)
+        if cuda is not None:
+            torch.cuda.set_rng_state_all(cuda)
+
+
+def _len(value: Any) -> Any:
+    """`len` that gives a tensor's size as what it is, symbolic while it is traced."""
+    if isinstance(value, torch.Tensor) and value.dim() > 0:
+        return value.shape[0]
+    return builtins.len(value)
+
+
+@contextlib.contextmanager
+def _symbolic_len(module: nn.Module, loss_fn: Callable[..., Any] | None) -> Iterator[None]:
+    """Shadow the builtin `len` in the user's modules (not in libraries, which need real ints)."""
+    patched = [names for names in _user_globals(module, loss_fn) if "len" not in names]
+    for names in patched:
+        names["len"] = _len
+    try:
+        yield
+    finally:
+        for names in patched:
+            names.pop("len", None)
+
+
+def _user_globals(module: nn.Module, loss_fn: Callable[..., Any] | None) -> list[dict[str, Any]]:
+    """The global names of all loaded modules that may hold code of the model."""
+    found: dict[int, dict[str, Any]] = {}
+    for name, loaded in list(sys.modules.items()):
+        root = name.partition(".")[0]
+        if root not in _LIBRARIES and root not in sys.stdlib_module_names:
+            names = getattr(loaded, "__dict__", {})
+            found[id(names)] = names
+    functions = [loss_fn, *(type(child).forward for child in module.modules())]
+    for function in functions:
+        names = getattr(function, "__globals__", {})
+        if str(names.get("__name__", "")).partition(".")[0] not in _LIBRARIES:
+            found[id(names)] = names
+    return [names for names in found.values() if names.get("__name__") and isinstance(names, dict)]
+
+
+@contextlib.contextmanager
+def _batch_norm_forward() -> Iterator[None]:
+    """Let BatchNorm's cumulative average be a tensor computation, and SyncBatchNorm be BatchNorm."""
+    plain, synchronised = _BatchNorm.forward, nn.SyncBatchNorm.forward
+
+    def forward(self: _BatchNorm, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - torch's name
+        cumulative = self.momentum is None and self.training and self.track_running_stats
+        if cumulative and self.running_mean is not None and self.running_var is not None:
+            self._check_input_dim(input)
+            return _cumulative_batch_norm(self, input)
+        return plain(self, input)
+
+    _BatchNorm.forward = forward  # type: ignore[method-assign]
+    nn.SyncBatchNorm.forward = forward  # type: ignore[assignment,method-assign]
+    try:
+        yield
+    finally:
+        _BatchNorm.forward = plain  # type: ignore[method-assign]
+        nn.SyncBatchNorm.forward = synchronised  # type: ignore[method-assign]
+
+
+def _cumulative_batch_norm(self: _BatchNorm, input: torch.Tensor) -> torch.Tensor:  # noqa: A002
+    """BatchNorm whose running statistics are the plain average over all batches so far."""
+    assert self.running_mean is not None
+    assert self.running_var is not None
+    mean, var = torch.zeros_like(self.running_mean), torch.zeros_like(self.running_var)
+    result = F.batch_norm(input, mean, var, self.weight, self.bias, True, 1.0, self.eps)
+    if self.num_batches_tracked is not None:
+        self.num_batches_tracked.add_(1)
+        factor = 1.0 / self.num_batches_tracked.to(torch.float64)
+        for running, new in ((self.running_mean, mean), (self.running_var, var)):
+            running.copy_(running * (1 - factor).to(running.dtype) + new * factor.to(running.dtype))
+    return result

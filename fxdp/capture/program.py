@@ -1,0 +1,173 @@
+"""The module that is exported: flat tensors in, flat tensors out, the user's structure kept aside."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from fxdp.capture.captured import OutputLeaf
+from fxdp.errors import CaptureError
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The leaves of `(args, kwargs)`: tensors by index, everything else a constant of the program."""
+
+    leaves: tuple[Any, ...]
+    spec: pytree.TreeSpec
+    tensors: tuple[torch.Tensor, ...]
+    paths: tuple[str, ...]
+    """One readable path per tensor: `x`, `batch['image']`."""
+
+    def rebuild(self, tensors: Iterable[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """`(args, kwargs)` with these tensors in place of the given ones."""
+        rest = iter(tensors)
+        leaves = [next(rest) if isinstance(leaf, torch.Tensor) else leaf for leaf in self.leaves]
+        args, kwargs = pytree.tree_unflatten(leaves, self.spec)
+        return args, kwargs
+
+
+@dataclass
+class OutputRecord:
+    """What one run of the program left aside: the output's structure and its leaves."""
+
+    leaves: tuple[Any, ...] = ()
+    spec: pytree.TreeSpec | None = None
+    tensors: int = 0
+
+
+@dataclass
+class _Cell:
+    """Holds the record outside of the module's attributes, which export watches."""
+
+    record: OutputRecord = field(default_factory=OutputRecord)
+
+
+class Program(nn.Module):
+    """`loss_fn(module(*args, **kwargs), target)` as a function of the flat tensor inputs."""
+
+    def __init__(self, module: nn.Module, inputs: Inputs, loss_fn: Callable[..., Any] | None) -> None:
+        super().__init__()
+        self.module = module
+        self.loss_fn = loss_fn
+        self._inputs = inputs
+        self._cell = _Cell()
+
+    @property
+    def record(self) -> OutputRecord:
+        """The output structure of the latest run."""
+        return self._cell.record
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Run the user's code and flatten what it returns."""
+        args, kwargs = self._inputs.rebuild(tensors)
+        if self.loss_fn is None:
+            return self._flatten(self.module(*args, **kwargs))
+        target = kwargs.pop("target")
+        loss = self.loss_fn(self.module(*args, **kwargs), target)
+        _check_loss(loss)
+        return self._flatten(loss)
+
+    def _flatten(self, output: Any) -> tuple[torch.Tensor, ...]:
+        register_containers(output)
+        leaves, spec = pytree.tree_flatten(output)
+        tensors: list[torch.Tensor] = []
+        kept: list[Any] = []
+        for leaf in leaves:
+            if isinstance(leaf, torch.Tensor):
+                kept.append(OutputLeaf(len(tensors)))
+                tensors.append(leaf)
+            else:
+                kept.append(leaf)
+        if not tensors:
+            raise CaptureError(
+                f"{type(self.module).__name__} returned no tensor (got {type(output).__name__}): there is "
+                "nothing to compute. Return at least one tensor"
+            )
+        self._cell.record = OutputRecord(tuple(kept), spec, len(tensors))
+        return tuple(tensors)
+
+
+def flatten_inputs(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inputs:
+    """Split `(args, kwargs)` into tensors with readable paths, and constants."""
+    register_containers((args, kwargs))
+    with_paths, spec = pytree.tree_flatten_with_path((args, kwargs))
+    names = _argument_names(module, len(args))
+    tensors, paths = [], []
+    for path, leaf in with_paths:
+        if isinstance(leaf, torch.Tensor):
+            tensors.append(leaf)
+            paths.append(_path_text(path, names))
+    return Inputs(tuple(leaf for _, leaf in with_paths), spec, tuple(tensors), tuple(paths))
+
+
+def register_containers(tree: Any) -> None:
+    """Teach torch's pytree the classes in `tree` that carry tensors and that it takes for leaves.
+
+    Such are plain dataclasses and objects like transformers' caches, whose attributes hold tensors.
+    """
+    while True:
+        unknown = {type(leaf) for leaf in pytree.tree_leaves(tree) if _carries_tensors(leaf)}
+        if not unknown:
+            return
+        for cls in unknown:
+            pytree.register_pytree_node(cls, _flatten_object, _unflattener(cls))
+
+
+def _carries_tensors(value: Any, depth: int = 3) -> bool:
+    """Whether an object that pytree takes for a leaf has tensors among its attributes."""
+    if isinstance(value, (torch.Tensor, nn.Module, type)) or not hasattr(value, "__dict__") or depth == 0:
+        return False
+    held = pytree.tree_leaves(list(vars(value).values()))
+    return any(isinstance(leaf, torch.Tensor) or _carries_tensors(leaf, depth - 1) for leaf in held)
+
+
+def _flatten_object(value: Any) -> tuple[list[Any], tuple[str, ...]]:
+    names = tuple(f.name for f in dataclasses.fields(value)) if dataclasses.is_dataclass(value) else None
+    names = names or tuple(vars(value))
+    return [getattr(value, name) for name in names], names
+
+
+def _unflattener(cls: type) -> Callable[[Iterable[Any], Any], Any]:
+    def unflatten(values: Iterable[Any], names: Any) -> Any:
+        made = object.__new__(cls)
+        for name, value in zip(names, values, strict=True):
+            object.__setattr__(made, name, value)
+        return made
+
+    return unflatten
+
+
+def _check_loss(loss: Any) -> None:
+    """Refuse a loss function that does not return a scalar tensor."""
+    if isinstance(loss, torch.Tensor) and loss.dim() == 0 and loss.is_floating_point():
+        return
+    got = f"a tensor of shape {list(loss.shape)}, {loss.dtype}" if isinstance(loss, torch.Tensor) else repr(loss)
+    raise CaptureError(
+        f"loss_fn must return a scalar floating-point tensor, but it returned {got}. "
+        "Reduce it, for instance with .mean() or .sum()"
+    )
+
+
+def _argument_names(module: nn.Module, count: int) -> list[str]:
+    """The names of the positional arguments of the module's forward, as far as it names them."""
+    try:
+        parameters = list(inspect.signature(module.forward).parameters.values())
+    except (TypeError, ValueError):
+        parameters = []
+    named = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return [named[i] if i < len(named) else f"input_{i}" for i in range(count)]
+
+
+def _path_text(path: tuple[Any, ...], names: list[str]) -> str:
+    """`x`, `batch['image']`, `pair[1]` of a pytree path into `(args, kwargs)`."""
+    positional = path[0].idx == 0
+    head = names[path[1].idx] if positional else str(path[1].key)
+    return head + "".join(str(key) for key in path[2:])

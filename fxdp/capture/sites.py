@@ -1,0 +1,95 @@
+"""Where in the user's code a node comes from: read from the stack traces that export keeps."""
+
+from __future__ import annotations
+
+import os
+import re
+import traceback
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import fx
+
+import fxdp
+from fxdp.annotations import Site
+
+_FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in [^\n]*)?(?:\n(?P<code>[^\n]*))?', re.M)
+_LIBRARIES = tuple(os.path.dirname(os.path.abspath(module.__file__ or "")) + os.sep for module in (torch, fxdp))
+_PREFIXES = ("exported.", "module.")
+
+
+def is_user_file(file: str) -> bool:
+    """Whether a source file is the user's: neither torch's nor fxdp's, nor generated code."""
+    return not file.startswith((*_LIBRARIES, "<"))
+
+
+@lru_cache(maxsize=65536)
+def site_of_trace(trace: str) -> Site:
+    """The innermost frame of the user's code, else the innermost one that is not fxdp's."""
+    frames = [
+        Site(match["file"], int(match["line"]), (match["code"] or "").strip()) for match in _FRAME.finditer(trace)
+    ]
+    users = [frame for frame in frames if is_user_file(frame.file)]
+    others = [frame for frame in frames if not frame.file.startswith(_LIBRARIES[1])]
+    return (users or others or [Site()])[-1]
+
+
+def site_of_exception(error: BaseException) -> Site:
+    """The innermost frame of the user's code that an exception passed through."""
+    seen: BaseException | None = error
+    while seen is not None:
+        frames = traceback.extract_tb(seen.__traceback__)
+        users = [frame for frame in frames if is_user_file(frame.filename)]
+        if users:
+            last = users[-1]
+            return Site(last.filename, last.lineno or 0, last.line or "")
+        seen = seen.__cause__ or seen.__context__
+    return Site()
+
+
+def module_path(name: str) -> str:
+    """The user's name of a module or parameter, without the modules that capture puts around it."""
+    for prefix in _PREFIXES:
+        if name.startswith(prefix):
+            name = name[len(prefix) :]
+        elif name == prefix[:-1]:
+            return ""
+    return name
+
+
+class SiteIndex:
+    """Sites of the nodes of a joint graph; a backward node has the site of its forward node."""
+
+    def __init__(self, nodes: Iterable[fx.Node]) -> None:
+        self._forward: dict[int, Site] = {}
+        for node in nodes:
+            sequence = node.meta.get("seq_nr")
+            if sequence is not None and node.meta.get("stack_trace"):
+                self._forward.setdefault(sequence, self._own(node))
+
+    def site(self, node: fx.Node) -> Site:
+        """The site of a node."""
+        own = self._own(node)
+        if own.file:
+            return own
+        found = self._forward.get(node.meta.get("seq_nr", -1))
+        return found or own
+
+    @staticmethod
+    def _own(node: fx.Node) -> Site:
+        stack: dict[str, Any] = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
+        path = _innermost(tuple(entry[0] for entry in stack.values()))
+        return _with_module(site_of_trace(node.meta.get("stack_trace") or ""), path)
+
+
+@lru_cache(maxsize=65536)
+def _innermost(paths: tuple[str, ...]) -> str:
+    return module_path(paths[-1]) if paths else ""
+
+
+@lru_cache(maxsize=65536)
+def _with_module(site: Site, module: str) -> Site:
+    return replace(site, module=module)
