@@ -21,7 +21,7 @@ from fxdp.demo.options import DemoOptions
 from fxdp.demo.show import announce, count_ranks, progress, summarize
 from fxdp.demo.training import LENGTH, Curve, Step, call, make_model, train
 from fxdp.errors import MeshError
-from fxdp.settings import Settings
+from fxdp.settings import Launch, Settings
 
 if TYPE_CHECKING:
     from fxdp.plan import Plan
@@ -38,34 +38,32 @@ class Place:
 
 def run_demo(options: DemoOptions, command: Sequence[str]) -> int:
     """Run on the launcher's ranks, or launch `command` once per rank; return the exit code."""
-    settings = Settings.from_environment()
-    ranks = _ranks(options, settings)
-    _check_device(options, settings.local_rank if settings.world_size else ranks - 1)
-    if settings.world_size is None and ranks > 1:
+    launched = Settings.from_environment().launch
+    if launched is None and options.ranks != 1:
+        ranks = options.ranks or 2
+        _check_device(options, ranks)
         return launch(command, ranks)
-    local = settings.local_rank or 0
+    rank, ranks, local = (0, 1, 0) if launched is None else _place(options, launched)
+    _check_device(options, local + 1)
     device = torch.device("cuda", local) if options.device == "cuda" else torch.device("cpu")
-    place = Place(settings.rank or 0, ranks, device)
+    place = Place(rank, ranks, device)
     with _mesh(place) as mesh:
         return _run(options, place, mesh)
 
 
-def _ranks(options: DemoOptions, settings: Settings) -> int:
-    if settings.world_size is None:
-        return options.ranks or 2
-    if options.ranks not in (None, settings.world_size):
+def _place(options: DemoOptions, launched: Launch) -> tuple[int, int, int]:
+    if options.ranks not in (None, launched.world_size):
         raise MeshError(
             f"--mesh dp={options.ranks}: got {options.ranks} ranks, but the launcher started "
-            f"{settings.world_size}. Leave --mesh out, or give it the launcher's number."
+            f"{launched.world_size}. Leave --mesh out, or give it the launcher's number."
         )
-    return settings.world_size
+    return launched.rank, launched.world_size, launched.local_rank
 
 
-def _check_device(options: DemoOptions, local_rank: int | None) -> None:
+def _check_device(options: DemoOptions, needed: int) -> None:
     if options.device != "cuda":
         return
     found = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    needed = (local_rank or 0) + 1
     if found < needed:
         raise MeshError(
             f"--device cuda: got {found} GPUs, expected {needed}, one per rank. "
