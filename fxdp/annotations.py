@@ -175,13 +175,36 @@ def copy_note(source: fx.Node, target: fx.Node, **changes: Any) -> Note:
 
 
 def tensor_operands(node: fx.Node) -> list[fx.Node]:
-    """The nodes that `node` reads tensors from, in argument order, repeated where used twice."""
+    """The nodes that `node` reads tensors from, in argument order, repeated where used twice.
+
+    `note(node).operands` has one placement for each. (The tuple that a `getitem` reads is none.)
+    """
     found: list[fx.Node] = []
 
     def visit(argument: fx.Node) -> fx.Node:
-        if isinstance(note(argument).type, (TensorType, tuple)):
+        if isinstance(note(argument).type, TensorType):
             found.append(argument)
         return argument
 
     fx.map_arg((node.args, node.kwargs), visit)
     return found
+
+
+_READS_SIZE = frozenset(
+    {
+        torch.ops.aten.sym_size.int,
+        torch.ops.aten.sym_numel.default,
+        torch.ops.aten.sym_stride.int,
+        torch.ops.aten.sym_storage_offset.default,
+    }
+)
+
+
+def is_host_size(node: fx.Node) -> bool:
+    """Whether the node is arithmetic on sizes: an expression, which is not executed as captured.
+
+    A number read from a tensor's values (`.item()`) is none.
+    """
+    if node.op != "call_function" or not isinstance(note(node).type, ScalarType):
+        return False
+    return node.target in _READS_SIZE or not isinstance(node.target, torch._ops.OpOverload)

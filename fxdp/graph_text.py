@@ -1,0 +1,152 @@
+"""The text of a graph: one node per line, its type and placement on the binder, then the call.
+
+    mesh(dp=2)
+      %fc1_weight: f32[256, 128] {dp=R} = param(fc1.weight)
+      %x: f32[B, 128] {dp=S(0)} = input(x)
+      %mm: f32[B, 256] {dp=S(0)} = aten.mm(%x, %t)
+
+Neither addresses nor source paths appear, so the text is the same on every rank: it is also what the
+ranks' program hash is computed from. A missing brace means "not placed yet".
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from fxdp.annotations import (
+    Buffer,
+    Constant,
+    Gradient,
+    Input,
+    Mutation,
+    NodeType,
+    Output,
+    Parameter,
+    ResultSlot,
+    ScalarType,
+    Size,
+    Slot,
+    Tangent,
+    TensorType,
+    note,
+)
+from fxdp.placements import Placement
+
+_DTYPES = {
+    torch.float64: "f64", torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16",
+    torch.int64: "i64", torch.int32: "i32", torch.int16: "i16", torch.int8: "i8", torch.uint8: "u8",
+    torch.bool: "b8", torch.complex64: "c64", torch.complex128: "c128",
+}  # fmt: skip
+
+
+def graph_text(gm: fx.GraphModule, axes: dict[str, int] | None = None, *, causes: bool = True) -> str:
+    """The graph as golden text; `axes` are the mesh's names and sizes, printed on the first line."""
+    axes = axes or {}
+    head = ", ".join(f"{name}={size}" for name, size in axes.items())
+    lines = [f"mesh({head})"]
+    lines += ["  " + node_text(node, tuple(axes), causes=causes) for node in gm.graph.nodes]
+    return "\n".join(lines)
+
+
+def node_text(node: fx.Node, axes: tuple[str, ...] = (), *, causes: bool = True) -> str:
+    """One node's line."""
+    known = note(node)
+    if node.op == "output":
+        return _output_text(node)
+    binder = f"%{node.name}{_annotation(known.type)}{_placement_text(known.placement, axes)}"
+    comment = f"  # {known.cause.text}" if causes and known.cause and known.cause.text else ""
+    return f"{binder} = {_call_text(node, known.slot)}{comment}"
+
+
+def type_text(type_: NodeType) -> str:
+    """`f32[B, 128]`, `B * 7` for a host number, a tuple of them for several results."""
+    if isinstance(type_, TensorType):
+        dtype = _DTYPES.get(type_.dtype, str(type_.dtype).removeprefix("torch."))
+        return f"{dtype}[{', '.join(str(n) for n in type_.shape)}]"
+    if isinstance(type_, ScalarType):
+        return f"int({type_.expr})"
+    if isinstance(type_, tuple):
+        return f"({', '.join(type_text(t) for t in type_)})"
+    return "none"
+
+
+def _annotation(type_: NodeType) -> str:
+    return "" if type_ is None else f": {type_text(type_)}"
+
+
+def _placement_text(placement: Placement | tuple[Placement | None, ...] | None, axes: tuple[str, ...]) -> str:
+    if placement is None or not axes:
+        return ""
+    shown = ", ".join(map(str, placement)) if isinstance(placement, tuple) else str(placement)
+    return " {" + " ".join(f"{axis}={shown}" for axis in axes) + "}"
+
+
+def _call_text(node: fx.Node, slot: Slot | None) -> str:
+    if node.op == "placeholder":
+        return _slot_text(slot)
+    if node.op == "get_attr":
+        return f"constant({node.target})"
+    arguments = [_argument_text(a) for a in node.args]
+    arguments += [f"{k}={_argument_text(v)}" for k, v in node.kwargs.items()]
+    return f"{target_text(node.target)}({', '.join(arguments)})"
+
+
+def target_text(target: Any) -> str:
+    """`aten.mm`, `aten.sum.dim_IntList`, `all_reduce`: `.default` is dropped."""
+    if isinstance(target, torch._ops.OpOverload):
+        return str(target).removesuffix(".default")
+    return getattr(target, "__name__", str(target))
+
+
+def _slot_text(slot: Slot | None) -> str:
+    match slot:
+        case Parameter(name):
+            return f"param({name})"
+        case Buffer(name):
+            return f"buffer({name})"
+        case Constant(name):
+            return f"constant({name})"
+        case Input(index, path):
+            return f"input({path or index})"
+        case Tangent(index):
+            return f"tangent({index})"
+        case Size(name):
+            return f"size({name})"
+        case None:
+            return "placeholder()"
+
+
+def _result_text(slot: ResultSlot | None) -> str:
+    match slot:
+        case Output(index):
+            return f"output {index}"
+        case Mutation(of):
+            return f"new {_slot_text(of)}"
+        case Gradient(of):
+            return f"gradient {_slot_text(of)}"
+        case None:
+            return "saved"
+
+
+def _output_text(node: fx.Node) -> str:
+    values = node.args[0]
+    if not isinstance(values, (tuple, list)):
+        return f"return {_argument_text(values)}"
+    slots = note(node).results or (None,) * len(values)
+    shown = (f"{_result_text(s)}=%{v}" for s, v in zip(slots, values, strict=True))
+    return f"return {', '.join(shown)}"
+
+
+def _argument_text(value: Any) -> str:
+    if isinstance(value, fx.Node):
+        return f"%{value.name}"
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(_argument_text(v) for v in value)}]"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, torch.dtype):
+        return _DTYPES.get(value, str(value))
+    return str(value)

@@ -1,0 +1,104 @@
+"""What a pass is, and the runner that lints, verifies, times and dumps after each.
+
+Valid graph in, valid graph out: a pass declares the level it requires and the level it ensures, and the
+runner checks both with `verifier.verify`. Passes know nothing of one another; their order is data in
+`compiler.py`.
+"""
+
+from __future__ import annotations
+
+import enum
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from torch import fx
+
+from fxdp.errors import VerifierError
+from fxdp.graph_text import graph_text
+from fxdp.mesh import DataMesh
+
+
+class Level(enum.IntEnum):
+    """What holds of a graph; each level includes those before it."""
+
+    CAPTURED = 1
+    """One flat joint graph; every node has a type; inputs and results have slots."""
+    ROUTED = 2
+    """No skip markers are left."""
+    PLACED = 3
+    """Every tensor node has a placement, and the placements of its operands."""
+    EXPLICIT = 4
+    """No edge needs a conversion; each collective has one wait; Partial flows through linear ops only."""
+    LOCAL = 5
+    """Sizes are this rank's, made from the program's size slots; no captured SymInt is left."""
+    STAGED = 6
+    """Every node has its stage."""
+    EMITTED = 7
+    """Only executable functions are left: aten ops, functional collectives, stage calls."""
+
+
+class Pass(Protocol):
+    """A frozen dataclass with a name and two levels; options are its fields."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def requires(self) -> Level: ...
+    @property
+    def ensures(self) -> Level: ...
+    def run(self, gm: fx.GraphModule, mesh: DataMesh) -> fx.GraphModule: ...
+
+
+@dataclass
+class PassManager:
+    """Runs passes in order.
+
+    Parameters
+    ----------
+    mesh : what the passes compile for.
+    verify : check the invariants of the level after each pass (on by default).
+    dump_dir : write `00-captured.txt`, `01-<pass>.txt`, ... there; None: no files.
+    """
+
+    mesh: DataMesh
+    verify: bool = True
+    dump_dir: Path | None = None
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Wall seconds of each pass, its verification included."""
+
+    def run(self, gm: fx.GraphModule, passes: Sequence[Pass]) -> fx.GraphModule:
+        """The graph after all passes.
+
+        Raises
+        ------
+        VerifierError : a pass was asked for out of order, or left a graph that breaks its level.
+        """
+        self._dump(gm, 0, "captured")
+        level = Level.CAPTURED
+        for number, step in enumerate(passes, 1):
+            if step.requires > level:
+                raise VerifierError(f"pass {step.name} requires {step.requires.name}, the graph is {level.name}")
+            level = max(step.ensures, level)
+            gm = self._run_one(gm, step, level)
+            self._dump(gm, number, step.name)
+        return gm
+
+    def _run_one(self, gm: fx.GraphModule, step: Pass, level: Level) -> fx.GraphModule:
+        from fxdp.verifier import verify
+
+        start = time.perf_counter()
+        gm = step.run(gm, self.mesh)
+        if self.verify:
+            verify(gm, level, step.name)
+        self.seconds[step.name] = self.seconds.get(step.name, 0.0) + time.perf_counter() - start
+        return gm
+
+    def _dump(self, gm: fx.GraphModule, number: int, name: str) -> None:
+        if self.dump_dir is None:
+            return
+        self.dump_dir.mkdir(parents=True, exist_ok=True)
+        text = graph_text(gm, dict(zip(self.mesh.axes, self.mesh.sizes, strict=True)))
+        (self.dump_dir / f"{number:02d}-{name}.txt").write_text(text + "\n")

@@ -1,0 +1,237 @@
+"""Reduce gradients in few large asynchronous all-reduces that overlap the rest of the backward."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import fx
+
+from fxdp import ir
+from fxdp.annotations import Cause, Gradient, Note, Reason, Site, TensorType, note
+from fxdp.mesh import DataMesh
+from fxdp.pass_manager import Level
+from fxdp.placements import P, R
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A range of one gradient's elements, in one bucket."""
+
+    gradient: int
+    start: int
+    stop: int
+
+
+def cut_into_buckets(sizes: list[int], bucket: int) -> list[list[Piece]]:
+    """Cut the concatenation of gradients into buckets of `bucket` elements; the last may be smaller.
+
+    A gradient may be cut between two buckets, so their number is exactly `ceil(sum(sizes) / bucket)`.
+
+        sizes  [3, 4, 2], bucket 5
+        grads  aaabbbbcc
+        cuts   aaabb|bbcc
+    """
+    buckets: list[list[Piece]] = []
+    room = 0
+    for gradient, size in enumerate(sizes):
+        start = 0
+        while start < size:
+            if room == 0:
+                buckets.append([])
+                room = bucket
+            stop = min(size, start + room)
+            buckets[-1].append(Piece(gradient, start, stop))
+            room -= stop - start
+            start = stop
+    return buckets
+
+
+@dataclass(frozen=True, slots=True)
+class _Reduction:
+    """An all-reduce whose result serves parameter gradients only."""
+
+    value: fx.Node
+    pending: fx.Node
+    done: fx.Node
+
+    @property
+    def type(self) -> TensorType:
+        type_ = note(self.value).type
+        assert isinstance(type_, TensorType)
+        return type_
+
+
+def _deferrable(graph: fx.Graph) -> set[fx.Node]:
+    """Nodes whose results flow, without another conversion, into gradients alone."""
+    result = graph.output_node()
+    slots = note(result).results
+    bad = {v for v, s in zip(result.args[0], slots, strict=True) if not isinstance(s, Gradient)}  # type: ignore[arg-type]
+    found: set[fx.Node] = set()
+    for node in reversed(graph.nodes):
+        if node.op != "call_function" or node in bad or not node.users:
+            continue
+        if all(user is result or (user in found and user.target not in ir.CONVERSIONS) for user in node.users):
+            found.add(node)
+    return found
+
+
+def _reductions(graph: fx.Graph, deferrable: set[fx.Node]) -> list[_Reduction]:
+    found = []
+    for node in graph.nodes:
+        if node.target is ir.all_reduce and node.args[1] == "sum":
+            (done,) = node.users
+            if done in deferrable:
+                found.append(_Reduction(node.args[0], node, done))  # type: ignore[arg-type]
+    return found
+
+
+def _is_static(reduction: _Reduction) -> bool:
+    return all(isinstance(n, int) for n in reduction.type.shape)
+
+
+class _Bucketing:
+    """Rewrites one graph."""
+
+    def __init__(self, graph: fx.Graph, bucket_bytes: int) -> None:
+        self.graph = graph
+        self.bucket_bytes = bucket_bytes
+        self.position = {n: i for i, n in enumerate(graph.nodes)}
+
+    def run(self) -> None:
+        deferrable = _deferrable(self.graph)
+        reductions = _reductions(self.graph, deferrable)
+        after = self._downstream({r.done for r in reductions})
+        by_dtype: dict[torch.dtype, list[_Reduction]] = {}
+        for reduction in reductions:
+            if _is_static(reduction):
+                by_dtype.setdefault(reduction.type.dtype, []).append(reduction)
+        starts = [b for dtype, members in by_dtype.items() for b in self._start(dtype, members)]
+        output = self.graph.output_node()
+        for reduction in reductions:
+            if not _is_static(reduction):
+                output.prepend(reduction.done)
+        self._finish(starts, output)
+        for node in after:
+            output.prepend(node)
+        for reduction in reductions:
+            if _is_static(reduction):
+                self.graph.erase_node(reduction.done)
+                self.graph.erase_node(reduction.pending)
+
+    def _downstream(self, roots: set[fx.Node]) -> list[fx.Node]:
+        """All that is computed from the reduced values, in order, the roots aside."""
+        reached: set[fx.Node] = set(roots)
+        ordered = []
+        for node in self.graph.nodes:
+            if node.op == "call_function" and node not in roots and any(a in reached for a in node.all_input_nodes):
+                reached.add(node)
+                ordered.append(node)
+        return ordered
+
+    def _start(self, dtype: torch.dtype, members: list[_Reduction]) -> list[tuple[fx.Node, list[tuple[_Reduction, Piece]]]]:
+        members = sorted(members, key=lambda r: self.position[r.value])
+        sizes = [prod(r.type.shape) for r in members]
+        started = []
+        for pieces in cut_into_buckets(sizes, max(1, self.bucket_bytes // dtype.itemsize)):
+            chosen = [(members[p.gradient], p) for p in pieces]
+            started.append((self._start_one(dtype, chosen), chosen))
+        return started
+
+    def _start_one(self, dtype: torch.dtype, chosen: list[tuple[_Reduction, Piece]]) -> fx.Node:
+        last = max((r.value for r, _ in chosen), key=self.position.__getitem__)
+        cursor = last
+        flats = []
+        total = sum(p.stop - p.start for _, p in chosen)
+        for reduction, piece in chosen:
+            cursor = flat = self._flat(cursor, reduction, piece)
+            flats.append(flat)
+        if len(flats) > 1:
+            cursor = self._add(cursor, aten.cat.default, (flats,), dtype, total)
+        pending = self._add(cursor, ir.all_reduce, (cursor, "sum"), dtype, total)
+        note(pending).placement = R
+        note(pending).cause = _bucket_cause(chosen)
+        return pending
+
+    def _flat(self, cursor: fx.Node, reduction: _Reduction, piece: Piece) -> fx.Node:
+        size = prod(reduction.type.shape)
+        dtype = reduction.type.dtype
+        flat = self._add(cursor, aten.reshape.default, (reduction.value, [size]), dtype, size)
+        if piece.stop - piece.start == size:
+            return flat
+        return self._add(flat, aten.slice.Tensor, (flat, 0, piece.start, piece.stop), dtype, piece.stop - piece.start)
+
+    def _add(self, after: fx.Node, target: object, args: tuple[object, ...], dtype: torch.dtype, size: int) -> fx.Node:
+        with self.graph.inserting_after(after):
+            made = self.graph.call_function(target, args)  # type: ignore[arg-type]
+        _describe(made, TensorType(dtype, (size,)), P)
+        return made
+
+    def _finish(self, starts: list[tuple[fx.Node, list[tuple[_Reduction, Piece]]]], output: fx.Node) -> None:
+        parts: dict[_Reduction, list[fx.Node]] = {}
+        with self.graph.inserting_before(output):
+            for pending, chosen in starts:
+                done = self.graph.call_function(ir.wait, (pending,))
+                _describe(done, note(pending).type, R)
+                offset = 0
+                for reduction, piece in chosen:
+                    size = piece.stop - piece.start
+                    part = self.graph.call_function(aten.slice.Tensor, (done, 0, offset, offset + size))
+                    _describe(part, TensorType(reduction.type.dtype, (size,)), R)
+                    parts.setdefault(reduction, []).append(part)
+                    offset += size
+            for reduction, pieces in parts.items():
+                reduction.done.replace_all_uses_with(self._whole(reduction, pieces))
+
+    def _whole(self, reduction: _Reduction, pieces: list[fx.Node]) -> fx.Node:
+        whole = pieces[0]
+        if len(pieces) > 1:
+            whole = self.graph.call_function(aten.cat.default, (pieces,))
+            _describe(whole, TensorType(reduction.type.dtype, (prod(reduction.type.shape),)), R)
+        shaped = self.graph.call_function(aten.view.default, (whole, list(reduction.type.shape)))
+        _describe(shaped, reduction.type, R)
+        return shaped
+
+
+def _describe(node: fx.Node, type_: object, placement: object) -> None:
+    known: Note = note(node)
+    known.type, known.placement, known.backward = type_, placement, True  # type: ignore[assignment]
+    known.reason = Reason("bucket")
+
+
+def _bucket_cause(chosen: list[tuple[_Reduction, Piece]]) -> Cause:
+    causes = [note(r.pending).cause for r, _ in chosen]
+    texts = [c.text for c in causes if c is not None]
+    if len(texts) == 1:
+        return causes[0] or Cause("output", chosen[0][0].value.name, Site(), texts[0])
+    first, last = texts[0], texts[-1].removeprefix("gradient of ")
+    return Cause("output", chosen[0][0].value.name, Site(), f"{len(texts)} gradients: {first} to {last}")
+
+
+@dataclass(frozen=True)
+class BucketGradients:
+    """After it gradient reductions are `ceil(bytes / bucket)` all-reduces per dtype, waited for at the end.
+
+    before: `%all_reduce = all_reduce(%mm, sum)` per parameter, each followed by its `wait`
+    after:  `%all_reduce_9 = all_reduce(%cat, sum)` right after the bucket's last gradient is made, and one
+            `wait` per bucket before the results are cut out of it as views
+
+    Parameters
+    ----------
+    bucket_bytes : the size of a bucket.
+    """
+
+    bucket_bytes: int = 25 * 1024 * 1024
+
+    name = "bucket-gradients"
+    requires = Level.LOCAL
+    ensures = Level.LOCAL
+
+    def run(self, gm: fx.GraphModule, mesh: DataMesh) -> fx.GraphModule:
+        """Rewrite the graph in place."""
+        if mesh.size > 1:
+            _Bucketing(gm.graph, self.bucket_bytes).run()
+        return gm

@@ -1,0 +1,141 @@
+"""Lower what fxdp inserted to functions that run: the program of this rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx
+
+from fxdp import ir
+from fxdp.annotations import Constant, Size, is_host_size, note
+from fxdp.mesh import DataMesh
+from fxdp.pass_manager import Level
+from fxdp.runtime import collectives
+
+LARGEST = "b_max"
+"""The size slot of the largest local batch."""
+
+ROWS = Constant("rows")
+"""The slot of the row numbers at which a padded gather holds real rows."""
+
+
+@dataclass
+class _Lowering:
+    """Lowers one graph in place."""
+
+    graph: fx.Graph
+    mesh: DataMesh
+    sizes: dict[str, int] | None
+    even: bool
+
+    def run(self) -> None:
+        self.slots = {s.name: n for n in self.graph.nodes if isinstance(s := note(n).slot, Size)}
+        self.rows: fx.Node | None = None
+        for node in list(self.graph.nodes):
+            if node.target is ir.wait:
+                self._lower_wait(node)
+            elif node.target in ir.CONVERSIONS:
+                self._lower(node)
+        if self.sizes is not None:
+            self._bind(self.sizes)
+
+    def _size(self, name: str) -> fx.Node:
+        if name not in self.slots:
+            first = next(iter(self.graph.nodes))
+            with self.graph.inserting_before(first):
+                self.slots[name] = node = self.graph.placeholder(name)
+            note(node).slot = Size(name)
+        return self.slots[name]
+
+    def _rows(self) -> fx.Node | None:
+        if self.even:
+            return None
+        if self.rows is None:
+            first = next(iter(self.graph.nodes))
+            with self.graph.inserting_before(first):
+                self.rows = self.graph.placeholder("rows")
+            note(self.rows).slot = ROWS
+        return self.rows
+
+    def _largest(self) -> fx.Node | None:
+        return None if self.even else self._size(LARGEST)
+
+    def _lower(self, node: fx.Node) -> None:
+        value, *rest = node.args
+        mesh = self.mesh
+        if node.target is ir.all_reduce:
+            group = mesh.reduce_group_name if note(node).backward else mesh.group_name
+            self._replace(node, collectives.start_all_reduce, (value, rest[0], group))
+        elif node.target is ir.broadcast:
+            self._replace(node, collectives.start_broadcast, (value, mesh.group_name))
+        elif node.target is ir.all_gather:
+            args = (value, *rest, mesh.size, self._largest(), mesh.group_name)
+            self._replace(node, collectives.start_all_gather, args)
+        elif node.target is ir.reduce_scatter:
+            args = (value, *rest, mesh.size, self._largest(), self._rows(), mesh.group_name)
+            self._replace(node, collectives.start_reduce_scatter, args)
+        elif node.target is ir.shard:
+            bounds = (self._size("B"), self._size("offset"), self._size("b"))
+            self._replace(node, collectives.shard, (value, *rest, *bounds))
+        else:
+            self._replace(node, collectives.partial, (value, mesh.rank))
+
+    def _lower_wait(self, node: fx.Node) -> None:
+        pending = node.args[0]
+        assert isinstance(pending, fx.Node)
+        if pending.target is collectives.start_all_gather:
+            self._replace(node, collectives.finish_all_gather, (pending, pending.args[1], self._rows()))
+        elif pending.target is collectives.start_reduce_scatter:
+            self._replace(node, collectives.finish_reduce_scatter, (pending, pending.args[1], self._size("b")))
+        else:
+            self._replace(node, collectives.finish, (pending,))
+
+    def _replace(self, node: fx.Node, target: Any, args: tuple[Any, ...]) -> None:
+        node.target, node.args = target, args
+        node._rename(target.__name__)
+
+    def _bind(self, sizes: dict[str, int]) -> None:
+        """Replace size slots by numbers and fold the arithmetic on them."""
+        known: dict[fx.Node, Any] = {}
+        for node in list(self.graph.nodes):
+            slot = note(node).slot
+            if isinstance(slot, Size):
+                known[node] = sizes[slot.name]
+            elif is_host_size(node) and all(a in known for a in node.all_input_nodes):
+                args = fx.map_arg(node.args, known.__getitem__)
+                known[node] = node.target(*args)  # type: ignore[operator]
+            elif any(a in known for a in node.all_input_nodes):
+                node.args, node.kwargs = fx.map_arg((node.args, node.kwargs), lambda n: known.get(n, n))
+        for node in reversed(known):
+            self.graph.erase_node(node)
+
+
+@dataclass(frozen=True)
+class EmitProgram:
+    """After it the graph is executable: aten ops, and the functions of `runtime/collectives.py`.
+
+    before: `%all_reduce = all_reduce(%cat, sum)`
+    after:  `%start_all_reduce = start_all_reduce(%cat, sum, 3)` with the group's name
+
+    Parameters
+    ----------
+    sizes : values of all size slots (`B`, `b`, `offset`, `b_max`, ...), which become constants; None keeps
+        them as inputs of a size-generic program.
+    even : all ranks hold equally many samples, so gathers need no padding.
+    """
+
+    sizes: tuple[tuple[str, int], ...] | None = None
+    even: bool = True
+
+    name = "emit-program"
+    requires = Level.LOCAL
+    ensures = Level.EMITTED
+
+    def run(self, gm: fx.GraphModule, mesh: DataMesh) -> fx.GraphModule:
+        """Rewrite the graph in place."""
+        sizes = None if self.sizes is None else dict(self.sizes)
+        _Lowering(gm.graph, mesh, sizes, self.even).run()
+        return gm
+
+

@@ -1,0 +1,266 @@
+"""Make every conversion between placements a node of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from fxdp import ir
+from fxdp.annotations import (
+    Cause,
+    Gradient,
+    Mutation,
+    Output,
+    Parameter,
+    Reason,
+    ScalarType,
+    TensorType,
+    copy_note,
+    note,
+    tensor_operands,
+)
+from fxdp.errors import PlacementError
+from fxdp.graph_text import target_text
+from fxdp.mesh import DataMesh
+from fxdp.pass_manager import Level
+from fxdp.placements import Partial, Placement, R, Replicate, Shard
+from fxdp.symbols import batch_factor, exact_quotient
+
+_START = {
+    "all_reduce": ir.all_reduce,
+    "reduce_scatter": ir.reduce_scatter,
+    "all_gather": ir.all_gather,
+    "broadcast": ir.broadcast,
+}
+
+
+@dataclass
+class _Insertion:
+    """The conversions made so far, each once per (value, placement)."""
+
+    graph: fx.Graph
+    made: dict[tuple[fx.Node, Placement], fx.Node] = field(default_factory=dict)
+    whole: dict[fx.Node, fx.Node] = field(default_factory=dict)
+
+    def convert(self, node: fx.Node, wanted: Placement, consumer: fx.Node, cause: Cause) -> fx.Node:
+        """The node that holds `node`'s value in the wanted placement, before `consumer`."""
+        have = note(node).placement
+        if have == wanted:
+            return node
+        found = self.made.get((node, wanted))
+        if found is None:
+            found = self.made[node, wanted] = self._make(node, wanted, consumer, cause)
+        return found
+
+    def _make(self, node: fx.Node, wanted: Placement, consumer: fx.Node, cause: Cause) -> fx.Node:
+        have = note(node).placement
+        if isinstance(have, Replicate):
+            return self._local(node, wanted, consumer, cause)
+        if isinstance(have, Partial):
+            if isinstance(wanted, Replicate):
+                return self._collective(node, "all_reduce", (have.op,), wanted, consumer, cause)
+            assert isinstance(wanted, Shard)
+            return self._collective(node, "reduce_scatter", _factors(node, wanted), wanted, consumer, cause)
+        if isinstance(wanted, Replicate):
+            return self._whole(node, consumer, cause)
+        return self.convert(self.convert(node, R, consumer, cause), wanted, consumer, cause)
+
+    def _local(self, node: fx.Node, wanted: Placement, consumer: fx.Node, cause: Cause) -> fx.Node:
+        """Slicing or masking a replicated value: no traffic, made right before the first use."""
+        with self.graph.inserting_before(consumer):
+            if isinstance(wanted, Shard):
+                made = self.graph.call_function(ir.shard, (node, wanted.dim, wanted.outer))
+            else:
+                made = self.graph.call_function(ir.partial, (node,))
+        copy_note(node, made, placement=wanted, slot=None, cause=cause, operands=(R,), reason=Reason("convert"),
+                  backward=note(consumer).backward, rewrite=None)  # fmt: skip
+        return made
+
+    def _collective(
+        self, node: fx.Node, name: str, args: tuple[Any, ...], wanted: Placement, consumer: fx.Node, cause: Cause
+    ) -> fx.Node:
+        """Start right after the value is there, wait right before its first use."""
+        with self.graph.inserting_after(self._anchor(node)):
+            pending = self.graph.call_function(_START[name], (node, *args))
+        have = note(node).placement
+        copy_note(node, pending, placement=wanted, slot=None, cause=cause, operands=(have,),
+                  reason=Reason("convert"), rewrite=None)  # fmt: skip
+        with self.graph.inserting_before(consumer):
+            done = self.graph.call_function(ir.wait, (pending,))
+        copy_note(pending, done, cause=None, operands=(wanted,))
+        return done
+
+    def _whole(self, node: fx.Node, consumer: fx.Node, cause: Cause) -> fx.Node:
+        clone = self._replicated_clone(node)
+        if clone is not None:
+            return clone
+        have = note(node).placement
+        assert isinstance(have, Shard)
+        return self._collective(node, "all_gather", _factors(node, have), R, consumer, cause)
+
+    def _replicated_clone(self, node: fx.Node) -> fx.Node | None:
+        """The node computed whole from whole operands, or None where it depends on sharded data."""
+        if node.target is ir.shard:
+            return node.args[0]  # type: ignore[return-value]
+        if _is_whole(node):
+            return node
+        if node in self.whole:
+            return self.whole[node]
+        if node.op != "call_function" or _is_random(node) or node.target in ir.CONVERSIONS:
+            return None
+        clones = {}
+        for source in node.all_input_nodes:
+            clone = source if _is_host(source) else self._replicated_clone(source)
+            if clone is None:
+                return None
+            clones[source] = clone
+        with self.graph.inserting_after(node):
+            made = self.graph.node_copy(node, lambda n: clones[n])
+        old = note(node)
+        placement = tuple(p and R for p in old.placement) if isinstance(old.placement, tuple) else R
+        copy_note(node, made, placement=placement, operands=(R,) * len(old.operands), rewrite=None)
+        self.whole[node] = made
+        return made
+
+    def _anchor(self, node: fx.Node) -> fx.Node:
+        """After all placeholders, at the earliest."""
+        if node.op != "placeholder":
+            return node
+        last = node
+        while last.next.op == "placeholder":
+            last = last.next
+        return last
+
+    def synchronize(self, node: fx.Node, cause: Cause) -> None:
+        """Give all ranks rank 0's draw of a random value that is to be equal everywhere."""
+        users = list(node.users)
+        done = self._collective(node, "broadcast", (), R, node.next, cause)
+        for user in users:
+            user.replace_input_with(node, done)
+
+
+def _factors(node: fx.Node, placement: Shard) -> tuple[Any, ...]:
+    """The sharded dim and its factors around the batch: `size == outer * B * inner`."""
+    type_ = note(node).type
+    assert isinstance(type_, TensorType)
+    factor = batch_factor(type_.shape[placement.dim])
+    inner = None if factor is None else exact_quotient(factor, placement.outer)
+    if inner is None:
+        raise PlacementError(f"{node.name} of shape {type_.shape} cannot be {placement}; this is a bug in a rule")
+    return placement.dim, placement.outer, inner
+
+
+def _is_whole(node: fx.Node) -> bool:
+    placement = note(node).placement
+    return all(p in (R, None) for p in placement) if isinstance(placement, tuple) else placement == R
+
+
+def _is_host(node: fx.Node) -> bool:
+    return isinstance(note(node).type, ScalarType)
+
+
+def _is_random(node: fx.Node) -> bool:
+    return (
+        isinstance(node.target, torch._ops.OpOverload)
+        and torch.Tag.nondeterministic_seeded in node.target.tags
+    )
+
+
+def _cause(consumer: fx.Node, producer: fx.Node, position: int) -> Cause:
+    """Who needs the conversion; a gradient says whose it is."""
+    if consumer.op == "output":
+        slot = note(consumer).results[position]
+        match slot:
+            case Gradient(Parameter(name)):
+                text = f"gradient of {name}"
+            case Gradient(of):
+                text = f"gradient of input {getattr(of, 'path', '') or getattr(of, 'name', '')}"
+            case Mutation(of):
+                text = f"new value of {getattr(of, 'name', '') or getattr(of, 'path', '')}"
+            case Output(index):
+                text = f"output {index}"
+            case _:
+                text = "result"
+        return Cause("output", producer.name, note(producer).site, text)
+    site = note(consumer).site
+    where = f" in `{site.code}`" if site.code else ""
+    return Cause(consumer.name, producer.name, site, f"{target_text(consumer.target)}{where}")
+
+
+def _edges(node: fx.Node) -> list[tuple[int, fx.Node, Placement]]:
+    """The operands of a node that are not where it needs them."""
+    wanted = note(node).operands
+    sources = list(node.args[0]) if node.op == "output" else tensor_operands(node)  # type: ignore[arg-type]
+    if not wanted:
+        return []
+    return [
+        (i, s, p)
+        for i, (s, p) in enumerate(zip(sources, wanted, strict=True))
+        if p is not None and note(s).placement != p
+    ]
+
+
+def _rewire(node: fx.Node, replacements: dict[int, fx.Node]) -> None:
+    """Replace tensor operands by position (the same value may be needed in two placements)."""
+    position = -1
+
+    def visit(argument: fx.Node) -> fx.Node:
+        nonlocal position
+        if not isinstance(note(argument).type, TensorType):
+            return argument
+        position += 1
+        return replacements.get(position, argument)
+
+    node.args = fx.map_arg(node.args, visit)
+    node.kwargs = fx.map_arg(node.kwargs, visit)
+
+
+@dataclass(frozen=True)
+class InsertCollectives:
+    """After it no edge needs a conversion: each is a node with its cause, made once per value.
+
+    before: `return gradient param(fc.weight)=%mm` with `%mm {dp=P(sum)}`
+    after:  `%all_reduce = all_reduce(%mm, sum)  # gradient of fc.weight` and `%wait = wait(%all_reduce)`
+
+    A collective starts right after its value is made and is waited for right before its first use.
+    Values that depend on no sharded data are computed whole instead of being gathered. Random values that
+    must be equal on all ranks are broadcast from rank 0 unless `single_device_rng`.
+    """
+
+    single_device_rng: bool = False
+
+    name = "insert-collectives"
+    requires = Level.PLACED
+    ensures = Level.EXPLICIT
+
+    def run(self, gm: fx.GraphModule, mesh: DataMesh) -> fx.GraphModule:
+        """Rewrite the graph in place."""
+        if mesh.size == 1:
+            return gm
+        nodes = list(gm.graph.nodes)
+        insertion = _Insertion(gm.graph)
+        for node in nodes:
+            edges = _edges(node)
+            if edges:
+                replaced = {
+                    i: insertion.convert(s, p, node, _cause(node, s, i)) for i, s, p in edges
+                }
+                _rewire(node, replaced)
+        if not self.single_device_rng:
+            _synchronize_random(insertion, nodes)
+        return gm
+
+
+def _synchronize_random(insertion: _Insertion, nodes: list[fx.Node]) -> None:
+    for node in nodes:
+        known = note(node)
+        if not _is_random(node):
+            continue
+        values = [node] if isinstance(known.type, TensorType) else list(node.users)
+        for value in values:
+            if note(value).placement == R:
+                text = f"{target_text(node.target)} must draw the same numbers on all ranks"
+                insertion.synchronize(value, Cause(node.name, node.name, known.site, text))

@@ -1,0 +1,160 @@
+"""Turn the program of the whole batch into the program of one rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import sympy
+import torch
+from torch import fx
+
+from fxdp import ir
+from fxdp.annotations import ScalarType, Size, TensorType, is_host_size, note
+from fxdp.mesh import DataMesh
+from fxdp.pass_manager import Level
+from fxdp.rules.arguments import SIZE_ARGUMENT, MinusOffset, localized
+from fxdp.rules.registry import Alternative, Operand
+from fxdp.rules.view import op_view
+from fxdp.symbols import LOCAL, OFFSET, B
+from fxdp.torch_compat import interpret_sympy
+
+
+@dataclass
+class _Sizes:
+    """The program's host integers: slots at the top, arithmetic right before its first use."""
+
+    graph: fx.Graph
+    nodes: dict[sympy.Basic, fx.Node] = field(default_factory=dict)
+
+    def add_slots(self, symbols: Iterable[sympy.Symbol]) -> None:
+        """One placeholder per symbol, before all others."""
+        first = next(iter(self.graph.nodes))
+        with self.graph.inserting_before(first):
+            for symbol in symbols:
+                node = self.graph.placeholder(symbol.name)
+                note(node).slot, note(node).type = Size(symbol.name), ScalarType(symbol)
+                self.nodes[symbol] = node
+
+    def of(self, expr: Any, user: fx.Node) -> Any:
+        """The number, or the node that computes the expression before `user`."""
+        if not isinstance(expr, sympy.Basic):
+            return expr
+        if expr.is_Integer:
+            return int(expr)
+        if expr.is_Number:
+            return float(expr)
+        if expr not in self.nodes:
+            self.nodes[expr] = self._compute(expr, user)
+        return self.nodes[expr]
+
+    def _compute(self, expr: sympy.Basic, user: fx.Node) -> fx.Node:
+        tracer = fx.proxy.GraphAppendingTracer(self.graph)
+        before = user.prev
+        with self.graph.inserting_before(user):
+            env = {s: fx.Proxy(self.nodes[s], tracer) for s in expr.free_symbols}
+            result: fx.Node = interpret_sympy(expr, env).node
+        while before.next is not user:
+            before = before.next
+            note(before).type = ScalarType(expr)
+        return result
+
+
+def _localize_call(node: fx.Node, sizes: _Sizes) -> None:
+    known = note(node)
+    if node.target in ir.CONVERSIONS or not isinstance(node.target, torch._ops.OpOverload):
+        node.args, node.kwargs = _global_sizes((node.args, node.kwargs), node, sizes)
+        return
+    if not _has_sizes(node) and known.rewrite is None:
+        return
+    op, sources = op_view(node, _bare_operand)
+    outputs = known.placement if isinstance(known.placement, tuple) else (known.placement,)
+    args, kwargs = localized(op, Alternative(known.operands, outputs, known.rewrite))
+    node.args = _to_nodes(args, node, sources, sizes)
+    node.kwargs = {k: _to_nodes(v, node, sources, sizes) for k, v in kwargs.items()}
+
+
+def _bare_operand(index: int, source: fx.Node) -> Operand:
+    type_ = note(source).type
+    assert isinstance(type_, TensorType)
+    return Operand(index, type_)
+
+
+def _has_sizes(node: fx.Node) -> bool:
+    return node.target in SIZE_ARGUMENT or any(
+        isinstance(note(source).type, ScalarType) for source in node.all_input_nodes
+    )
+
+
+def _global_sizes(arguments: Any, user: fx.Node, sizes: _Sizes) -> Any:
+    """Every captured SymInt as a node on the program's own sizes; tensors as they are."""
+    if isinstance(arguments, fx.Node):
+        type_ = note(arguments).type
+        return sizes.of(type_.expr, user) if isinstance(type_, ScalarType) else arguments
+    if isinstance(arguments, dict):
+        return {k: _global_sizes(v, user, sizes) for k, v in arguments.items()}
+    if isinstance(arguments, (list, tuple)):
+        return type(arguments)(_global_sizes(v, user, sizes) for v in arguments)
+    return sizes.of(arguments, user)
+
+
+def _to_nodes(value: Any, user: fx.Node, sources: list[fx.Node], sizes: _Sizes) -> Any:
+    """What `localized` answered, as arguments of a node."""
+    if isinstance(value, Operand):
+        return sources[value.index]
+    if isinstance(value, MinusOffset):
+        return _minus_offset(sources[value.operand.index], user, sizes)
+    if isinstance(value, tuple):
+        return [_to_nodes(v, user, sources, sizes) for v in value]
+    return sizes.of(value, user)
+
+
+def _minus_offset(source: fx.Node, user: fx.Node, sizes: _Sizes) -> fx.Node:
+    offset = sizes.of(OFFSET, user)
+    with user.graph.inserting_before(user):
+        made = user.graph.call_function(torch.ops.aten.sub.Tensor, (source, offset))
+    known = note(made)
+    known.type, known.placement, known.site = note(source).type, note(source).placement, note(user).site
+    known.backward, known.operands = note(user).backward, (note(source).placement,)  # type: ignore[assignment]
+    return made
+
+
+@dataclass(frozen=True)
+class LocalizeShapes:
+    """After it all sizes are this rank's, computed from the size slots `B`, `b`, `offset` (and `s0`, ...).
+
+    before: `%view: f32[B*16, 8] {dp=S(0)} = aten.view(%x, [%mul, 8])`
+    after:  `%view: f32[B*16, 8] {dp=S(0)} = aten.view(%x, [%mul_1, 8])` with `%mul_1 = mul(%b, 16)`
+
+    Types on the binders stay global; the rank's shape follows from the placement. The text is the same
+    on every rank: what differs is the slots' values.
+    """
+
+    symbols: tuple[str, ...] = ()
+
+    name = "localize-shapes"
+    requires = Level.EXPLICIT
+    ensures = Level.LOCAL
+
+    def run(self, gm: fx.GraphModule, mesh: DataMesh) -> fx.GraphModule:
+        """Rewrite the graph in place."""
+        nodes = list(gm.graph.nodes)
+        sizes = _Sizes(gm.graph)
+        sizes.add_slots([B, LOCAL, OFFSET, *(_symbol(name) for name in self.symbols)])
+        captured = []
+        for node in nodes:
+            if is_host_size(node):
+                captured.append(node)
+                continue
+            if isinstance(note(node).type, ScalarType):  # a number read from data, say by `.item()`
+                sizes.nodes.setdefault(note(node).type.expr, node)  # type: ignore[union-attr]
+            if node.op == "call_function":
+                _localize_call(node, sizes)
+        for node in reversed(captured):
+            gm.graph.erase_node(node)
+        return gm
+
+
+def _symbol(name: str) -> sympy.Symbol:
+    return sympy.Symbol(name, integer=True, positive=True)
