@@ -1,0 +1,12 @@
+"""What joins the ranks of a mesh: process groups for tensors, and a control channel for everything else.
+
+rendezvous.py   one TCP connection between every two ranks
+control.py      short messages over them: integers, refusals, a rank's last words
+sockets.py      the connections that gloo opened, so that they can be cut
+links.py        all of these for one mesh, with a watch over the other ranks
+"""
+
+from fxdp.links.control import Control, Ending, EndKind, RefusedError
+from fxdp.links.links import Links, find_links, live_links, open_links
+
+__all__ = ["Control", "EndKind", "Ending", "Links", "RefusedError", "find_links", "live_links", "open_links"]

@@ -1,0 +1,279 @@
+"""Short messages between all ranks of a mesh: integers each step, and a rank's last words.
+
+A collective over gloo passes through three threads and answers a dead peer with "connection closed". Here
+the calling thread itself writes and reads one connection per peer, and a rank that goes away says why:
+
+    DATA      my part of this round
+    REFUSED   I cannot take part in this round: text (the next round is fine)
+    FAILED    a rank (I, or one that I follow) raised an error: text    then end of stream
+    KILLED    I stop because that rank was killed                       then end of stream
+    ENDED     my process ends, I raised nothing                         then end of stream
+    (nothing) I was killed                                              end of stream
+
+Each rank sends exactly one DATA or REFUSED in each round, so rounds stay in step without numbers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import select
+import socket
+import struct
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass, field
+
+from fxdp.errors import RankFailedError
+
+__all__ = ["Control", "EndKind", "Ending", "Peer", "RefusedError"]
+
+_HEADER = struct.Struct("<BIi")  # kind, length of the text or data, the rank it is about
+_CLOSING = getattr(select, "POLLRDHUP", 0)
+_CHUNK = 1 << 16
+
+
+class RefusedError(RankFailedError):
+    """Another rank refused this round; the next rounds are not affected."""
+
+
+class _Kind(enum.IntEnum):
+    DATA = 0
+    REFUSED = 1
+    FAILED = 2
+    KILLED = 3
+    ENDED = 4
+
+
+class EndKind(enum.IntEnum):
+    """How a rank's part in the mesh ended."""
+
+    FAILED = _Kind.FAILED
+    KILLED = _Kind.KILLED
+    ENDED = _Kind.ENDED
+
+
+@dataclass(frozen=True)
+class Ending:
+    """Why a rank no longer takes part: the rank at fault, how it ended, and its words."""
+
+    rank: int
+    kind: EndKind
+    text: str = ""
+
+    def __str__(self) -> str:
+        if self.kind is EndKind.FAILED:
+            return f"rank {self.rank} failed: {self.text}"
+        if self.kind is EndKind.ENDED:
+            return (
+                f"rank {self.rank} ended its process while this rank still needed it; expected the same "
+                "number of steps on all ranks (or see that rank's own output for an error outside fxdp)"
+            )
+        return f"rank {self.rank} ended without an error message (killed? out of memory? machine lost?)"
+
+
+@dataclass(eq=False)
+class Peer:
+    """This rank's connection to one other rank."""
+
+    rank: int
+    connection: socket.socket
+    unread: bytearray = field(default_factory=bytearray)
+    unsent: bytearray = field(default_factory=bytearray)
+    rounds: deque[tuple[_Kind, bytes]] = field(default_factory=deque)
+    ignore: int = 0  # rounds that this rank refused: the peer's parts are dropped
+    ending: Ending | None = None
+    closed: bool = False
+
+
+class Control:
+    """The control channel of one rank. `exchange` is for one thread; the rest is safe from any thread.
+
+    Raises (all methods that wait):
+        RankFailedError: another rank refused, failed, ended, was killed, or did not come in time.
+    """
+
+    def __init__(self, rank: int, connections: dict[int, socket.socket], timeout_s: float) -> None:
+        self.rank = rank
+        self.size = len(connections) + 1
+        self._timeout_s = timeout_s
+        self._lock = threading.RLock()
+        self._own = b""
+        self._silent = False  # last words were said
+        self.peers = [Peer(other, connections[other]) for other in sorted(connections)]
+        self._by_descriptor = {peer.connection.fileno(): peer for peer in self.peers}
+        self._poll = select.poll()
+        for peer in self.peers:
+            self._poll.register(peer.connection, select.POLLIN)
+
+    def exchange(self, data: bytes) -> list[bytes]:
+        """Every rank's bytes, in rank order."""
+        self.start(data)
+        return self.finish()
+
+    def start(self, data: bytes) -> None:
+        """Send this rank's part of a round; `finish` must follow."""
+        self._own = data
+        self._send_all(_HEADER.pack(_Kind.DATA, len(data), self.rank) + data)
+
+    def finish(self) -> list[bytes]:
+        """Wait for the other ranks' parts of the round that `start` began."""
+        deadline = 0.0
+        waiting = [peer for peer in self.peers if not peer.rounds or peer.unsent]
+        while waiting:
+            events = self._poll.poll(1000)
+            for descriptor, _ in events:
+                self._progress(self._by_descriptor[descriptor])
+            waiting = [peer for peer in waiting if not peer.rounds or peer.unsent]
+            if waiting and (ending := self._ending(waiting)):
+                raise RankFailedError(str(ending))
+            deadline = deadline or time.monotonic() + self._timeout_s
+            if waiting and time.monotonic() > deadline:
+                raise RankFailedError(self._late(waiting))
+        return self._collect()
+
+    def refuse(self, text: str) -> None:
+        """Tell all ranks that this one cannot take part in the next round; does not wait for theirs."""
+        content = text.encode()
+        with self._lock:
+            for peer in self.peers:
+                if peer.rounds:
+                    peer.rounds.popleft()
+                else:
+                    peer.ignore += 1
+        self._send_all(_HEADER.pack(_Kind.REFUSED, len(content), self.rank) + content)
+
+    def last_words(self, ending: Ending) -> None:
+        """Tell all ranks why this one stops, and send nothing any more. Later calls do nothing."""
+        with self._lock:
+            if self._silent:
+                return
+            self._silent = True
+        content = ending.text.encode()
+        frame = _HEADER.pack(ending.kind, len(content), ending.rank) + content
+        for peer in self.peers:
+            with contextlib.suppress(OSError):
+                self._send(peer, frame)
+                peer.connection.shutdown(socket.SHUT_WR)
+
+    def drain(self, peer: Peer) -> Ending | None:
+        """Read all that `peer` has sent; its ending, if it has ended."""
+        with self._lock:
+            self._read(peer)
+            return peer.ending
+
+    def close(self) -> None:
+        """Close all connections."""
+        with self._lock:
+            for peer in self.peers:
+                peer.closed = True
+                peer.ending = peer.ending or Ending(peer.rank, EndKind.ENDED)
+                peer.connection.close()
+
+    # -- sending -------------------------------------------------------------------------------------------
+
+    def _send_all(self, frame: bytes) -> None:
+        for peer in self.peers:
+            try:
+                self._send(peer, frame)
+            except OSError:
+                self.drain(peer)  # the peer is gone; `finish` reports it with its last words
+
+    def _send(self, peer: Peer, frame: bytes) -> None:
+        with self._lock:
+            if peer.unsent:
+                peer.unsent += frame
+                return
+            try:
+                sent = peer.connection.send(frame, socket.MSG_NOSIGNAL)
+            except BlockingIOError:
+                sent = 0
+            if sent < len(frame):
+                peer.unsent += frame[sent:]
+                self._poll.modify(peer.connection, select.POLLIN | select.POLLOUT)
+
+    def _send_rest(self, peer: Peer) -> None:
+        try:
+            sent = peer.connection.send(peer.unsent, socket.MSG_NOSIGNAL)
+        except BlockingIOError:
+            return
+        except OSError:
+            sent = len(peer.unsent)
+        del peer.unsent[:sent]
+        if not peer.unsent and not peer.closed:
+            self._poll.modify(peer.connection, select.POLLIN)
+
+    # -- receiving -----------------------------------------------------------------------------------------
+
+    def _progress(self, peer: Peer) -> None:
+        with self._lock:
+            if peer.unsent:
+                self._send_rest(peer)
+            self._read(peer)
+
+    def _read(self, peer: Peer) -> None:
+        while not peer.closed:
+            try:
+                data = peer.connection.recv(_CHUNK)
+            except BlockingIOError:
+                break
+            except OSError:
+                data = b""
+            if not data:
+                self._hang_up(peer)
+                break
+            peer.unread += data
+            if len(data) < _CHUNK:
+                break
+        self._parse(peer)
+
+    def _hang_up(self, peer: Peer) -> None:
+        peer.closed = True
+        self._parse(peer)
+        peer.ending = peer.ending or Ending(peer.rank, EndKind.KILLED)
+        with contextlib.suppress(KeyError, ValueError):
+            self._poll.unregister(peer.connection)
+
+    def _parse(self, peer: Peer) -> None:
+        while len(peer.unread) >= _HEADER.size:
+            kind, length, about = _HEADER.unpack_from(peer.unread)
+            end = _HEADER.size + length
+            if len(peer.unread) < end:
+                return
+            content = bytes(peer.unread[_HEADER.size : end])
+            del peer.unread[:end]
+            self._take(peer, _Kind(kind), about, content)
+
+    def _take(self, peer: Peer, kind: _Kind, about: int, content: bytes) -> None:
+        if kind in (_Kind.DATA, _Kind.REFUSED):
+            if peer.ignore:
+                peer.ignore -= 1
+            else:
+                peer.rounds.append((kind, content))
+            return
+        peer.ending = Ending(about, EndKind(kind), content.decode(errors="replace"))
+
+    def _collect(self) -> list[bytes]:
+        """The parts of a complete round, in rank order."""
+        with self._lock:
+            parts = [(peer.rank, *peer.rounds.popleft()) for peer in self.peers]
+        refused = [(rank, part.decode()) for rank, kind, part in parts if kind is _Kind.REFUSED]
+        if refused:
+            raise RefusedError("\n".join(f"rank {rank} failed: {text}" for rank, text in refused))
+        data = [part for _, _, part in parts]
+        data.insert(self.rank, self._own)
+        return data
+
+    def _ending(self, waiting: list[Peer]) -> Ending | None:
+        """Why this round will never be complete: a rank that failed, or one that left before its part."""
+        endings = [peer.ending for peer in self.peers if peer.ending]
+        failed = [ending for ending in endings if ending.kind is not EndKind.ENDED]
+        return next(iter(failed + [peer.ending for peer in waiting if peer.ending]), None)
+
+    def _late(self, waiting: list[Peer]) -> str:
+        late = ", ".join(str(peer.rank) for peer in waiting)
+        return (
+            f"rank {late} did not come within {self._timeout_s:g} s, though its process is alive; expected "
+            "all ranks to make the same calls (set FXDP_TIMEOUT_S if one may need longer)"
+        )

@@ -1,0 +1,250 @@
+"""All that joins the ranks of one mesh, and a watch over the other ranks.
+
+    main thread     collectives on `group` and `reduce_group`, rounds on `control`
+    watch thread    sleeps until a control connection closes, then reads that rank's last words;
+                    if it failed or was killed: cuts both groups, so that the main thread's wait ends
+
+A rank that fails says so on the control channel first and cuts its groups after, so every other rank knows
+the cause when its own wait breaks. The watch wakes once a second to see whether the process group still
+exists; links live as long as that, so `find_links` can hand the same ones to every compiled module.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import logging
+import select
+import socket
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from fxdp.errors import RankFailedError
+from fxdp.links.control import Control, Ending, EndKind, Peer
+from fxdp.links.rendezvous import connect_all, own_address
+from fxdp.links.sockets import OpenSocket, cut, open_sockets
+from fxdp.settings import Settings
+from fxdp.torch_compat import Store, default_store
+
+__all__ = ["Links", "find_links", "live_links", "open_links"]
+
+_log = logging.getLogger("fxdp")
+_LEAVE_S = 10.0  # how long data of a rank that ended may still be under way
+_CAUSE_S = 5.0  # how long to wait for the cause of a broken collective
+
+_live: weakref.WeakSet[Links] = weakref.WeakSet()
+
+
+class Links:
+    """Process groups and control channel of one mesh on one rank; made by `open_links`.
+
+    Attributes:
+        world: the default process group at the time; the links end with it.
+        key: the global ranks joined, and the backend.
+        group: the process group over all data axes.
+        reduce_group: a second one for gradient reductions: its own stream on CUDA.
+        control: short messages between all ranks.
+        in_call: true while the main thread is inside a compiled call.
+    """
+
+    def __init__(
+        self,
+        world: dist.ProcessGroup,
+        key: tuple[tuple[int, ...], str],
+        group: dist.ProcessGroup,
+        reduce_group: dist.ProcessGroup,
+        control: Control,
+        sockets: set[OpenSocket],
+    ) -> None:
+        self.world = world
+        self.key = key
+        self.group: dist.ProcessGroup | None = group
+        self.reduce_group: dist.ProcessGroup | None = reduce_group
+        self.control = control
+        self.in_call = False
+        self._sockets = sockets
+        self._ending: Ending | None = None
+        self._left: dict[int, float] = {}
+        self._known = threading.Event()
+        self._lock = threading.Lock()
+        self._wake, self._waker = socket.socketpair()
+        self._thread = threading.Thread(target=self._watch, name="fxdp-watch", daemon=True)
+        self._thread.start()
+        _live.add(self)
+
+    @property
+    def rank(self) -> int:
+        """This rank's index along the mesh's data axes."""
+        return self.control.rank
+
+    @property
+    def alive(self) -> bool:
+        """Whether the default process group, and so these links, still exist."""
+        return dist.GroupMember.WORLD is self.world and self.group is not None
+
+    @property
+    def ending(self) -> Ending | None:
+        """Why these links can no longer be used, None while they can."""
+        return self._ending
+
+    def stop(self, ending: Ending) -> None:
+        """End these links: tell the other ranks why, then cut the groups. The first reason counts."""
+        with self._lock:
+            self._ending = self._ending or ending
+        self.control.last_words(self._ending)
+        self._cut()
+        self._known.set()
+
+    def cause(self) -> Ending | None:
+        """Why a collective broke, waiting a moment for the news; None if no rank said or left anything."""
+        if not self._known.wait(_CAUSE_S) and self._left:
+            return Ending(min(self._left), EndKind.ENDED)
+        return self._ending
+
+    def close(self) -> None:
+        """Say goodbye without an error and give everything back; peers that still wait are told."""
+        self.control.last_words(Ending(self.rank, EndKind.ENDED))
+        with contextlib.suppress(OSError):
+            self._waker.send(b"x")
+        if threading.current_thread() is not self._thread:
+            self._thread.join(5.0)
+
+    # -- the watch thread ----------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        peers = {peer.connection.fileno(): peer for peer in self.control.peers}
+        poll = select.poll()
+        poll.register(self._wake, select.POLLIN)
+        for descriptor in peers:
+            poll.register(descriptor, getattr(select, "POLLRDHUP", 0) | select.POLLHUP)
+        woken = False
+        while self.alive and not woken:
+            for descriptor, _ in poll.poll(1000):
+                woken = woken or descriptor == self._wake.fileno()
+                if descriptor in peers:
+                    poll.unregister(descriptor)
+                    self._on_hang_up(peers[descriptor])
+            self._check_left()
+        self.control.last_words(Ending(self.rank, EndKind.ENDED))
+        self.control.close()
+        self._wake.close()
+        self._waker.close()
+        self.group = self.reduce_group = None
+
+    def _on_hang_up(self, peer: Peer) -> None:
+        ending = self.control.drain(peer) or Ending(peer.rank, EndKind.KILLED)
+        _log.debug("rank %d: connection to rank %d ended: %s", self.rank, peer.rank, ending.kind.name)
+        if ending.kind is EndKind.ENDED:
+            self._left[peer.rank] = time.monotonic()
+            return
+        self._fall(ending)
+
+    def _check_left(self) -> None:
+        """A rank ended without error, yet this one is still inside a call, long after its data came."""
+        now = time.monotonic()
+        if not self.in_call:
+            self._left = dict.fromkeys(self._left, now)
+        for rank, since in self._left.items():
+            if self._ending is None and now - since > _LEAVE_S:
+                self._fall(Ending(rank, EndKind.ENDED))
+
+    def _fall(self, ending: Ending) -> None:
+        with self._lock:
+            self._ending = self._ending or ending
+        self._known.set()
+        self._cut()
+
+    def _cut(self) -> None:
+        """Make every wait in the groups end with an error, here and on the other ranks."""
+        cut(self._sockets)
+        for group in (self.group, self.reduce_group):
+            if group is not None and "nccl" in group.name().lower():
+                group.abort()
+
+
+def live_links() -> list[Links]:
+    """The links of this process that are still in use."""
+    return [links for links in _live if links.alive]
+
+
+def find_links(ranks: Sequence[int], backend: str) -> Links | None:
+    """The links that already join `ranks`, None if there are none or they have ended."""
+    key = (tuple(ranks), backend)
+    return next((links for links in live_links() if links.ending is None and links.key == key), None)
+
+
+def open_links(rank: int, ranks: Sequence[int], backend: str, settings: Settings) -> Links:
+    """Join `ranks` (of the default process group) by links; all of them must call this at the same point.
+
+    Args:
+        rank: this rank's index in `ranks`.
+        ranks: the global ranks of the mesh, in mesh order.
+        backend: "gloo" or "nccl".
+        settings: timeouts and address.
+
+    Raises:
+        RankFailedError: a rank did not come.
+        MeshError: a rank cannot be reached.
+    """
+    world = dist.GroupMember.WORLD
+    assert world is not None, "open_links needs a process group"
+    for links in live_links():
+        if links.ending and links.ending.kind is EndKind.KILLED:
+            raise RankFailedError(str(links.ending))
+    store = default_store()
+    prefix = _prefix(store, rank, ranks)
+    host = settings.host or own_address(settings.launch.master_addr if settings.launch else None)
+    connections = connect_all(store, prefix, rank, len(ranks), host, settings.timeout_s)
+    control = Control(rank, connections, settings.timeout_s)
+    before = open_sockets()
+    timeout = timedelta(seconds=settings.timeout_s)
+    groups = [_new_group(ranks, backend, timeout, purpose) for purpose in ("data", "reduce")]
+    sockets = _shared_sockets(control, open_sockets() - before) if backend == "gloo" else set()
+    return Links(world, (tuple(ranks), backend), groups[0], groups[1], control, sockets)
+
+
+def _prefix(store: Store, rank: int, ranks: Sequence[int]) -> str:
+    """A key prefix for the n-th links among these ranks: each rank counts for itself, all alike."""
+    name = "fxdp/" + "-".join(str(item) for item in ranks)
+    return f"{name}/{store.add(f'{name}/count/{rank}', 1)}"
+
+
+def _new_group(ranks: Sequence[int], backend: str, timeout: timedelta, purpose: str) -> dist.ProcessGroup:
+    whole = len(ranks) == dist.get_world_size()
+    try:
+        group = dist.new_group(
+            list(ranks),
+            timeout=timeout,
+            backend=backend,
+            use_local_synchronization=not whole,
+            group_desc=f"fxdp_{purpose}",
+        )
+        if backend == "gloo":
+            group.barrier().wait()  # gloo may connect only on first use
+    except RuntimeError as error:
+        raise RankFailedError(f"making the {backend} group of ranks {list(ranks)} failed: {error}") from error
+    assert isinstance(group, dist.ProcessGroup)
+    return group
+
+
+def _shared_sockets(control: Control, opened: set[OpenSocket]) -> set[OpenSocket]:
+    """Those of `opened` whose other end is a socket that another rank opened meanwhile."""
+    mine = [[item.here, item.there] for item in opened]
+    theirs: set[tuple[tuple[str, int], tuple[str, int]]] = set()
+    for rank, data in enumerate(control.exchange(json.dumps(mine).encode())):
+        if rank != control.rank:
+            theirs |= {((here[0], here[1]), (there[0], there[1])) for here, there in json.loads(data)}
+    return {item for item in opened if (item.there, item.here) in theirs}
+
+
+@atexit.register
+def _say_goodbye() -> None:
+    for links in list(_live):
+        if links.alive:
+            links.close()

@@ -1,0 +1,57 @@
+"""The connections that gloo opened for a process group, so that they can be cut.
+
+gloo has no abort: a rank that waits in a collective stays there until a connection breaks. So the sockets
+that appear while a group is made are noted, by inode so that a reused descriptor is never mistaken for
+one, and `cut` shuts them down: every wait in the group, here and on the peers, then ends with an error.
+Works where /proc exists (Linux); elsewhere nothing is noted and a wait ends by its timeout.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from dataclasses import dataclass
+
+__all__ = ["OpenSocket", "cut", "open_sockets"]
+
+_DESCRIPTORS = "/proc/self/fd"
+
+
+@dataclass(frozen=True)
+class OpenSocket:
+    """An open TCP connection of this process."""
+
+    descriptor: int
+    inode: str
+    here: tuple[str, int]
+    there: tuple[str, int]
+
+
+def open_sockets() -> set[OpenSocket]:
+    """All connected TCP sockets of this process."""
+    found: set[OpenSocket] = set()
+    if not os.path.isdir(_DESCRIPTORS):
+        return found
+    for name in os.listdir(_DESCRIPTORS):
+        with contextlib.suppress(OSError):
+            inode = _inode(int(name))
+            if not inode.startswith("socket:"):
+                continue
+            with socket.socket(fileno=os.dup(int(name))) as copy:
+                if copy.family not in (socket.AF_INET, socket.AF_INET6) or copy.type != socket.SOCK_STREAM:
+                    continue
+                found.add(OpenSocket(int(name), inode, copy.getsockname()[:2], copy.getpeername()[:2]))
+    return found
+
+
+def cut(sockets: set[OpenSocket]) -> None:
+    """Shut down those of `sockets` that are still open."""
+    for item in sockets:
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(item.descriptor)) as copy:
+            if _inode(item.descriptor) == item.inode == _inode(copy.fileno()):
+                copy.shutdown(socket.SHUT_RDWR)
+
+
+def _inode(descriptor: int) -> str:
+    return os.readlink(f"{_DESCRIPTORS}/{descriptor}")

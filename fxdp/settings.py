@@ -1,0 +1,95 @@
+"""What fxdp takes from the environment: the one module that reads environment variables.
+
+variable         meaning                                                           default
+RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT        set by torchrun      none
+FXDP_TIMEOUT_S   seconds a rank waits for another before it gives up               300
+FXDP_HOST        address at which other ranks reach this one (control channel)     found by itself
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fxdp.errors import MeshError
+
+__all__ = ["Launch", "Settings"]
+
+_LAUNCH_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+@dataclass(frozen=True)
+class Launch:
+    """The place of this process among those that torchrun started."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    master_addr: str
+    master_port: int
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All settings from the environment, read once per use and passed on as a value.
+
+    Attributes:
+        launch: torchrun's variables, None when the process was not started by torchrun.
+        timeout_s: seconds a rank waits for another one in a collective or in the control channel.
+        host: the address at which other ranks reach this one, None to find it.
+    """
+
+    launch: Launch | None = None
+    timeout_s: float = 300.0
+    host: str | None = None
+
+    @staticmethod
+    def from_environment(environment: Mapping[str, str] | None = None) -> Settings:
+        """Read the settings from `environment` (default: the process's own).
+
+        Raises:
+            MeshError: a variable is not a number, or torchrun's set is incomplete.
+        """
+        env = os.environ if environment is None else environment
+        return Settings(
+            launch=_launch(env),
+            timeout_s=_number(env, "FXDP_TIMEOUT_S", 300.0),
+            host=env.get("FXDP_HOST") or None,
+        )
+
+
+def _launch(env: Mapping[str, str]) -> Launch | None:
+    if "RANK" not in env or "WORLD_SIZE" not in env:
+        return None
+    world_size = int(_number(env, "WORLD_SIZE", 1))
+    missing = [name for name in _LAUNCH_VARIABLES if not env.get(name) and name != "LOCAL_RANK"]
+    if missing and world_size == 1:
+        return None
+    if missing:
+        raise MeshError(
+            f"the environment says WORLD_SIZE={world_size}, but {', '.join(missing)} is not set; "
+            f"expected all of {', '.join(_LAUNCH_VARIABLES)}: launch with torchrun, or call "
+            "torch.distributed.init_process_group yourself before fxdp.compile"
+        )
+    rank = int(_number(env, "RANK", 0))
+    return Launch(
+        rank=rank,
+        world_size=world_size,
+        local_rank=int(_number(env, "LOCAL_RANK", rank)),
+        master_addr=env["MASTER_ADDR"],
+        master_port=int(_number(env, "MASTER_PORT", 0)),
+    )
+
+
+def _number(env: Mapping[str, str], name: str, default: float) -> float:
+    text = env.get(name)
+    if not text:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if value < 0 or value != value:
+        raise MeshError(f"environment variable {name} is {text!r}; expected a number >= 0")
+    return value
