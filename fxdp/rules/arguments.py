@@ -17,12 +17,13 @@ from torch._ops import OpOverload
 from fxdp.annotations import TensorType
 from fxdp.placements import Dim, Placement, Shard
 from fxdp.rules.registry import Alternative, Op, Operand, aten
-from fxdp.symbols import B, LOCAL, local_size
+from fxdp.symbols import LOCAL, B, local_size
 
 _SIZE_ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "size": (
         aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.expand.default,
-        aten.full, aten.zeros, aten.ones, aten.empty, aten.empty_strided, aten.rand, aten.randn, aten.randint,
+        aten.full, aten.zeros, aten.ones, aten.empty, aten.empty_strided, aten.empty_permuted,
+        aten.rand, aten.randn, aten.randint,
         aten.new_full, aten.new_zeros, aten.new_ones, aten.new_empty, aten.new_empty_strided,
         aten.as_strided, aten.normal.float_float,
     ),

@@ -9,7 +9,7 @@ gather and a reduction itself. A rule knows no graph and no mesh.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -36,10 +36,12 @@ class Operand:
 
     @property
     def shape(self) -> tuple[Dim, ...]:
+        """The global shape."""
         return self.type.shape
 
     @property
     def ndim(self) -> int:
+        """The number of dims."""
         return len(self.type.shape)
 
     @property
@@ -88,8 +90,8 @@ class Alternative:
 class Op:
     """A node as a rule sees it: tensor nodes are `Operand`s, SymInts are sympy expressions or ints.
 
-    Lists are tuples, here and inside. `operands` lists every tensor occurrence in the order of `(args, kwargs)`, so an operand used twice
-    has two entries. `outputs` has one type per result.
+    Lists are tuples, here and inside. `operands` lists every tensor occurrence in the order of
+    `(args, kwargs)`, so an operand used twice has two entries. `outputs` has one type per result.
     """
 
     target: OpOverload
@@ -114,7 +116,7 @@ class Op:
 
     def alternative(
         self,
-        inputs: dict[int, Placement | None] | None = None,
+        inputs: Mapping[int, Placement | None] | None = None,
         outputs: Placement | tuple[Placement | None, ...] = R,
         rewrite: Rewrite | None = None,
     ) -> Alternative:

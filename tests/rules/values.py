@@ -42,11 +42,13 @@ def fill_template(template: Any, tensors: Sequence[Any]) -> tuple[tuple[Any, ...
     return args, kwargs
 
 
-@cache
 def evaluate(size: Any, batch: int, local: int, offset: int) -> Any:
     """The number that an expression in `B`, `b` and `offset` stands for on a rank."""
-    if not isinstance(size, sympy.Expr):
-        return size
+    return _evaluate(size, batch, local, offset) if isinstance(size, sympy.Expr) else size
+
+
+@cache
+def _evaluate(size: sympy.Expr, batch: int, local: int, offset: int) -> Any:
     numbers = {B: batch, LOCAL: local, OFFSET: offset}
     value = size.xreplace({symbol: sympy.Integer(n) for symbol, n in numbers.items()})
     return int(value) if value.is_Integer else float(value)
