@@ -27,10 +27,9 @@ import torch.distributed as dist
 
 from fxdp.errors import RankFailedError
 from fxdp.links.control import Control, Ending, EndKind, Peer
-from fxdp.links.rendezvous import connect_all, own_address
+from fxdp.links.rendezvous import KeyValueStore, connect_all, own_address
 from fxdp.links.sockets import OpenSocket, cut, open_sockets
 from fxdp.settings import Settings
-from fxdp.torch_compat import Store, default_store
 
 __all__ = ["Links", "find_links", "live_links", "open_links"]
 
@@ -45,10 +44,7 @@ class Links:
     """Process groups and control channel of one mesh on one rank; made by `open_links`.
 
     Attributes:
-        world: the default process group at the time; the links end with it.
         key: the global ranks joined, and the backend.
-        group: the process group over all data axes.
-        reduce_group: a second one for gradient reductions: its own stream on CUDA.
         control: short messages between all ranks.
         in_call: true while the main thread is inside a compiled call.
     """
@@ -62,10 +58,10 @@ class Links:
         control: Control,
         sockets: set[OpenSocket],
     ) -> None:
-        self.world = world
+        self._world = weakref.ref(world)  # torch alone owns groups: destroying them frees them at once
         self.key = key
-        self.group: dist.ProcessGroup | None = group
-        self.reduce_group: dist.ProcessGroup | None = reduce_group
+        self._group = weakref.ref(group)
+        self._reduce_group = weakref.ref(reduce_group)
         self.control = control
         self.in_call = False
         self._sockets = sockets
@@ -84,9 +80,20 @@ class Links:
         return self.control.rank
 
     @property
+    def group(self) -> dist.ProcessGroup | None:
+        """The process group over all data axes, None once it was destroyed."""
+        return self._group()
+
+    @property
+    def reduce_group(self) -> dist.ProcessGroup | None:
+        """A second group for gradient reductions: its own stream on CUDA."""
+        return self._reduce_group()
+
+    @property
     def alive(self) -> bool:
         """Whether the default process group, and so these links, still exist."""
-        return dist.GroupMember.WORLD is self.world and self.group is not None
+        world = self._world()
+        return world is not None and dist.GroupMember.WORLD is world
 
     @property
     def ending(self) -> Ending | None:
@@ -135,7 +142,6 @@ class Links:
         self.control.close()
         self._wake.close()
         self._waker.close()
-        self.group = self.reduce_group = None
 
     def _on_hang_up(self, peer: Peer) -> None:
         ending = self.control.drain(peer) or Ending(peer.rank, EndKind.KILLED)
@@ -197,7 +203,7 @@ def open_links(rank: int, ranks: Sequence[int], backend: str, settings: Settings
     for links in live_links():
         if links.ending and links.ending.kind is EndKind.KILLED:
             raise RankFailedError(str(links.ending))
-    store = default_store()
+    store = world.get_group_store()
     prefix = _prefix(store, rank, ranks)
     host = settings.host or own_address(settings.launch.master_addr if settings.launch else None)
     connections = connect_all(store, prefix, rank, len(ranks), host, settings.timeout_s)
@@ -209,7 +215,7 @@ def open_links(rank: int, ranks: Sequence[int], backend: str, settings: Settings
     return Links(world, (tuple(ranks), backend), groups[0], groups[1], control, sockets)
 
 
-def _prefix(store: Store, rank: int, ranks: Sequence[int]) -> str:
+def _prefix(store: KeyValueStore, rank: int, ranks: Sequence[int]) -> str:
     """A key prefix for the n-th links among these ranks: each rank counts for itself, all alike."""
     name = "fxdp/" + "-".join(str(item) for item in ranks)
     return f"{name}/{store.add(f'{name}/count/{rank}', 1)}"

@@ -17,17 +17,26 @@ import socket
 import struct
 import time
 from datetime import timedelta
+from typing import Protocol
 
 from fxdp.errors import MeshError, RankFailedError
-from fxdp.torch_compat import Store
 
-__all__ = ["connect_all", "own_address"]
+__all__ = ["KeyValueStore", "connect_all", "own_address"]
 
 _HELLO = struct.Struct("<16sI")  # the mesh's secret token, the rank that calls
 
 
+class KeyValueStore(Protocol):
+    """What is needed of torch.distributed's stores."""
+
+    def set(self, key: str, value: str) -> None: ...  # noqa: D102
+    def get(self, key: str) -> bytes: ...  # noqa: D102
+    def add(self, key: str, value: int) -> int: ...  # noqa: D102
+    def wait(self, keys: list[str], timeout: timedelta) -> None: ...  # noqa: D102
+
+
 def connect_all(
-    store: Store, prefix: str, rank: int, size: int, host: str, timeout_s: float
+    store: KeyValueStore, prefix: str, rank: int, size: int, host: str, timeout_s: float
 ) -> dict[int, socket.socket]:
     """Connect this rank to all others; returns the non-blocking socket of each other rank.
 
@@ -73,10 +82,10 @@ def own_address(master: str | None) -> str:
         return "127.0.0.1"
 
 
-def _lookup(store: Store, key: str, rank: int, deadline: float) -> str:
+def _lookup(store: KeyValueStore, key: str, rank: int, deadline: float) -> str:
     try:
         store.wait([key], timedelta(seconds=max(0.1, deadline - time.monotonic())))
-        return bytes(store.get(key)).decode()
+        return store.get(key).decode()
     except RuntimeError as error:
         raise RankFailedError(
             f"rank {rank} did not join the mesh in time; expected all ranks to call fxdp.compile with the "

@@ -1,0 +1,17 @@
+"""Fixtures for all tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.ranks import RankPool
+
+
+@pytest.fixture(scope="session")
+def ranks() -> Iterator[RankPool]:
+    """Rank processes, shared by the whole session (see tests/ranks.py)."""
+    pool = RankPool()
+    yield pool
+    pool.close()

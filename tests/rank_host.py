@@ -1,0 +1,174 @@
+"""The processes behind tests/ranks.py: a host that has imported torch and forks one process per rank.
+
+    pytest  --(orders: fork, wait, kill)-->  host  --fork-->  rank 0, rank 1, ...
+    pytest  <------------- one connection per rank (tasks, results) ------------
+
+Importing torch takes seconds, a fork milliseconds. The host itself never runs a kernel or opens a process
+group, so it has no threads that a fork could break. Ranks die with their host, the host with pytest.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import gc
+import importlib.util
+import os
+import pickle
+import signal
+import sys
+import traceback
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from multiprocessing.connection import Client, Connection
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import fxdp.runtime.agreement  # noqa: F401  (imported once, for all ranks)
+
+
+@dataclass(frozen=True)
+class Task:
+    """A function of a test module, to be run by one rank."""
+
+    module: str
+    file: str
+    function: str
+    arguments: bytes
+    rank: int
+    world_size: int
+    store_port: int
+    store_prefix: str
+    init: bool
+    timeout_s: float
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a rank answers: its result, or the text of its error."""
+
+    result: bytes = b""
+    error: str = ""
+
+
+def serve(descriptor: int) -> None:
+    """Carry out the orders that come over `descriptor`, until pytest closes the connection."""
+    orders = Connection(descriptor)
+    children: set[int] = set()
+    while True:
+        try:
+            order, value = orders.recv()
+        except EOFError:
+            break
+        if order == "fork":
+            pid = os.fork()
+            if pid == 0:
+                orders.close()
+                _be_rank(*value)
+            children.add(pid)
+            orders.send(pid)
+        if order == "kill":
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(value, signal.SIGKILL)
+            orders.send(None)
+        if order == "wait":
+            ended, status = os.waitpid(value, os.WNOHANG)
+            children.discard(ended)
+            orders.send(os.waitstatus_to_exitcode(status) if ended else None)
+    for pid in children:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _be_rank(address: str, key: bytes, output: str, environment: dict[str, str], once: bool) -> None:
+    """The life of one rank; never returns."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    log = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.environ.update(environment)
+    connection = Client(address, "AF_UNIX", authkey=key)
+    connection.send(os.getpid())
+    code = 0
+    try:
+        while True:
+            task = connection.recv()
+            if once:
+                code = _run_once(task, connection)
+                break
+            _run(task, connection)
+    except EOFError:
+        pass
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _run_once(task: Task, connection: Connection) -> int:
+    """Run `task` as a program does: an error goes to sys.excepthook, then come the exit functions."""
+    code = 0
+    try:
+        connection.send(Reply(_call(task)))
+    except BaseException:
+        code = 1
+        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+    atexit._run_exitfuncs()
+    return code
+
+
+def _run(task: Task, connection: Connection) -> None:
+    """Run `task`, answer, clean up, and say that this rank is ready for the next."""
+    try:
+        reply = Reply(_call(task))
+    except BaseException:
+        reply = Reply(error=traceback.format_exc())
+    connection.send(reply)
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    if "torch._dynamo" in sys.modules:
+        torch._dynamo.reset()
+    gc.collect()
+    connection.send("ready")
+
+
+def _call(task: Task) -> bytes:
+    torch.set_num_threads(1)
+    torch.set_default_dtype(torch.float32)
+    torch.manual_seed(0)
+    function = _find(task)
+    arguments, options = pickle.loads(task.arguments)
+    if task.init:
+        store = dist.TCPStore("127.0.0.1", task.store_port, is_master=False)
+        limit = timedelta(seconds=task.timeout_s)
+        scoped = dist.PrefixStore(task.store_prefix, store)
+        dist.init_process_group(
+            "gloo", store=scoped, rank=task.rank, world_size=task.world_size, timeout=limit
+        )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        return pickle.dumps(function(*arguments, **options))
+
+
+def _find(task: Task) -> Callable[..., Any]:
+    """The task's function, from its file under the name that pytest gave its module."""
+    module = sys.modules.get(task.module)
+    if module is None or getattr(module, "__file__", None) != task.file:
+        spec = importlib.util.spec_from_file_location(task.module, task.file)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[task.module] = module
+        spec.loader.exec_module(module)
+    found: Any = module
+    for part in task.function.split("."):
+        found = getattr(found, part)
+    return found  # type: ignore[no-any-return]

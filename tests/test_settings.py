@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+import pytest
+
+from fxdp.errors import MeshError
+from fxdp.settings import Launch, Settings
+
+_TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "host", "MASTER_PORT": "29500"}
+
+
+def test_defaults() -> None:
+    assert Settings.from_environment({}) == Settings(launch=None, timeout_s=300.0, host=None)
+
+
+def test_torchrun() -> None:
+    settings = Settings.from_environment({**_TORCHRUN, "FXDP_TIMEOUT_S": "7.5"})
+    assert settings == Settings(Launch(1, 2, 0, "host", 29500), 7.5)
+
+
+def test_world_of_one_without_address_is_no_launch() -> None:
+    assert Settings.from_environment({"RANK": "0", "WORLD_SIZE": "1"}).launch is None
+
+
+def test_missing_variable_is_named() -> None:
+    incomplete = {key: value for key, value in _TORCHRUN.items() if key != "MASTER_ADDR"}
+    with pytest.raises(MeshError, match="WORLD_SIZE=2, but MASTER_ADDR is not set"):
+        Settings.from_environment(incomplete)
+
+
+@pytest.mark.parametrize("text", ["soon", "-1", "nan"])
+def test_not_a_number(text: str) -> None:
+    with pytest.raises(MeshError, match=f"FXDP_TIMEOUT_S is '{text}'; expected a number >= 0"):
+        Settings.from_environment({"FXDP_TIMEOUT_S": text})
