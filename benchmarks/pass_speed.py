@@ -1,0 +1,84 @@
+"""How fast fxdp's own passes are, and whether their time grows with the graph alone.
+
+    python benchmarks/pass_speed.py                      # GPT-2 of 12, 24 and 48 layers, d 64
+
+Capture, joint export and Inductor are not counted: only the passes between them. No process group is
+needed, the mesh is virtual.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+import fxdp
+from fxdp.demo.model import GPT, GPTConfig
+
+WANTED_NODES_PER_SECOND = 5_000
+WANTED_LINEARITY = 0.10
+
+
+@dataclass(frozen=True)
+class Speed:
+    """The passes over one model; `seconds` is the best of several runs."""
+
+    layers: int
+    nodes: int
+    seconds: float
+    timings: dict[str, float]
+
+    @property
+    def rate(self) -> float:
+        return self.nodes / self.seconds
+
+
+def measure(layers: int, repeats: int) -> Speed:
+    """Plan one model several times and keep the fastest."""
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(vocabulary=256, length=32, layers=layers, width=64, heads=2))
+    tokens = torch.zeros(4, 32, dtype=torch.long)
+    plans = [fxdp.plan(model, (tokens, tokens), {}, mesh={"dp": 2}) for _ in range(repeats)]
+    best = min(plans, key=lambda plan: plan.timings["passes"])
+    return Speed(layers, best.nodes, best.timings["passes"], dict(best.timings))
+
+
+def main() -> int:
+    """Measure, show, and return 1 if a figure is not reached."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--layers", type=int, nargs="+", default=[12, 24, 48])
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--json", type=Path, default=None)
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    speeds = [measure(layers, asked.repeats) for layers in asked.layers]
+    if asked.json:
+        asked.json.write_text(json.dumps([asdict(speed) for speed in speeds], indent=1))
+    return _show(speeds)
+
+
+def _show(speeds: list[Speed]) -> int:
+    table = Table(title="fxdp's own passes")
+    for column in ("layers", "nodes", "seconds", "nodes/s", "time per node, x the first"):
+        table.add_column(column, justify="right")
+    growth = [speeds[0].rate / speed.rate for speed in speeds]
+    for speed, ratio in zip(speeds, growth, strict=True):
+        figures = (f"{speed.nodes:,}", f"{speed.seconds:.2f}", f"{speed.rate:,.0f}", f"{ratio:.2f}")
+        table.add_row(str(speed.layers), *figures)
+    fast = min(speed.rate for speed in speeds) >= WANTED_NODES_PER_SECOND
+    linear = max(growth) <= 1 + WANTED_LINEARITY
+    Console().print(table, f"at least {WANTED_NODES_PER_SECOND:,} nodes/s: {'yes' if fast else 'NO'}")
+    Console().print(f"linear within {WANTED_LINEARITY:.0%}: {'yes' if linear else 'NO'}")
+    return 0 if fast and linear else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,42 @@
+"""The demonstration from the command line, with few steps, on real processes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import fxdp
+
+pytestmark = pytest.mark.skipif(not hasattr(fxdp, "compile"), reason="the compiler is not there yet")
+
+
+def _demo(out: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "fxdp", "demo", "--out", str(out), *options]
+    return subprocess.run(command, capture_output=True, text=True, timeout=240)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "options"),
+    [
+        ("dp=1", ["--compute", "eager"]),
+        ("dp=2", ["--compute", "inductor"]),
+        ("dp=3", ["--compute", "eager", "--batch", "5", "--dtype", "float64"]),
+    ],
+)
+def test_the_losses_are_those_of_one_device(tmp_path: Path, mesh: str, options: list[str]) -> None:
+    out = tmp_path / "curves.png"
+    shown = _demo(out, "--steps", "3", "--mesh", mesh, *options)
+    assert shown.returncode == 0, shown.stdout + shown.stderr
+    assert "the same within rounding" in shown.stdout
+    assert "communication of one step" in shown.stdout
+    assert ("all_reduce" in shown.stdout) == (mesh != "dp=1")
+    assert out.read_bytes().startswith(b"\x89PNG")
+
+
+def test_an_unwritable_picture_is_an_error_before_training(tmp_path: Path) -> None:
+    shown = _demo(tmp_path / "missing" / "curves.png")
+    assert shown.returncode == 2
+    assert "there is no folder" in shown.stderr

@@ -1,0 +1,54 @@
+"""Tables as a reader sees them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
+from fxdp.report import communication_table, format_bytes, format_seconds, timings_line
+
+
+@dataclass(frozen=True)
+class Row:
+    op: str
+    bytes: int
+    count: int
+    cause: str
+    site: str
+    phase: str
+
+
+def _text(*rows: Row) -> list[str]:
+    console = Console(width=100, file=StringIO())
+    with console.capture() as shown:
+        console.print(communication_table(rows))
+    return [line.rstrip() for line in shown.get().splitlines()]
+
+
+def test_each_collective_has_its_cause_and_the_last_line_is_the_sum() -> None:
+    lines = _text(
+        Row("all_reduce", 2048, 2, "gradient of [w]", "model.py:7", "backward"),
+        Row("all_reduce", 4, 1, "loss", "model.py:9", "forward"),
+    )
+    assert "│ backward │ all_reduce │     2 │ 2.0 KiB │ gradient of [w] │ model.py:7 │" in lines
+    assert "│ total    │            │     3 │ 2.0 KiB │                 │            │" in lines
+
+
+def test_one_rank_sends_nothing() -> None:
+    assert any("one rank sends nothing" in line for line in _text())
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (3_300_000, "3.1 MiB"), (5 << 40, "5120.0 GiB")],
+)
+def test_bytes(count: int, text: str) -> None:
+    assert format_bytes(count) == text
+
+
+def test_seconds() -> None:
+    assert format_seconds(0.0123) == "12.3 ms"
+    assert timings_line({"export": 1.24, "passes": 0.5}) == "export 1.2 s, passes 500.0 ms"
