@@ -15,22 +15,12 @@ from fxdp.rules.registry import Alternative, Op, aten, rule
     "convolution",
     aten.convolution.default, aten._convolution.default, aten.mkldnn_convolution.default,
     aten.cudnn_convolution.default, aten.cudnn_convolution_transpose.default,
-    aten.cudnn_convolution_relu.default, aten.miopen_convolution.default,
 )  # fmt: skip
 def convolution(op: Op) -> Iterator[Alternative]:
     """Any convolution, also transposed, of `[N, C, ...]`."""
     x, weight = op.operands[:2]
     if x.ndim == weight.ndim:  # else a single sample without a batch dim
         yield from by_labels(op, [(x, leading("n", x.ndim))], [leading("n", len(op.output.shape))])
-
-
-@rule("convolution", aten.cudnn_convolution_add_relu.default)
-def convolution_add_relu(op: Op) -> Iterator[Alternative]:
-    """`relu(conv(x) + alpha * z + bias)`."""
-    x, weight, z = op.operands[:3]
-    if x.ndim == weight.ndim == z.ndim:
-        samples = leading("n", x.ndim)
-        yield from by_labels(op, [(x, samples), (z, samples)], [samples])
 
 
 @rule("convolution", aten.convolution_backward.default)

@@ -52,6 +52,8 @@ def biased_product(op: Op) -> Iterator[Alternative]:
     """`beta * bias + alpha * a @ b`: as the product; where that is partial, so is the bias."""
     left, right, result = _BIASED[op.target._schema.name.removeprefix("aten::")]
     bias, a, b = op.operands
+    if op.target is aten.addmv.default and bias.shape != op.output.shape:
+        return  # torch gives the result of an empty matrix the bias's shape
     inputs = [(a, left), (b, right), (bias, trailing(result, bias.ndim))]
     yield from by_labels(op, inputs, [result], broadcast=True, addends=[bias])
     yield from linear(op, [bias, a], [bias, b])

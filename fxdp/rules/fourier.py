@@ -1,14 +1,16 @@
 """Fourier transforms.
 
-Law: a transform mixes only the dims it names; all others split. It is linear.
+Law: a transform mixes only the dims it names; all others split. It is linear. MKL refuses empty parts,
+so a rank runs the op of `empty_parts`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from fxdp.rules.empty_parts import local_op
 from fxdp.rules.labels import by_labels, letters, linear
-from fxdp.rules.registry import Alternative, Op, aten, rule
+from fxdp.rules.registry import Alternative, Op, Rewrite, aten, rule
 
 
 @rule("fourier", aten._fft_c2c.default, aten._fft_r2c.default, aten._fft_c2r.default)
@@ -17,5 +19,6 @@ def transform(op: Op) -> Iterator[Alternative]:
     (x,) = op.operands
     mixed = {d % x.ndim for d in op.arg("dim")}
     names = "".join("_" if d in mixed else c for d, c in enumerate(letters(x.ndim)))
-    yield from by_labels(op, [(x, names)], [names])
+    rewrite = Rewrite(target=local_op(op.target))
+    yield from by_labels(op, [(x, names)], [names], rewrite=rewrite)
     yield from linear(op, [x])

@@ -64,7 +64,6 @@ def _all_but_channels(ndim: int) -> str:
     aten._native_batch_norm_legit_no_training.default, aten._batch_norm_no_update.default,
     aten.native_batch_norm.default, aten._native_batch_norm_legit.default,
     aten._native_batch_norm_legit_functional.default, aten.cudnn_batch_norm.default,
-    aten.miopen_batch_norm.default,
 )  # fmt: skip
 def batch_norm_by_running_statistics(op: Op) -> Iterator[Alternative]:
     """In evaluation all dims but the channels split; the other results are empty or the statistics."""

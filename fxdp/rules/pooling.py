@@ -26,8 +26,6 @@ _SPATIAL = {"1d": 1, "2d": 2, "3d": 3}
     aten.fractional_max_pool2d.default, aten.fractional_max_pool2d_backward.default,
     aten.fractional_max_pool3d.default, aten.fractional_max_pool3d_backward.default,
     aten.max_unpool2d.default, aten.max_unpool3d.default,
-    aten.mkldnn_max_pool2d.default, aten.mkldnn_max_pool3d.default,
-    aten.mkldnn_adaptive_avg_pool2d.default,
 )  # fmt: skip
 def pooling(op: Op) -> Iterator[Alternative]:
     """All tensors, also indices and the random samples of fractional pooling, lead with the batch."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from fxdp.rules.empty_parts import local_op
 from fxdp.rules.labels import by_labels, leading, letters, linear
 from fxdp.rules.registry import Alternative, Op, Rewrite, aten, rule
 from fxdp.symbols import mentions_batch
@@ -47,6 +48,7 @@ def resampling(op: Op) -> Iterator[Alternative]:
         return
     samples = leading("n", spatial + 2)
     yield from by_labels(op, [(o, samples) for o in op.operands], [samples])
+    yield from linear(op, op.operands[:1])
 
 
 @rule("resampling", aten.constant_pad_nd.default)
@@ -67,7 +69,9 @@ def pixel_shuffle(op: Op) -> Iterator[Alternative]:
     """Channels and pixels trade places; the dims before `[C, H, W]` split."""
     (x,) = op.operands
     names = leading(letters(x.ndim - 3), x.ndim)
-    yield from by_labels(op, [(x, names)], [names])
+    unshuffle = op.target is aten.pixel_unshuffle.default  # eager torch mistakes an empty input's shape
+    rewrite = Rewrite(target=local_op(op.target)) if unshuffle else None
+    yield from by_labels(op, [(x, names)], [names], rewrite=rewrite)
     yield from linear(op, [x])
 
 
@@ -94,8 +98,7 @@ def sliding_windows(op: Op) -> Iterator[Alternative]:
     "resampling",
     aten.grid_sampler_2d.default, aten.grid_sampler_2d_backward.default,
     aten.grid_sampler_3d.default, aten.grid_sampler_3d_backward.default,
-    aten._grid_sampler_2d_cpu_fallback.default, aten.cudnn_grid_sampler.default,
-    aten.cudnn_grid_sampler_backward.default,
+    aten.cudnn_grid_sampler.default, aten.cudnn_grid_sampler_backward.default,
 )  # fmt: skip
 def grid_sampler(op: Op) -> Iterator[Alternative]:
     """Each sample is read at its own grid."""
