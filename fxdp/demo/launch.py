@@ -10,10 +10,14 @@ The parent holds the store, so no port is guessed, and it knows each child by it
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
+import sys
 import tempfile
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,12 +64,26 @@ def launch(
     }
     with tempfile.TemporaryDirectory(prefix="fxdp-") as folder:
         children: list[_Child] = []
-        try:
-            for rank in range(ranks):
-                children.append(_start(command, rank, shared, Path(folder)))
-            return _wait(children, timeout)
-        finally:
-            _stop(children)
+        with _terminate_as_exit():
+            try:
+                for rank in range(ranks):
+                    children.append(_start(command, rank, shared, Path(folder)))
+                return _wait(children, timeout)
+            finally:
+                _stop(children)
+
+
+@contextmanager
+def _terminate_as_exit() -> Iterator[None]:
+    """Let SIGTERM unwind the stack, so that the children are not left behind."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
 
 
 def _start(command: Sequence[str], rank: int, shared: Mapping[str, str], folder: Path) -> _Child:
@@ -100,7 +118,7 @@ def _blame(children: Sequence[_Child]) -> int:
     code = first.process.returncode
     how = f"exit code {code}" if code > 0 else f"signal {-code}"
     lines = first.errors.read_text(errors="replace").splitlines()
-    _say(f"rank {first.rank} ended with {how}:", *lines[-_SHOWN_LINES:])
+    _say(f"rank {first.rank} ended with {how}{':' if lines else ''}", *lines[-_SHOWN_LINES:])
     return code if code > 0 else 128 - code
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from fxdp.demo.launch import launch
 
+_IMPORTS = "import os, time; "
 _MEET = """
 import torch, torch.distributed as dist
 dist.init_process_group("gloo")
@@ -51,6 +53,20 @@ def test_a_rank_that_is_killed_is_named(capfd: pytest.CaptureFixture[str]) -> No
     code = "import os, time; os.environ['RANK'] == '0' and os.kill(os.getpid(), 9); time.sleep(60)"
     assert launch(_python(code), 2) == 128 + 9
     assert "rank 0 ended with signal 9" in capfd.readouterr().err
+
+
+def test_a_launcher_that_is_terminated_leaves_nothing_behind(tmp_path: Path) -> None:
+    nap = f"open({str(tmp_path / 'pid')!r} + os.environ['RANK'], 'w').write(str(os.getpid())); time.sleep(60)"
+    code = f"import sys; from fxdp.demo.launch import launch; launch([sys.executable, '-c', {_IMPORTS + nap!r}], 2)"
+    launcher = subprocess.Popen(_python(code))
+    while len(list(tmp_path.iterdir())) < 2:
+        time.sleep(0.05)
+    time.sleep(0.5)
+    launcher.terminate()
+    assert launcher.wait(30) == 128 + 15
+    for file in tmp_path.iterdir():
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(file.read_text()), 0)
 
 
 def test_a_time_limit_ends_all(capfd: pytest.CaptureFixture[str]) -> None:
