@@ -57,7 +57,8 @@ def test_a_rank_that_is_killed_is_named(capfd: pytest.CaptureFixture[str]) -> No
 
 def test_a_launcher_that_is_terminated_leaves_nothing_behind(tmp_path: Path) -> None:
     nap = f"open({str(tmp_path / 'pid')!r} + os.environ['RANK'], 'w').write(str(os.getpid())); time.sleep(60)"
-    code = f"import sys; from fxdp.demo.launch import launch; launch([sys.executable, '-c', {_IMPORTS + nap!r}], 2)"
+    command = f"[sys.executable, '-c', {_IMPORTS + nap!r}]"
+    code = f"import sys; from fxdp.demo.launch import launch; launch({command}, 2)"
     launcher = subprocess.Popen(_python(code))
     while len(list(tmp_path.iterdir())) < 2:
         time.sleep(0.05)
