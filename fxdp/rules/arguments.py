@@ -21,12 +21,13 @@ from fxdp.symbols import LOCAL, B, local_size
 
 _SIZE_ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "size": (
-        aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.expand.default,
+        aten.view.default, aten._unsafe_view.default, aten.expand.default,
         aten.full, aten.zeros, aten.ones, aten.empty, aten.empty_strided, aten.empty_permuted,
         aten.rand, aten.randn, aten.randint,
         aten.new_full, aten.new_zeros, aten.new_ones, aten.new_empty, aten.new_empty_strided,
         aten.as_strided, aten.normal.float_float,
     ),
+    "shape": (aten.reshape.default,),
     "input_sizes": (
         aten.slice_backward, aten.select_backward, aten.diagonal_backward, aten.unfold_backward,
     ),

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from fxdp.placements import Dim, Shard
+from fxdp.placements import Dim, P, Shard
 from fxdp.rules.registry import Alternative, Op, Operand
 
 
@@ -41,15 +41,26 @@ def operand_or_none(value: Any) -> Operand | None:
     return value if isinstance(value, Operand) else None
 
 
+def candidates(operand: Operand) -> tuple[Shard, ...]:
+    """The shards worth asking of an operand: those it has.
+
+    A value that exists as a sum of terms only could also be reduced into shards, at half the cost of
+    reducing it whole.
+    """
+    if operand.placements == (P,):
+        return tuple(Shard(d) for d in operand.batch_dims)
+    return operand.shards
+
+
 def offered(operands: Iterable[Operand]) -> dict[Shard, None]:
-    """The sharded placements that operands already have, without repeats, in order."""
-    return {shard: None for operand in operands for shard in operand.shards}
+    """The candidates of several operands of one rank, without repeats, in order."""
+    return {shard: None for operand in operands for shard in candidates(operand)}
 
 
 def moved(op: Op, target: Callable[[int], int | None]) -> Iterator[Alternative]:
     """The only operand's shards pass to the dim that `target` names; None where they cannot."""
     (x,) = op.operands
-    for shard in x.shards:
+    for shard in candidates(x):
         dim = target(shard.dim)
         if dim is not None:
             yield op.alternative({x.index: shard}, Shard(dim, shard.outer))

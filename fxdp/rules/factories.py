@@ -39,6 +39,7 @@ def filled(op: Op) -> Iterator[Alternative]:
 @rule(
     "factory",
     aten.zeros_like.default, aten.ones_like.default, aten.full_like.default, aten.empty_like.default,
+    aten.fill.Scalar, aten.zero.default,
 )  # fmt: skip
 def filled_like(op: Op) -> Iterator[Alternative]:
     """A constant of the operand's shape."""

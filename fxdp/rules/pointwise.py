@@ -14,18 +14,18 @@ import torch
 from torch._ops import OpOverload
 
 from fxdp.placements import Dim, Shard
-from fxdp.rules.dims import operand_or_none, widens
+from fxdp.rules.dims import candidates, operand_or_none, widens
 from fxdp.rules.labels import linear
 from fxdp.rules.registry import Alternative, Op, Operand, aten, rule
 
-_OTHERWISE = frozenset(  # tagged, but `equal` answers one bool, and `masked_fill` has its own rule
-    {aten.equal.default, aten.masked_fill.Scalar}
+_OTHERWISE = frozenset(  # tagged, but `equal` answers one bool, and these have their own rules
+    {aten.equal.default, aten.masked_fill.Scalar, aten.fill.Scalar, aten.zero.default}
 )
 
 _UNTAGGED: tuple[OpOverload, ...] = (
     aten.alias.default, aten.detach.default, aten.clone.default, aten._to_copy.default,
     aten.lift_fresh_copy.default, aten.lift_fresh.default, aten.lift.default, aten._lazy_clone.default,
-    aten.copy.default, aten.fill.Scalar, aten.fill.Tensor, aten.zero.default,
+    aten.copy.default, aten.fill.Tensor,
     aten._conj.default, aten._conj_physical.default, aten._neg_view.default, aten.resolve_conj.default,
     aten.resolve_neg.default, aten.complex.default, aten.polar.default, aten.real.default, aten.imag.default,
     aten.masked_fill.Tensor, aten.floor_divide.default, aten.floor_divide.Scalar, aten.rsub.Tensor,
@@ -54,7 +54,7 @@ LINEAR: dict[OpOverload, tuple[tuple[str, ...], ...]] = {
     aten.lerp.Scalar: (("self", "end"),),
     aten.lerp.Tensor: (("self", "end"),),
     aten.complex.default: (("real", "imag"),),
-    aten.copy.default: (("src",),),
+    aten.copy.default: (("src",), ("self", "src")),
     aten.fill.Tensor: (("value",),),
     **dict.fromkeys(
         (
@@ -111,7 +111,7 @@ def aligned(op: Op) -> Iterator[Alternative]:
     shape = op.output.shape
     if any(t is not None and t.shape != shape for t in op.outputs):
         return
-    offers = {(s.dim + len(shape) - o.ndim, s.outer): None for o in op.operands for s in o.shards}
+    offers = {(s.dim + len(shape) - o.ndim, s.outer): None for o in op.operands for s in candidates(o)}
     for dim, outer in offers:
         inputs = _aligned_inputs(op.operands, shape, dim, outer)
         if inputs is not None:
@@ -144,7 +144,7 @@ def _gradient(op: Op) -> tuple[tuple[str, ...], ...]:
     """A backward op is linear in its incoming gradient."""
     first = op.target._schema.arguments[0].name
     is_backward = op.target._schema.name.endswith("_backward")
-    return ((first,),) if is_backward and first in ("grad", "grad_output") else ()
+    return ((first,),) if is_backward and first in ("grad", "grad_out", "grad_output") else ()
 
 
 def _cast_is_linear(op: Op) -> bool:

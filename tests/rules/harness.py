@@ -46,7 +46,7 @@ class WrongRuleError(AssertionError):
     """An alternative that is not what the op computes."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class T:
     """A tensor argument: its shape in `B` (or strings like `"2*B"`) and how to fill it.
 
@@ -67,6 +67,9 @@ class T:
         for name in ("low", "high", "fill", "iota"):
             object.__setattr__(self, name, options.pop(name, None))
         assert not options, f"unknown options {sorted(options)}"
+
+    def __repr__(self) -> str:
+        return f"{str(self.dtype).removeprefix('torch.')}{list(self.shape)}"
 
     def make(self, batch: int, generator: torch.Generator) -> torch.Tensor:
         shape = values.concrete(self.shape, batch)
@@ -243,6 +246,11 @@ def spelled(alternative: Alternative) -> str:
     inputs = ", ".join("*" if p is None else str(p) for p in alternative.inputs)
     outputs = ", ".join("-" if p is None else str(p) for p in alternative.outputs)
     return f"{inputs} -> {outputs}"
+
+
+def listed(text: str) -> frozenset[str]:
+    """Alternatives as `check` answers them, from `"S(0), R -> S(0); P -> P"`."""
+    return frozenset(a.strip().replace("P", "P(sum)") for a in text.split(";") if a.strip())
 
 
 def case(target: OpOverload, *args: Any, **kwargs: Any) -> Case:

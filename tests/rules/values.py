@@ -26,6 +26,10 @@ class Leaf:
     value: Any
 
 
+class NoSizeError(ValueError):
+    """A result's size is no polynomial in the batch."""
+
+
 def fill_template(template: Any, tensors: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Arguments from a template of tensor numbers and `Leaf`s; lists become tuples."""
 
@@ -144,5 +148,6 @@ def _fit(sizes: tuple[int, ...], batches: tuple[int, ...]) -> Dim:
     if len(set(sizes)) == 1:
         return sizes[0]
     fitted = sympy.expand(sympy.interpolate(list(zip(batches, sizes, strict=True)), B))
-    assert sympy.degree(fitted, B) <= 2, f"{sizes} at batches {batches} is no size in B"
+    if sympy.degree(fitted, B) > 2:
+        raise NoSizeError(f"{sizes} at batches {batches} is no size in B")
     return fitted
