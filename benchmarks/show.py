@@ -15,7 +15,7 @@ Figures = dict[str, Any]
 
 
 def table(name: str, figures: dict[str, Figures]) -> Table:
-    """One line per variant: medians with quartiles, and each as a ratio to DDP + torch.compile."""
+    """One line per variant: medians with quartiles, and each as a ratio to the baseline."""
     shown = Table(title=name, title_justify="left")
     shown.add_column("variant")
     for column in (
@@ -32,15 +32,19 @@ def table(name: str, figures: dict[str, Figures]) -> Table:
     for variant, found in figures.items():
         if variant != WHOLE:
             shown.add_row(*_row(variant, found, figures))
-    shown.caption = f"x: times {BASELINE}; loss: largest relative difference to one device, 5 steps"
+    shown.caption = f"x: times {_baseline(figures)}; loss: largest relative difference to one device, 5 steps"
     return shown
+
+
+def _baseline(figures: dict[str, Figures]) -> str:
+    return BASELINE if BASELINE in figures else "compile"
 
 
 def _row(variant: str, found: Figures, figures: dict[str, Figures]) -> list[str]:
     first, seconds = found["first"], found["seconds"]
     if not first or not seconds:
         return [variant, "failed"]
-    base = figures.get(BASELINE, {"first": None, "seconds": []})
+    base = figures.get(_baseline(figures), {"first": None, "seconds": []})
     low, _, high = quantiles(seconds, n=4)
     ratio = f"{median(seconds) / median(base['seconds']):.3f}" if base["seconds"] else ""
     first_ratio = f"{first['first_seconds'] / base['first']['first_seconds']:.2f}" if base["first"] else ""
@@ -67,7 +71,7 @@ def loss_difference(found: Figures, figures: dict[str, Figures]) -> str:
 
 
 def draw(results: dict[str, Any], path: Path) -> None:
-    """Bars of the median steps, with quartiles, one group per model, relative to DDP + torch.compile."""
+    """Bars of the median steps, with quartiles, one group per model."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
