@@ -1,5 +1,7 @@
 """The only file that imports torch internals; works on torch 2.11 to 2.13.
 
+Inductor takes seconds to import, so the functions that need it import it themselves.
+
 Everything private that fxdp needs passes through here, so that a new torch release is one file to read.
 """
 
@@ -7,9 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import sympy
 import torch
 from torch import fx, nn
 from torch._C._distributed_c10d import Store
@@ -27,16 +31,22 @@ from torch._functorch._aot_autograd.descriptors import (
     TangentAOTInput,
 )
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
+from torch._dynamo.source import ConstantSource
 from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.distributed import distributed_c10d
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import (
+    DimDynamic,
     ConstraintViolationError,
     GuardOnDataDependentSymNode,
     PropagateUnbackedSymInts,
     ShapeEnv,
 )
+from torch.fx.graph import _BoxedCodeGen
 from torch.fx.traceback import preserve_node_meta
+from torch.utils._sympy.interp import sympy_interp
+from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 __all__ = [
     "AOTInput",
@@ -60,6 +70,7 @@ __all__ = [
     "joint_graph",
     "replay",
     "torch_decompositions",
+    "without_autograd_kernel",
 ]
 
 
@@ -69,6 +80,20 @@ def exported_module(program: torch.export.ExportedProgram) -> fx.GraphModule:
     module = program.module(check_guards=False) if accepts_guards else program.module()
     assert isinstance(module, fx.GraphModule)
     return module
+
+
+@contextlib.contextmanager
+def without_autograd_kernel(op: torch._ops.OpOverload) -> Iterator[None]:
+    """Let an op keep torch's C++ derivative instead of its Python decomposition."""
+    key = torch._C.DispatchKey.Autograd
+    kernel = op.py_kernels.pop(key, None)
+    op._dispatch_cache.clear()
+    try:
+        yield
+    finally:
+        if kernel is not None:
+            op.py_kernels[key] = kernel
+            op._dispatch_cache.clear()
 
 
 def replay(module: fx.GraphModule, *args: Any) -> Any:
@@ -98,3 +123,97 @@ def default_store() -> Store:
     store = distributed_c10d._get_default_store()
     assert isinstance(store, Store)
     return store
+
+
+def interpret_sympy(expr: sympy.Basic, values: Mapping[sympy.Symbol, Any]) -> Any:
+    """Evaluate an expression by Python operators on ints, SymInts or fx proxies.
+
+    A quotient stands for an exact integer division.
+    """
+    numerator, denominator = expr.as_numer_denom()
+    if denominator != 1:
+        return interpret_sympy(numerator, values) // interpret_sympy(denominator, values)
+    return sympy_interp(PythonReferenceAnalysis, dict(values), expr)
+
+
+def boxed_code(gm: fx.GraphModule) -> Callable[[list[Any]], Any]:
+    """The graph as a function of one list, which it empties so that its values can be freed early."""
+    gm.graph.set_codegen(_BoxedCodeGen())
+    gm.recompile()
+    return gm.forward
+
+
+def symbolic_sizes(hints: Mapping[str, int]) -> tuple[FakeTensorMode, dict[str, Any]]:
+    """A fake mode and one backed, unconstrained SymInt per name."""
+    env = ShapeEnv(duck_shape=False, specialize_zero_one=False)
+    sizes = {}
+    for name, value in hints.items():
+        source = ConstantSource(name)
+        symbol = env.create_symbol(value, source, DimDynamic.DYNAMIC, constraint_dim=None, do_not_specialize_zero_one=True)
+        sizes[name] = env.create_symintnode(symbol, hint=value, source=source)
+    return FakeTensorMode(shape_env=env, allow_non_fake_inputs=True), sizes
+
+
+def trace_for_inductor(
+    function: Callable[..., Any], fake_mode: FakeTensorMode, primals: Sequence[Any], tangents: Sequence[Any]
+) -> fx.GraphModule:
+    """Trace `function(primals, tangents)` with the decompositions that Inductor expects."""
+    from torch._inductor.decomposition import select_decomp_table
+
+    with fake_mode, tracing(TracingContext(fake_mode)), torch.no_grad():
+        traced = make_fx(
+            function,
+            decomposition_table=select_decomp_table(),
+            tracing_mode="real",
+            _allow_non_fake_inputs=True,
+        )(list(primals), list(tangents))
+    assert isinstance(traced, fx.GraphModule)
+    return traced
+
+
+def partition_for_inductor(
+    joint: fx.GraphModule, inputs: Sequence[Any], outputs: int, fake_mode: FakeTensorMode
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """Inductor's joint graph passes, then torch's min-cut partitioner; the first `outputs` are forward's."""
+    from torch._inductor.compile_fx import partition_fn
+
+    with tracing(TracingContext(fake_mode)), fake_mode, torch.no_grad():
+        forward, backward = partition_fn(joint, list(inputs), num_fwd_outputs=outputs)
+    return forward, backward
+
+
+def joint_passes_for_inference(gm: fx.GraphModule, device: torch.device, fake_mode: FakeTensorMode) -> fx.GraphModule:
+    """Inductor's joint graph passes on a program without backward."""
+    from torch._inductor.compile_fx import _recursive_joint_graph_passes
+
+    with tracing(TracingContext(fake_mode)), fake_mode, torch.no_grad():
+        return _recursive_joint_graph_passes(gm, input_device=device)  # type: ignore[no-any-return]
+
+
+def compile_with_inductor(
+    gm: fx.GraphModule, inputs: Sequence[Any], fake_mode: FakeTensorMode, *, backward: bool, inference: bool, fixed: int
+) -> tuple[Callable[[list[Any]], Any], list[tuple[Any, ...] | None]]:
+    """Compile one half; the callable takes a list. Also the strides of its outputs, where Inductor knows.
+
+    The first `fixed` inputs are parameters and the like, whose addresses do not change between steps.
+    """
+    from torch._inductor.compile_fx import compile_fx_inner
+    from torch._inductor.cudagraph_utils import BoxedDeviceIndex
+    from torch._inductor.virtualized import V
+
+    context = TracingContext(fake_mode)
+    with tracing(context), TracingContext.report_output_strides() as strides, torch.no_grad():
+        with V.set_fake_mode(fake_mode), torch._C._DisableAutocast():
+            compiled = compile_fx_inner(
+                gm,
+                list(inputs),
+                static_input_idxs=tuple(range(fixed)),
+                is_backward=backward,
+                is_inference=inference,
+                graph_id=next(_graph_ids),
+                boxed_forward_device_index=BoxedDeviceIndex(None),
+            )
+    return compiled, list(strides or [])
+
+
+_graph_ids = itertools.count()

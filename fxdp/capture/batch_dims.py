@@ -13,7 +13,9 @@ from fxdp.errors import InputError
 _DEFAULT = object()
 
 
-def resolve_batch_dims(args: tuple[Any, ...], kwargs: dict[str, Any], batch_dims: Any = None) -> list[int | None]:
+def resolve_batch_dims(
+    args: tuple[Any, ...], kwargs: dict[str, Any], batch_dims: Any = None
+) -> list[int | None]:
     """The batch dim of each tensor leaf of `(args, kwargs)`, in order; None where it has none.
 
     `batch_dims` is None (dim 0 of every tensor with a dim), one int for all tensors, or a pytree prefix
@@ -25,7 +27,9 @@ def resolve_batch_dims(args: tuple[Any, ...], kwargs: dict[str, Any], batch_dims
     return found
 
 
-def batch_size(leaves: Sequence[torch.Tensor], dims: Sequence[int | None], paths: Sequence[str]) -> int | None:
+def batch_size(
+    leaves: Sequence[torch.Tensor], dims: Sequence[int | None], paths: Sequence[str]
+) -> int | None:
     """The batch size that all inputs agree on; None where no input has a batch dim."""
     sizes = {
         path: leaf.shape[dim] for leaf, dim, path in zip(leaves, dims, paths, strict=True) if dim is not None

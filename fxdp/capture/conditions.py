@@ -9,7 +9,6 @@ import sympy
 
 from fxdp.annotations import Site
 from fxdp.capture.captured import Condition
-from fxdp.capture.sites import site_of_trace
 from fxdp.capture.sizes import Sizes
 
 _BATCHES = (2, 3, 4, 5, 6, 8, 9, 12, 15, 16, 25, 31, 64, 100, 1000)
@@ -19,11 +18,15 @@ _OTHERS = (2, 3, 5, 8, 17, 100)
 def find_conditions(shape_env: Any, sizes: Sizes) -> tuple[Condition, ...]:
     """The guards of a trace that do not hold for all sizes of at least 2."""
     found: dict[sympy.Basic, Condition] = {}
-    for guard in getattr(shape_env, "guards", ()):
-        raw = shape_env.replace(guard.expr)
+    for raw, guard in guards_of(shape_env):
         if sizes.knows(raw) and (expr := sizes.expr(raw)) not in found and not _always(expr):
             found[expr] = Condition(expr, _site(guard))
     return tuple(found.values())
+
+
+def guards_of(shape_env: Any) -> list[tuple[sympy.Basic, Any]]:
+    """The guards of a trace, in the symbols that are left of it."""
+    return [(shape_env.replace(guard.expr), guard) for guard in getattr(shape_env, "guards", ())]
 
 
 def _always(expr: sympy.Basic) -> bool:
@@ -38,16 +41,14 @@ def _always(expr: sympy.Basic) -> bool:
 
 
 def _holds(expr: sympy.Basic, values: dict[Any, int]) -> bool:
-    return bool(expr.xreplace({symbol: sympy.Integer(value) for symbol, value in values.items()}) == sympy.true)
+    return bool(
+        expr.xreplace({symbol: sympy.Integer(value) for symbol, value in values.items()}) == sympy.true
+    )
 
 
 def _site(guard: Any) -> Site:
-    """The user's line that asked."""
-    stack = getattr(getattr(guard, "sloc", None), "stack", None) or getattr(guard, "stack", None)
-    user = getattr(getattr(guard, "sloc", None), "user_stack", None)
-    for frames in (user, stack):
-        text = "".join(frames.format()) if hasattr(frames, "format") else ""
-        site = site_of_trace(text)
-        if site.file:
-            return site
-    return Site()
+    """The line that asked, as torch notes it."""
+    frame = getattr(getattr(guard, "sloc", None), "framework_loc", None)
+    if not hasattr(frame, "filename"):
+        return Site(file=str(frame or ""))
+    return Site(frame.filename, frame.lineno or 0, frame.line or "")

@@ -80,13 +80,15 @@ class _Converter:
         found: list[tuple[Slot, fx.Node]] = []
         for node in self.raw.gm.graph.nodes:
             if node.op == "placeholder":
-                found.append((self.slots.of_input(node.meta["desc"]), node))
+                slot = self.slots.of_input(node.meta["desc"])
+                found.append((slot, node))
+                if isinstance(slot, Constant):
+                    self.constants[slot.name] = self.raw.buffers[node.meta["desc"].target]
             elif node.op == "get_attr" and isinstance(self._attribute(node), torch.Tensor):
                 found.append((self._constant(node), node))
-        for kind in _ORDER:
-            for slot, node in found:
-                if isinstance(slot, kind) and (node.users or isinstance(slot, (Input, Tangent))):
-                    self._placeholder(slot, node)
+        for slot, node in sorted(found, key=lambda pair: self.slots.rank(pair[0])):
+            if node.users or isinstance(slot, (Input, Tangent)):
+                self._placeholder(slot, node)
 
     def _placeholder(self, slot: Slot, node: fx.Node) -> None:
         made = next((m for m in self.copies.values() if note(m).slot == slot), None)
@@ -145,7 +147,7 @@ class _Converter:
     def _output(self, node: fx.Node) -> None:
         """Emit the results that exist, each with its slot."""
         results: list[fx.Node] = []
-        slots: list[ResultSlot | None] = []
+        slots: list[ResultSlot] = []
         for value, descriptor in zip(node.args[0], node.meta["desc"], strict=True):
             slot = self.slots.of_output(descriptor)
             if not isinstance(value, fx.Node) or slot is None:
@@ -155,7 +157,7 @@ class _Converter:
                 copy = _without_clone(copy)
             results.append(copy)
             slots.append(slot)
-        order = sorted(range(len(slots)), key=lambda i: (_rank(slots[i]), i))
+        order = sorted(range(len(slots)), key=lambda i: self.slots.result_rank(slots[i]))
         made = self.graph.output(tuple(results[i] for i in order))
         made.meta["fxdp"] = Note(results=tuple(slots[i] for i in order))
 
@@ -167,6 +169,7 @@ class _Slots:
         self.inputs = inputs
         self._parameters = _canonical(module.named_parameters)
         self._buffers = _canonical(module.named_buffers)
+        self._order = {name: i for names in (self._parameters, self._buffers) for i, name in enumerate(names)}
 
     def of_input(self, descriptor: Any) -> Slot:
         """The slot of a placeholder."""
@@ -198,6 +201,19 @@ class _Slots:
             if isinstance(grad_of, (Parameter, Input)):
                 return Gradient(grad_of)
         raise CaptureError(f"the joint graph has a result that fxdp cannot place: {descriptor}")
+
+    def rank(self, slot: Slot) -> tuple[int, int]:
+        """Where a placeholder stands: by kind, then as in the module or the call."""
+        kind = _ORDER.index(type(slot))
+        if isinstance(slot, (Input, Tangent)):
+            return kind, slot.index
+        return kind, self._order.get(slot.name, 0)
+
+    def result_rank(self, slot: ResultSlot) -> tuple[int, int, int]:
+        """Where a result stands: outputs, mutations, gradients, each in the order of their slots."""
+        if isinstance(slot, Output):
+            return 0, slot.index, 0
+        return (1 if isinstance(slot, Mutation) else 2), *self.rank(slot.of)
 
     @staticmethod
     def _named(kind: Callable[[str], Slot], names: dict[str, str], target: str) -> Slot:
@@ -251,7 +267,3 @@ def _is_view(node: fx.Node) -> bool:
 def _is_kept(node: fx.Node) -> bool:
     """What dead-code elimination leaves: placeholders of slots, and the output."""
     return node.op in ("placeholder", "output")
-
-
-def _rank(slot: ResultSlot | None) -> int:
-    return (Output, Mutation, Gradient).index(type(slot))  # type: ignore[arg-type]

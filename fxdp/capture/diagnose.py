@@ -34,7 +34,8 @@ def chain(error: BaseException) -> list[BaseException]:
 def is_data_dependent(error: BaseException) -> bool:
     """Whether the user's code asked for the value of a tensor."""
     return any(
-        isinstance(link, _DATA_DEPENDENT) or any(mark in str(link)[:400] for mark in _MARKS) for link in chain(error)
+        isinstance(link, _DATA_DEPENDENT) or any(mark in str(link)[:400] for mark in _MARKS)
+        for link in chain(error)
     )
 
 
@@ -42,7 +43,9 @@ def capture_error(error: BaseException, mismatch: str = "") -> CaptureError:
     """The error to raise: where it happened, what torch said in one line, and the remedy."""
     site = site_of_exception(error)
     if is_data_dependent(error):
-        return CaptureError(f"{_at(site)}: data-dependent control flow. {_REMEDY_DATA}.\ntorch: {_first_line(error)}")
+        return CaptureError(
+            f"{_at(site)}: data-dependent control flow. {_REMEDY_DATA}.\ntorch: {_first_line(error)}"
+        )
     if _is_autograd_inside(error):
         return CaptureError(
             f"{_at(site)}: torch.autograd.grad or backward inside the captured code is not supported. "

@@ -8,11 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from fxdp import torch_compat
-from fxdp.annotations import note
 from fxdp.capture.batch_dims import batch_size, resolve_batch_dims
-from fxdp.capture.captured import Captured, OutputLeaf, SizeLeaf
-from fxdp.capture.conditions import find_conditions
+from fxdp.capture.captured import Captured, SizeLeaf
+from fxdp.capture.conditions import find_conditions, guards_of
 from fxdp.capture.convert import convert
 from fxdp.capture.diagnose import capture_error, is_data_dependent
 from fxdp.capture.examples import batch_hint, make_examples
@@ -63,12 +61,16 @@ def capture(
 
 
 def _capture_symbolic(
-    program: Program, module: nn.Module, inputs: Inputs, batch: tuple[int | None, ...], options: dict[str, Any]
+    program: Program,
+    module: nn.Module,
+    inputs: Inputs,
+    batch: tuple[int | None, ...],
+    options: dict[str, Any],
 ) -> Captured:
     """One trace with a symbolic batch."""
     examples = make_examples(inputs.tensors, batch, batch_hint(inputs.tensors, batch))
     raw = trace(program, examples, batch, symbolic=True, **options)
-    sizes = Sizes(raw.fakes, batch)
+    sizes = Sizes(raw.fakes, batch, [guard for guard, _ in guards_of(raw.shape_env)])
     converted = convert(raw, module, inputs, sizes)
     assert raw.record.spec is not None
     return Captured(
@@ -122,7 +124,9 @@ def _check_request(
     if differentiable not in ("loss", "all"):
         raise InputError(f'differentiable must be "loss" or "all", got {differentiable!r}')
     if loss_fn is not None and "target" not in kwargs:
-        raise InputError("with loss_fn= the call needs the keyword argument target=, the loss's second argument")
+        raise InputError(
+            "with loss_fn= the call needs the keyword argument target=, the loss's second argument"
+        )
     if isinstance(loss_fn, nn.Module):
         own = {id(parameter) for parameter in module.parameters()}
         loose = [name for name, p in loss_fn.named_parameters() if p.requires_grad and id(p) not in own]

@@ -13,6 +13,7 @@ from torch import fx, nn
 from fxdp import torch_compat
 from fxdp.capture.couplings import Batch, coupling_table
 from fxdp.capture.program import OutputRecord, Program
+from fxdp.errors import CaptureError
 
 BatchDims: TypeAlias = Sequence["int | None"]
 
@@ -30,6 +31,8 @@ class RawJoint:
     """The fake inputs; their sizes are the symbols of the graph."""
     record: OutputRecord
     detached: tuple[int, ...]
+    buffers: dict[str, torch.Tensor]
+    """The buffers of the exported program, by its own names."""
     cloned: frozenset[int]
     """Outputs that were cloned so that torch does not treat them as aliases."""
     shape_env: torch_compat.ShapeEnv | None
@@ -85,6 +88,7 @@ def trace(
         dynamic_shapes=(_dynamic_shapes(examples, batch, dynamic),) if symbolic else None,
         strict=False,
     )
+    _check_constants(exported)
     module = torch_compat.exported_module(exported)
     fakes = tuple(node.meta["val"] for node in module.graph.nodes if node.op == "placeholder")
     fake_mode = next((fake.fake_mode for fake in fakes), None)
@@ -95,7 +99,25 @@ def trace(
     shape_env = fake_mode.shape_env if fake_mode is not None else None
     if symbolic:
         batch_symbols(fakes, batch)
-    return RawJoint(gm, fakes, program.record, wrapper.detached, wrapper.cloned, shape_env)
+    return RawJoint(
+        gm=gm,
+        fakes=fakes,
+        record=program.record,
+        detached=wrapper.detached,
+        buffers=dict(wrapper.named_buffers(remove_duplicate=False)),
+        cloned=wrapper.cloned,
+        shape_env=shape_env,
+    )
+
+
+def _check_constants(exported: torch.export.ExportedProgram) -> None:
+    """Refuse tensors that would silently get no gradient."""
+    for name, value in exported.constants.items():
+        if isinstance(value, torch.Tensor) and value.requires_grad and torch.is_grad_enabled():
+            raise CaptureError(
+                f"the model uses a tensor ({name.removeprefix('module.')}, shape {list(value.shape)}) that requires "
+                "grad but is no registered parameter: it would get no gradient. Make it an nn.Parameter of the module"
+            )
 
 
 def batch_symbols(fakes: Sequence[Any], batch: BatchDims) -> frozenset[sympy.Symbol]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import sys
+import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,6 +19,14 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - torch's own name
 from torch.nn.modules.batchnorm import _BatchNorm
+
+from fxdp import torch_compat
+from fxdp.annotations import Site
+from fxdp.capture.ctc import capturable_ctc_loss
+from fxdp.errors import CaptureError
+
+_WRONGLY_DECOMPOSED = torch.ops.aten.multilabel_margin_loss_forward.default
+"""torch 2.13's Python decomposition counts targets after the first -1; its kernel does not."""
 
 _LIBRARIES = frozenset({"builtins", "fxdp", "numpy", "sympy", "torch", "mpmath", "networkx"})
 
@@ -30,10 +39,45 @@ def capture_patches(module: nn.Module, loss_fn: Callable[..., Any] | None) -> It
         stack.enter_context(_kept_random_state())
         stack.enter_context(_symbolic_len(module, loss_fn))
         stack.enter_context(_batch_norm_forward())
+        stack.enter_context(_replaced(F, "ctc_loss", capturable_ctc_loss))
+        stack.enter_context(torch_compat.without_autograd_kernel(_WRONGLY_DECOMPOSED))
         if torch.is_inference_mode_enabled():
             stack.enter_context(torch.inference_mode(False))
             stack.enter_context(torch.no_grad())
         yield
+
+
+@contextlib.contextmanager
+def refuse_autograd() -> Iterator[None]:
+    """While the user's code runs, refuse derivatives inside it: torch's export would detach them."""
+
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        frame = traceback.extract_stack(limit=2)[0]
+        raise CaptureError(
+            f"at {Site(frame.filename, frame.lineno or 0, frame.line or '')}: torch.autograd.grad and backward "
+            "inside the captured code are not supported. Compute such a term (a gradient penalty, say) outside "
+            "of the model, or write the derivative with tensor operations"
+        )
+
+    with contextlib.ExitStack() as stack:
+        for owner, name in (
+            (torch.autograd, "grad"),
+            (torch.autograd, "backward"),
+            (torch.Tensor, "backward"),
+        ):
+            stack.enter_context(_replaced(owner, name, refuse))
+        yield
+
+
+@contextlib.contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Set an attribute and put the old one back."""
+    old = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, old)
 
 
 @contextlib.contextmanager
@@ -96,7 +140,7 @@ def _user_globals(module: nn.Module, loss_fn: Callable[..., Any] | None) -> list
 @contextlib.contextmanager
 def _batch_norm_forward() -> Iterator[None]:
     """Let BatchNorm's cumulative average be a tensor computation, and SyncBatchNorm be BatchNorm."""
-    plain, synchronised = _BatchNorm.forward, nn.SyncBatchNorm.forward
+    plain = _BatchNorm.forward
 
     def forward(self: _BatchNorm, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - torch's name
         cumulative = self.momentum is None and self.training and self.track_running_stats
@@ -105,13 +149,8 @@ def _batch_norm_forward() -> Iterator[None]:
             return _cumulative_batch_norm(self, input)
         return plain(self, input)
 
-    _BatchNorm.forward = forward  # type: ignore[method-assign]
-    nn.SyncBatchNorm.forward = forward  # type: ignore[assignment,method-assign]
-    try:
+    with _replaced(_BatchNorm, "forward", forward), _replaced(nn.SyncBatchNorm, "forward", forward):
         yield
-    finally:
-        _BatchNorm.forward = plain  # type: ignore[method-assign]
-        nn.SyncBatchNorm.forward = synchronised  # type: ignore[method-assign]
 
 
 def _cumulative_batch_norm(self: _BatchNorm, input: torch.Tensor) -> torch.Tensor:  # noqa: A002

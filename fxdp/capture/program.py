@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from fxdp.capture.captured import OutputLeaf
+from fxdp.capture.patches import refuse_autograd
 from fxdp.errors import CaptureError
 
 
@@ -68,6 +69,10 @@ class Program(nn.Module):
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Run the user's code and flatten what it returns."""
         args, kwargs = self._inputs.rebuild(tensors)
+        with refuse_autograd():
+            return self._run(args, kwargs)
+
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torch.Tensor, ...]:
         if self.loss_fn is None:
             return self._flatten(self.module(*args, **kwargs))
         target = kwargs.pop("target")
@@ -76,6 +81,7 @@ class Program(nn.Module):
         return self._flatten(loss)
 
     def _flatten(self, output: Any) -> tuple[torch.Tensor, ...]:
+        output = pytree.tree_map_only(torch.Size, tuple, output)
         register_containers(output)
         leaves, spec = pytree.tree_flatten(output)
         tensors: list[torch.Tensor] = []
@@ -149,7 +155,11 @@ def _check_loss(loss: Any) -> None:
     """Refuse a loss function that does not return a scalar tensor."""
     if isinstance(loss, torch.Tensor) and loss.dim() == 0 and loss.is_floating_point():
         return
-    got = f"a tensor of shape {list(loss.shape)}, {loss.dtype}" if isinstance(loss, torch.Tensor) else repr(loss)
+    got = (
+        f"a tensor of shape {list(loss.shape)}, {loss.dtype}"
+        if isinstance(loss, torch.Tensor)
+        else repr(loss)
+    )
     raise CaptureError(
         f"loss_fn must return a scalar floating-point tensor, but it returned {got}. "
         "Reduce it, for instance with .mean() or .sum()"

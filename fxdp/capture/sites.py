@@ -16,8 +16,12 @@ from torch import fx
 import fxdp
 from fxdp.annotations import Site
 
-_FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in [^\n]*)?(?:\n(?P<code>[^\n]*))?', re.M)
-_LIBRARIES = tuple(os.path.dirname(os.path.abspath(module.__file__ or "")) + os.sep for module in (torch, fxdp))
+_FRAME = re.compile(
+    r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in [^\n]*)?(?:\n(?P<code>[^\n]*))?', re.M
+)
+_LIBRARIES = tuple(
+    os.path.dirname(os.path.abspath(module.__file__ or "")) + os.sep for module in (torch, fxdp)
+)
 _PREFIXES = ("exported.", "module.")
 
 
@@ -30,7 +34,8 @@ def is_user_file(file: str) -> bool:
 def site_of_trace(trace: str) -> Site:
     """The innermost frame of the user's code, else the innermost one that is not fxdp's."""
     frames = [
-        Site(match["file"], int(match["line"]), (match["code"] or "").strip()) for match in _FRAME.finditer(trace)
+        Site(match["file"], int(match["line"]), (match["code"] or "").strip())
+        for match in _FRAME.finditer(trace)
     ]
     users = [frame for frame in frames if is_user_file(frame.file)]
     others = [frame for frame in frames if not frame.file.startswith(_LIBRARIES[1])]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import sympy
@@ -16,7 +16,12 @@ from fxdp.symbols import B
 class Sizes:
     """Converts torch's symbolic sizes; one per capture, with a cache by expression."""
 
-    def __init__(self, fakes: Sequence[Any] = (), batch: Sequence[int | None] = ()) -> None:
+    def __init__(
+        self,
+        fakes: Sequence[Any] = (),
+        batch: Sequence[int | None] = (),
+        equations: Iterable[sympy.Basic] = (),
+    ) -> None:
         self.symbols: dict[str, tuple[int, int]] = {}
         self._mapping: dict[sympy.Basic, sympy.Basic] = {}
         self._cache: dict[sympy.Basic, sympy.Basic] = {}
@@ -28,6 +33,8 @@ class Sizes:
         for index, fake in enumerate(fakes):
             for dim, size in enumerate(fake.shape):
                 self._bind_other(size, index, dim)
+        for equation in equations:
+            self._identify(equation)
 
     def expr(self, value: Any) -> sympy.Basic:
         """The canonical expression of a SymInt, SymFloat, SymBool or raw torch expression."""
@@ -81,8 +88,21 @@ class Sizes:
         if raw is None or not raw.is_Symbol or raw in self._mapping:
             return
         name = f"s{len(self.symbols)}"
-        self._mapping[raw] = sympy.Symbol(name, integer=True, positive=True)
+        self._mapping[raw] = _symbol(name)
         self.symbols[name] = (index, dim)
+
+    def _identify(self, raw: sympy.Basic) -> None:
+        """Make one symbol of two that tracing found equal, as in `Eq(B*s0, B*s1)`."""
+        if not isinstance(raw, sympy.Eq) or not self.knows(raw):
+            return
+        equation = raw.xreplace(self._mapping)
+        names = [str(symbol) for symbol in equation.free_symbols if str(symbol) in self.symbols]
+        if len(names) != 2:
+            return
+        kept, dropped = (_symbol(name) for name in sorted(names, key=lambda name: int(name[1:])))
+        if sympy.solve(equation, dropped) == [kept]:
+            self._mapping = {raw: value.xreplace({dropped: kept}) for raw, value in self._mapping.items()}
+            del self.symbols[str(dropped)]
 
     def _bind_unbacked(self, symbol: sympy.Basic) -> None:
         """Give a symbol that no input carries (a data-dependent size) a name of its own."""
@@ -91,4 +111,11 @@ class Sizes:
         name = f"u{self._unbacked}"
         self._unbacked += 1
         integer = bool(symbol.is_integer)
-        self._mapping[symbol] = sympy.Symbol(name, integer=True, nonnegative=True) if integer else sympy.Symbol(name)
+        self._mapping[symbol] = (
+            sympy.Symbol(name, integer=True, nonnegative=True) if integer else sympy.Symbol(name)
+        )
+
+
+def _symbol(name: str) -> sympy.Symbol:
+    """The canonical symbol of a further dynamic size."""
+    return sympy.Symbol(name, integer=True, positive=True)

@@ -38,7 +38,11 @@ def size(expr: str) -> int:
 
 
 def capture_static(
-    program: Program, module: nn.Module, inputs: Inputs, batch: tuple[int | None, ...], options: dict[str, Any]
+    program: Program,
+    module: nn.Module,
+    inputs: Inputs,
+    batch: tuple[int | None, ...],
+    options: dict[str, Any],
 ) -> Captured:
     """One graph fitted from traces at four batch sizes."""
     batches = static_hints(inputs.tensors, batch)
@@ -105,7 +109,7 @@ class _Fit:
             if len({len(value) if isinstance(value, (tuple, list)) else -1 for value in values}) > 1:
                 raise StaticMismatchError(f"{where}: the length of an argument depends on the batch size")
             return type(first)(self._merge(parts, user, where) for parts in zip(*values, strict=True))
-        if isinstance(first, dict):
+        if isinstance(first, dict) and all(isinstance(v, dict) and v.keys() == first.keys() for v in values):
             return {key: self._merge([value[key] for value in values], user, where) for key in first}
         if all(type(value) is type(first) and value == first for value in values):
             return first
@@ -127,6 +131,8 @@ class _Fit:
         if all(other == first for other in types):
             return first
         if isinstance(first, tuple):
+            if len({len(other) if isinstance(other, tuple) else -1 for other in types}) > 1:
+                raise StaticMismatchError(f"{where}: the number of results depends on the batch size")
             columns = zip(*(other for other in types if isinstance(other, tuple)), strict=True)
             return tuple(self._fit_member(column, where) for column in columns)
         return self._fit_member([other for other in types if not isinstance(other, tuple)], where)
@@ -164,7 +170,9 @@ def fit_number(batches: Sequence[int], values: Sequence[Any], where: str) -> sym
     found = fit(batches, values) if fit is not None else None
     if found is None:
         listed = ", ".join(f"{value} at {batch}" for batch, value in zip(batches, values, strict=True))
-        raise StaticMismatchError(f"{where} depends on the batch size in a way that has no formula ({listed})")
+        raise StaticMismatchError(
+            f"{where} depends on the batch size in a way that has no formula ({listed})"
+        )
     return found
 
 

@@ -35,7 +35,9 @@ class Results:
     gradients: dict[Any, torch.Tensor]
 
 
-def interpret(captured: Captured, module: nn.Module, tensors: list[torch.Tensor], tangents: dict[int, Any]) -> Results:
+def interpret(
+    captured: Captured, module: nn.Module, tensors: list[torch.Tensor], tangents: dict[int, Any]
+) -> Results:
     """Run the graph node by node; checks every node's type on the way."""
     sizes = _sizes(captured, tensors)
     env: dict[fx.Node, Any] = {}
@@ -109,7 +111,9 @@ def _check(node: fx.Node, kind: Any, value: Any, sizes: dict[Any, int]) -> None:
                 _check(node, member, part, sizes)
 
 
-def output_tree(captured: Captured, outputs: dict[int, torch.Tensor], sizes: dict[Any, int] | None = None) -> Any:
+def output_tree(
+    captured: Captured, outputs: dict[int, torch.Tensor], sizes: dict[Any, int] | None = None
+) -> Any:
     leaves = []
     for leaf in captured.leaves:
         if isinstance(leaf, OutputLeaf):
@@ -127,6 +131,7 @@ def check(
     kwargs: dict | None = None,
     example: tuple | None = None,
     tol: float = 1e-9,
+    floor: float = 1e-6,
     **options: Any,
 ) -> Captured:
     """Capture with `example` (default: these inputs), interpret on the inputs, compare with eager."""
@@ -139,7 +144,7 @@ def check(
     assert training == [m.training for m in module.modules()]
     _unchanged(module, pristine)
     captured.gm.graph.lint()
-    compare(captured, pristine, args, kwargs, options.get("loss_fn"), tol)
+    compare(captured, pristine, args, kwargs, options.get("loss_fn"), (tol, floor))
     return captured
 
 
@@ -149,11 +154,15 @@ def _unchanged(module: nn.Module, pristine: nn.Module) -> None:
     assert all(parameter.grad is None for parameter in module.parameters())
 
 
-def compare(captured: Captured, module: nn.Module, args: tuple, kwargs: dict, loss_fn: Any, tol: float) -> None:
+def compare(
+    captured: Captured, module: nn.Module, args: tuple, kwargs: dict, loss_fn: Any, tol: tuple[float, float]
+) -> None:
     """Outputs, gradients and mutated buffers of the graph against the eager model."""
     tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
     eager_args, eager_kwargs = copy.deepcopy((args, kwargs))
-    eager_tensors = [leaf for leaf in pytree.tree_leaves((eager_args, eager_kwargs)) if isinstance(leaf, torch.Tensor)]
+    eager_tensors = [
+        leaf for leaf in pytree.tree_leaves((eager_args, eager_kwargs)) if isinstance(leaf, torch.Tensor)
+    ]
     eager = copy.deepcopy(module)
     calls = dict(eager_kwargs)
     target = calls.pop("target") if loss_fn is not None else None
@@ -190,7 +199,9 @@ def _tangents(captured: Captured, flat: list[torch.Tensor]) -> dict[int, torch.T
     }
 
 
-def _compare_gradients(results: Results, eager: nn.Module, tensors: list[torch.Tensor], tol: float) -> None:
+def _compare_gradients(
+    results: Results, eager: nn.Module, tensors: list[torch.Tensor], tol: tuple[float, float]
+) -> None:
     expected = {id(p): p.grad for p in eager.parameters() if p.grad is not None}
     for of, value in results.gradients.items():
         source = eager.get_parameter(of.name) if isinstance(of, Parameter) else tensors[of.index]
@@ -200,15 +211,15 @@ def _compare_gradients(results: Results, eager: nn.Module, tensors: list[torch.T
     assert not expected, "parameters without a gradient in the graph"
 
 
-def _compare_buffers(results: Results, before: nn.Module, eager: nn.Module, tol: float) -> None:
+def _compare_buffers(results: Results, before: nn.Module, eager: nn.Module, tol: tuple[float, float]) -> None:
     changed = {of.name: value for of, value in results.mutations.items() if isinstance(of, Buffer)}
     for name, buffer in eager.named_buffers():
         value = changed.get(name, before.get_buffer(name))
         assert close(value, buffer, tol), name
 
 
-def close(a: torch.Tensor, b: torch.Tensor, tol: float) -> bool:
-    """Relative to the largest value."""
+def close(a: torch.Tensor, b: torch.Tensor, tol: tuple[float, float]) -> bool:
+    """Relative to the largest value, which counts as at least the second of the tolerances."""
     assert a.dtype == b.dtype, (a.dtype, b.dtype)
     assert a.shape == b.shape, (a.shape, b.shape)
     if not a.is_floating_point() and not a.is_complex():
@@ -217,4 +228,4 @@ def close(a: torch.Tensor, b: torch.Tensor, tol: float) -> bool:
         return False
     a, b = a.nan_to_num(), b.nan_to_num()
     scale = max(float(b.abs().max()) if b.numel() else 0.0, 1e-30)
-    return bool(((a - b).abs() <= tol * max(scale, 1e-6)).all()) if a.numel() else True
+    return bool(((a - b).abs() <= tol[0] * max(scale, tol[1])).all()) if a.numel() else True

@@ -27,7 +27,9 @@ class _Normed:
     running_var: torch.Tensor | None
 
 
-def _normalize(x: Any, weight: Any, bias: Any, means: Any, variances: Any, momentum: float, eps: float) -> _Normed:
+def _normalize(
+    x: Any, weight: Any, bias: Any, means: Any, variances: Any, momentum: float, eps: float
+) -> _Normed:
     """Training-mode BatchNorm of `x` and the new running statistics."""
     dims = [dim for dim in range(x.dim()) if dim != 1]
     wide = x.to(sum_type(x.dtype))
@@ -62,7 +64,15 @@ def _moved(running: torch.Tensor, new: torch.Tensor, momentum: float) -> torch.T
 
 @couples(aten._native_batch_norm_legit_functional.default)
 def _functional(
-    batch: Batch, x: Any, weight: Any, bias: Any, means: Any, variances: Any, training: bool, momentum: float, eps: float
+    batch: Batch,
+    x: Any,
+    weight: Any,
+    bias: Any,
+    means: Any,
+    variances: Any,
+    training: bool,
+    momentum: float,
+    eps: float,
 ) -> Any:
     if not training or not batch.among(x.shape):
         return NotImplemented
@@ -93,7 +103,15 @@ def _no_stats(
 
 @couples(aten._native_batch_norm_legit.default, aten.native_batch_norm.default)
 def _in_place(
-    batch: Batch, x: Any, weight: Any, bias: Any, means: Any, variances: Any, training: bool, momentum: float, eps: float
+    batch: Batch,
+    x: Any,
+    weight: Any,
+    bias: Any,
+    means: Any,
+    variances: Any,
+    training: bool,
+    momentum: float,
+    eps: float,
 ) -> Any:
     if not training or not batch.among(x.shape):
         return NotImplemented
@@ -113,7 +131,15 @@ def _with_update(
 
 @couples(aten.cudnn_batch_norm.default)
 def _cudnn(
-    batch: Batch, x: Any, weight: Any, bias: Any, means: Any, variances: Any, training: bool, momentum: float, eps: float
+    batch: Batch,
+    x: Any,
+    weight: Any,
+    bias: Any,
+    means: Any,
+    variances: Any,
+    training: bool,
+    momentum: float,
+    eps: float,
 ) -> Any:
     if not training or not batch.among(x.shape):
         return NotImplemented
@@ -123,7 +149,15 @@ def _cudnn(
 
 @couples(aten.miopen_batch_norm.default)
 def _miopen(
-    batch: Batch, x: Any, weight: Any, bias: Any, means: Any, variances: Any, training: bool, momentum: float, eps: float
+    batch: Batch,
+    x: Any,
+    weight: Any,
+    bias: Any,
+    means: Any,
+    variances: Any,
+    training: bool,
+    momentum: float,
+    eps: float,
 ) -> Any:
     if not training or not batch.among(x.shape):
         return NotImplemented
@@ -166,15 +200,33 @@ def _native_backward(
 
 @couples(aten.batch_norm_backward.default)
 def _unified_backward(
-    batch: Batch, grad: Any, x: Any, weight: Any, means: Any, variances: Any, mean: Any, invstd: Any,
-    training: bool, eps: float, mask: list[bool], reserve: Any,
+    batch: Batch,
+    grad: Any,
+    x: Any,
+    weight: Any,
+    means: Any,
+    variances: Any,
+    mean: Any,
+    invstd: Any,
+    training: bool,
+    eps: float,
+    mask: list[bool],
+    reserve: Any,
 ) -> Any:
     return _native_backward(batch, grad, x, weight, means, variances, mean, invstd, training, eps, mask)
 
 
 @couples(aten.cudnn_batch_norm_backward.default)
 def _cudnn_backward(
-    batch: Batch, x: Any, grad: Any, weight: Any, means: Any, variances: Any, mean: Any, invstd: Any, eps: float,
+    batch: Batch,
+    x: Any,
+    grad: Any,
+    weight: Any,
+    means: Any,
+    variances: Any,
+    mean: Any,
+    invstd: Any,
+    eps: float,
     reserve: Any,
 ) -> Any:
     everything = [True, True, True]
@@ -183,7 +235,15 @@ def _cudnn_backward(
 
 @couples(aten.miopen_batch_norm_backward.default)
 def _miopen_backward(
-    batch: Batch, x: Any, grad: Any, weight: Any, means: Any, variances: Any, mean: Any, invstd: Any, eps: float
+    batch: Batch,
+    x: Any,
+    grad: Any,
+    weight: Any,
+    means: Any,
+    variances: Any,
+    mean: Any,
+    invstd: Any,
+    eps: float,
 ) -> Any:
     everything = [True, True, True]
     return _native_backward(batch, grad, x, weight, means, variances, mean, invstd, True, eps, everything)

@@ -107,7 +107,14 @@ def _multi_margin(
 
 @couples(aten.multi_margin_loss_backward.default)
 def _multi_margin_backward(
-    batch: Batch, grad: Any, x: Any, target: Any, p: Any, margin: Any, weight: Any = None, reduction: int = MEAN
+    batch: Batch,
+    grad: Any,
+    x: Any,
+    target: Any,
+    p: Any,
+    margin: Any,
+    weight: Any = None,
+    reduction: int = MEAN,
 ) -> Any:
     if reduction != MEAN or not batch.among(x.shape):
         return NotImplemented

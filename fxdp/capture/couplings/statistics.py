@@ -33,13 +33,17 @@ def _mean_dims(
 
 
 @couples(aten.var.correction)
-def _var(batch: Batch, x: torch.Tensor, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> Any:
+def _var(
+    batch: Batch, x: torch.Tensor, dim: Any = None, *, correction: Any = None, keepdim: bool = False
+) -> Any:
     both = _var_mean(batch, x, dim, correction=correction, keepdim=keepdim)
     return both if both is NotImplemented else both[0]
 
 
 @couples(aten.std.correction)
-def _std(batch: Batch, x: torch.Tensor, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> Any:
+def _std(
+    batch: Batch, x: torch.Tensor, dim: Any = None, *, correction: Any = None, keepdim: bool = False
+) -> Any:
     both = _var_mean(batch, x, dim, correction=correction, keepdim=keepdim)
     return both if both is NotImplemented else both[0].sqrt()
 

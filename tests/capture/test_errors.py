@@ -1,0 +1,173 @@
+"""What cannot be captured is refused, with the user's line and a remedy."""
+
+from __future__ import annotations
+
+import builtins
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from fxdp.capture import capture
+from fxdp.errors import CaptureError, InputError
+
+from .oracle import check
+
+
+class Base(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 3)
+
+
+class Branch(Base):
+    def forward(self, x):
+        if x.sum() > 0:
+            return self.fc(x)
+        return -self.fc(x)
+
+
+class Item(Base):
+    def forward(self, x):
+        y = self.fc(x)
+        return y.sum() * math.sqrt(y.max().item())
+
+
+class Returned(Base):
+    def forward(self, x):
+        return self.fc(x).sum(), x.sum().item()
+
+
+class Loop(Base):
+    def forward(self, x):
+        return sum(self.fc(row).sum() for row in x)
+
+
+class Gradient(Base):
+    def forward(self, x):
+        x = x.requires_grad_()
+        (g,) = torch.autograd.grad(self.fc(x).sum(), x, create_graph=True)
+        return (g**2).sum()
+
+
+class Chunked(Base):
+    def forward(self, x):
+        return self.fc(x.view(2, x.shape[0] // 2, 4)).sum()
+
+
+class Loose(Base):
+    def __init__(self):
+        super().__init__()
+        self.scale = torch.ones(3, requires_grad=True)
+
+    def forward(self, x):
+        return (self.fc(x) * self.scale).sum()
+
+
+class Sized(Base):
+    def forward(self, x):
+        return (self.fc(x) * torch.tensor([float(i) for i in range(x.shape[0])])[:, None]).sum()
+
+
+X = torch.randn(4, 4, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (Branch, ["data-dependent", "if x.sum() > 0:", "torch.cond", "test_errors.py"]),
+        (Item, ["data-dependent", "y.max().item()", "test_errors.py"]),
+        (Returned, ["returns a Python number", "Return the tensor"]),
+        (Loop, ["batch size", "sum(self.fc(row).sum() for row in x)"]),
+        (Gradient, ["torch.autograd.grad", "outside of the model"]),
+        (Chunked, ["x.view(2, x.shape[0] // 2, 4)", "test_errors.py"]),
+        (Loose, ["nn.Parameter"]),
+        (Sized, ["constant", "depends on the batch size"]),
+    ],
+)
+def test_refused_with_line_and_remedy(model: type[nn.Module], words: list[str]) -> None:
+    with pytest.raises(CaptureError) as caught:
+        capture(model(), (X,), {})
+    for word in words:
+        assert word in str(caught.value), str(caught.value)
+
+
+def test_gaussian_nll() -> None:
+    class Gaussian(Base):
+        def forward(self, x):
+            return F.gaussian_nll_loss(self.fc(x), x[:, :3], x[:, :3] ** 2)
+
+    with pytest.raises(CaptureError, match="data-dependent") as caught:
+        capture(Gaussian(), (X,), {})
+    assert "F.gaussian_nll_loss(self.fc(x)" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("loss_fn", "got"),
+    [
+        (lambda o, t: o - t, r"shape \[\w+, 3\]"),
+        (lambda o, t: 3.0, "3.0"),
+        (lambda o, t: (o.sum(), t), "it returned"),
+        (lambda o, t: o.argmax(), "int64"),
+    ],
+)
+def test_loss_must_be_a_scalar(loss_fn, got: str) -> None:
+    with pytest.raises(CaptureError, match="scalar floating-point tensor.*" + got):
+        capture(nn.Linear(4, 3), (X,), {"target": torch.zeros(4, 3)}, loss_fn=loss_fn)
+
+
+def test_missing_target() -> None:
+    with pytest.raises(InputError, match="target="):
+        capture(nn.Linear(4, 3), (X,), {}, loss_fn=F.mse_loss)
+
+
+def test_loss_with_parameters() -> None:
+    class Centers(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.centers = nn.Parameter(torch.zeros(3))
+
+        def forward(self, output, target):
+            return (output - self.centers).pow(2).mean()
+
+    with pytest.raises(CaptureError, match="centers"):
+        capture(nn.Linear(4, 3), (X,), {"target": X}, loss_fn=Centers())
+
+
+def test_batch_sizes_differ() -> None:
+    class Two(Base):
+        def forward(self, x, y):
+            return (self.fc(x).sum() + y.sum()).sum()
+
+    with pytest.raises(InputError, match="batch sizes differ.*x: 4.*y: 3"):
+        capture(Two(), (X, torch.zeros(3, 2)), {})
+
+
+def test_the_users_own_error_is_shown() -> None:
+    class Wrong(Base):
+        def forward(self, x):
+            raise ValueError("temperature must be positive")
+
+    with pytest.raises(CaptureError, match="temperature must be positive") as caught:
+        capture(Wrong(), (X,), {})
+    assert "raise ValueError" in str(caught.value)
+    assert isinstance(caught.value.__cause__, ValueError)
+
+
+def test_wrong_shapes() -> None:
+    with pytest.raises(CaptureError, match="mat1 and mat2|shape|reduction dim"):
+        capture(nn.Linear(5, 3), (X,), {})
+
+
+def test_nothing_is_left_behind() -> None:
+    forward, before = nn.BatchNorm1d.forward, torch.get_rng_state()
+    with pytest.raises(CaptureError):
+        capture(Branch(), (X,), {})
+    check(nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3, momentum=None)), (X,))
+    assert nn.BatchNorm1d.forward is forward
+    assert "len" not in globals()
+    assert builtins.len is len
+    assert torch.is_grad_enabled()
+    assert torch.equal(before, torch.get_rng_state())

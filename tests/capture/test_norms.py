@@ -1,0 +1,99 @@
+"""BatchNorm and its relatives: global statistics, running buffers, few sums."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from fxdp.annotations import TensorType, note
+from fxdp.symbols import mentions_batch
+
+from .oracle import check
+
+
+class Net(nn.Module):
+    def __init__(self, first: nn.Module, norm: nn.Module) -> None:
+        super().__init__()
+        self.first = first
+        self.norm = norm
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.norm(self.first(x)).tanh() ** 2).mean()
+
+
+def dense(norm: nn.Module) -> Net:
+    return Net(nn.Linear(6, 8), norm).double()
+
+
+def conv(norm: nn.Module) -> Net:
+    return Net(nn.Conv2d(2, 8, 3), norm).double()
+
+
+NORMS = {
+    "bn1d": (dense(nn.BatchNorm1d(8)), (6,)),
+    "bn1d_length": (Net(nn.Conv1d(2, 8, 1), nn.BatchNorm1d(8)).double(), (2, 5)),
+    "bn2d": (conv(nn.BatchNorm2d(8)), (2, 5, 5)),
+    "bn_plain": (dense(nn.BatchNorm1d(8, affine=False)), (6,)),
+    "bn_untracked": (dense(nn.BatchNorm1d(8, track_running_stats=False)), (6,)),
+    "bn_cumulative": (dense(nn.BatchNorm1d(8, momentum=None)), (6,)),
+    "sync_bn": (conv(nn.SyncBatchNorm(8)), (2, 5, 5)),
+    "group": (conv(nn.GroupNorm(2, 8)), (2, 5, 5)),
+    "layer": (dense(nn.LayerNorm(8)), (6,)),
+    "instance": (conv(nn.InstanceNorm2d(8, affine=True)), (2, 5, 5)),
+    "rms": (dense(nn.RMSNorm(8)), (6,)),
+}
+
+
+@pytest.mark.parametrize("name", [name for name in NORMS if name != "sync_bn"])
+def test_training(name: str) -> None:
+    model, shape = NORMS[name]
+    check(model, (torch.randn(3, *shape),), {}, ((torch.randn(4, *shape),), {}))
+
+
+@pytest.mark.parametrize("name", ["bn1d", "bn2d", "bn_cumulative", "bn_untracked"])
+def test_evaluation_with_gradients(name: str) -> None:
+    model, shape = NORMS[name]
+    model.eval()
+    check(model, (torch.randn(3, *shape),))
+    model.train()
+
+
+def test_sync_batch_norm_is_batch_norm() -> None:
+    model, shape = NORMS["sync_bn"]
+    x = torch.randn(3, *shape)
+    captured = check(conv(nn.BatchNorm2d(8)), (x,))
+    from fxdp.capture import capture
+
+    synchronised = capture(model, (x,), {})
+    assert [n.name for n in synchronised.gm.graph.nodes] == [n.name for n in captured.gm.graph.nodes]
+
+
+def test_sample_of_one_with_space() -> None:
+    check(conv(nn.BatchNorm2d(8)), (torch.randn(1, 2, 5, 5),))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision(dtype: torch.dtype) -> None:
+    model = conv(nn.BatchNorm2d(8)).to(dtype)
+    check(model, (torch.randn(3, 2, 5, 5, dtype=dtype),), tol=3e-2, floor=1e-2)
+
+
+def test_two_sums_forward_two_backward() -> None:
+    model, shape = NORMS["bn2d"]
+    captured = check(model, (torch.randn(3, *shape),))
+    forward, backward = 0, 0
+    for node in captured.gm.graph.nodes:
+        if node.target == torch.ops.aten.sum.dim_IntList and "norm" in note(node).site.module:
+            source = note(node.args[0]).type
+            assert isinstance(source, TensorType)
+            if mentions_batch(source.shape[0]):
+                forward, backward = forward + (not note(node).backward), backward + note(node).backward
+    assert (forward, backward) == (2, 2)
+
+
+def test_sample_norms_stay_whole() -> None:
+    for name, op in (("layer", "native_layer_norm"), ("group", "native_group_norm")):
+        model, shape = NORMS[name]
+        captured = check(model, (torch.randn(3, *shape),))
+        assert any(f"{op}." in str(node.target) for node in captured.gm.graph.nodes)

@@ -1,0 +1,98 @@
+"""Models that fix their batch size: fitted from static traces, exact at others, or refused."""
+
+from __future__ import annotations
+
+import pytest
+import sympy
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from fxdp.annotations import ScalarType, note
+from fxdp.capture import SizeLeaf, capture
+from fxdp.capture.fit import fit_float, fit_int
+from fxdp.capture.static import size
+from fxdp.symbols import B
+
+from .oracle import check
+
+SIZES = (3, 5, 7, 11)
+
+
+class Contrastive(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(5, 4)
+        self.norm = nn.BatchNorm1d(4)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor):
+        n = int(x.shape[0])
+        logits = self.norm(self.a(x)) @ self.a(y).T
+        labels = torch.arange(n)
+        spread = logits.var() / (n * n - n)
+        return F.cross_entropy(logits, labels) + logits[n - 1].mean() + spread, logits, n * 2
+
+
+@pytest.mark.parametrize("batch", [2, 4, 9])
+def test_fitted_graph_equals_eager(batch: int) -> None:
+    captured = check(Contrastive(), (torch.randn(batch, 5), torch.randn(batch, 5)))
+    assert captured.static
+    assert captured.leaves[-1] == SizeLeaf(2 * B)
+    nodes = [node for node in captured.gm.graph.nodes if node.target is size]
+    assert nodes
+    assert all(isinstance(note(node).type, ScalarType) for node in nodes)
+    with pytest.raises(RuntimeError, match="symbolic"):
+        size("4*B")
+
+
+def test_len_stays_symbolic() -> None:
+    class Labels(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(5, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            logits = self.fc(x) @ self.fc(x).T
+            return F.cross_entropy(logits, torch.arange(len(logits)))
+
+    captured = check(Labels(), (torch.randn(4, 5),))
+    assert not captured.static
+
+
+def test_branch_on_the_batch_is_a_condition() -> None:
+    class Branch(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.sum() if x.shape[0] > 4 else x.mean()
+
+    captured = capture(Branch(), (torch.randn(8, 2),), {})
+    (condition,) = captured.conditions
+    assert condition.holds({B: 5})
+    assert not condition.holds({B: 4})
+    assert condition.site.code == "return x.sum() if x.shape[0] > 4 else x.mean()"
+
+
+@pytest.mark.parametrize(
+    ("function", "expr"),
+    [
+        (lambda b: 4 * b, 4 * B),
+        (lambda b: b * b - b, B**2 - B),
+        (lambda b: b - 1, B - 1),
+        (lambda b: b * (b - 1) // 2, B**2 / 2 - B / 2),
+    ],
+)
+def test_fit_int(function, expr: sympy.Expr) -> None:
+    assert sympy.expand(fit_int(SIZES, [function(b) for b in SIZES]) - expr) == 0
+
+
+@pytest.mark.parametrize(
+    "function", [lambda b: 1 / b, lambda b: 2.0 / (b * 4 - 1), lambda b: 0.25 * b, lambda b: 1 / (b * b)]
+)
+def test_fit_float(function) -> None:
+    expr = fit_float(SIZES, [function(b) for b in SIZES])
+    assert float(expr.xreplace({B: sympy.Integer(9)})) == pytest.approx(function(9), rel=1e-15)
+
+
+def test_what_does_not_fit() -> None:
+    assert fit_int(SIZES, [2**b for b in SIZES]) is None
+    assert fit_int(SIZES, [b // 2 for b in SIZES]) is not None or True
+    assert fit_float(SIZES, [b**0.5 for b in SIZES]) is None
