@@ -1,1 +1,96 @@
-"""A torch.fx compiler for automatic data parallelism with single-device semantics."""
+"""A torch.fx compiler for automatic data parallelism with single-device semantics.
+
+    compiled = fxdp.compile(model, mesh)
+    loss = compiled(x, y); loss.backward(); optimizer.step()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from fxdp.errors import (
+    AgreementError,
+    CaptureError,
+    FxdpError,
+    InputError,
+    MeshError,
+    PlacementError,
+    RankFailedError,
+    StateError,
+    VerifierError,
+)
+from fxdp.module import CompiledModule
+from fxdp.options import Options
+from fxdp.plan import CommRow, Plan
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AgreementError",
+    "CaptureError",
+    "CommRow",
+    "CompiledModule",
+    "FxdpError",
+    "InputError",
+    "MeshError",
+    "PlacementError",
+    "Plan",
+    "RankFailedError",
+    "StateError",
+    "VerifierError",
+    "compile",
+]
+
+
+def compile(  # noqa: A001 - the name users know from torch.compile
+    model: nn.Module,
+    mesh: DeviceMesh | None = None,
+    *,
+    loss_fn: Callable[..., Tensor] | None = None,
+    strategy: str = "replicate",
+    batch_dims: Any = None,
+    bucket_mb: float = 25.0,
+    rng: str = "sharded",
+    uneven: bool = True,
+    compute: str = "inductor",
+    verify: bool = True,
+    strict: bool = False,
+    dump_dir: Path | str | None = None,
+) -> CompiledModule:
+    """Make `model` train data-parallel over `mesh`, with the results of one device on the global batch.
+
+    Each rank passes its local batch; the global batch is their concatenation in rank order, uneven or
+    empty parts included. Compilation happens at the first call.
+
+    Parameters
+    ----------
+    model : any module that can be captured as one graph; it is not changed.
+    mesh : a DeviceMesh with axes named `dp` or `dp_replicate`. None: all ranks of the process group, or of
+        torchrun, or this process alone.
+    loss_fn : then `compiled(*inputs, target=y)` returns `loss_fn(model(*inputs), y)`, a scalar.
+    strategy : `"replicate"`: every rank holds all parameters.
+    batch_dims : the batch dim of each input, a pytree prefix of `(args, kwargs)` of int or None (no batch
+        dim). None: dim 0 of every tensor input with at least one dim.
+    bucket_mb : MiB of gradients that are reduced in one all-reduce.
+    rng : `"sharded"`: ranks draw different random numbers, reproducible from one seed at a given mesh;
+        `"single-device"`: all ranks draw what one device would (with `compute="eager"`, bit for bit).
+    uneven : False: all local batches are equal, which saves a small exchange per call.
+    compute : `"inductor"`: compiled; `"eager"`: run the graph's ops as they are.
+    verify : check the invariants of the graph after each pass.
+    strict : an op without a placement rule, which would run replicated, is an error.
+    dump_dir : a folder for the program's text after each pass.
+
+    Raises
+    ------
+    MeshError : a mesh that does not fit, unknown axes, no process group.
+    InputError : options that do not exist.
+    """
+    options = Options(loss_fn, strategy, batch_dims, bucket_mb, rng, uneven, compute, verify, strict, dump_dir)
+    return CompiledModule(model, mesh, options)
+
+

@@ -42,23 +42,28 @@ _DTYPES = {
 }  # fmt: skip
 
 
-def graph_text(gm: fx.GraphModule, axes: dict[str, int] | None = None, *, causes: bool = True) -> str:
-    """The graph as golden text; `axes` are the mesh's names and sizes, printed on the first line."""
+def graph_text(
+    gm: fx.GraphModule, axes: dict[str, int] | None = None, *, causes: bool = True, exact: bool = False
+) -> str:
+    """The graph as golden text; `axes` are the mesh's names and sizes, printed on the first line.
+
+    `exact` prints numbers to the last digit, for hashing.
+    """
     axes = axes or {}
     head = ", ".join(f"{name}={size}" for name, size in axes.items())
     lines = [f"mesh({head})"]
-    lines += ["  " + node_text(node, tuple(axes), causes=causes) for node in gm.graph.nodes]
+    lines += ["  " + node_text(node, tuple(axes), causes=causes, exact=exact) for node in gm.graph.nodes]
     return "\n".join(lines)
 
 
-def node_text(node: fx.Node, axes: tuple[str, ...] = (), *, causes: bool = True) -> str:
+def node_text(node: fx.Node, axes: tuple[str, ...] = (), *, causes: bool = True, exact: bool = False) -> str:
     """One node's line."""
     known = note(node)
     if node.op == "output":
         return _output_text(node)
     binder = f"%{node.name}{_annotation(known.type)}{_placement_text(known.placement, axes)}"
     comment = f"  # {known.cause.text}" if causes and known.cause and known.cause.text else ""
-    return f"{binder} = {_call_text(node, known.slot)}{comment}"
+    return f"{binder} = {_call_text(node, known.slot, exact)}{comment}"
 
 
 def type_text(type_: NodeType) -> str:
@@ -84,13 +89,13 @@ def _placement_text(placement: Placement | tuple[Placement | None, ...] | None, 
     return " {" + " ".join(f"{axis}={shown}" for axis in axes) + "}"
 
 
-def _call_text(node: fx.Node, slot: Slot | None) -> str:
+def _call_text(node: fx.Node, slot: Slot | None, exact: bool) -> str:
     if node.op == "placeholder":
         return _slot_text(slot)
     if node.op == "get_attr":
         return f"constant({node.target})"
-    arguments = [_argument_text(a) for a in node.args]
-    arguments += [f"{k}={_argument_text(v)}" for k, v in node.kwargs.items()]
+    arguments = [_argument_text(a, exact) for a in node.args]
+    arguments += [f"{k}={_argument_text(v, exact)}" for k, v in node.kwargs.items()]
     return f"{target_text(node.target)}({', '.join(arguments)})"
 
 
@@ -140,12 +145,12 @@ def _output_text(node: fx.Node) -> str:
     return f"return {', '.join(shown)}"
 
 
-def _argument_text(value: Any) -> str:
+def _argument_text(value: Any, exact: bool = False) -> str:
     if isinstance(value, fx.Node):
         return f"%{value.name}"
     if isinstance(value, (list, tuple)):
-        return f"[{', '.join(_argument_text(v) for v in value)}]"
-    if isinstance(value, float):
+        return f"[{', '.join(_argument_text(v, exact) for v in value)}]"
+    if isinstance(value, float) and not exact:
         return f"{value:.6g}"
     if isinstance(value, torch.dtype):
         return _DTYPES.get(value, str(value))

@@ -69,36 +69,44 @@ class PassManager:
     seconds: dict[str, float] = field(default_factory=dict)
     """Wall seconds of each pass, its verification included."""
 
+    level: Level = Level.CAPTURED
+    """What holds of the graph that the next pass gets."""
+
     def run(self, gm: fx.GraphModule, passes: Sequence[Pass]) -> fx.GraphModule:
-        """The graph after all passes.
+        """The graph after these passes, which go on from where the last call stopped.
 
         Raises
         ------
         VerifierError : a pass was asked for out of order, or left a graph that breaks its level.
         """
-        self._dump(gm, 0, "captured")
-        level = Level.CAPTURED
-        for number, step in enumerate(passes, 1):
-            if step.requires > level:
-                raise VerifierError(f"pass {step.name} requires {step.requires.name}, the graph is {level.name}")
-            level = max(step.ensures, level)
-            gm = self._run_one(gm, step, level)
-            self._dump(gm, number, step.name)
+        if not self.seconds:
+            self._dump(gm, "captured")
+        for step in passes:
+            if step.requires > self.level:
+                raise VerifierError(
+                    f"pass {step.name} requires {step.requires.name}, the graph is {self.level.name}"
+                )
+            self.level = max(step.ensures, self.level)
+            gm = self._run_one(gm, step)
+            self._dump(gm, step.name)
         return gm
 
-    def _run_one(self, gm: fx.GraphModule, step: Pass, level: Level) -> fx.GraphModule:
+    def _run_one(self, gm: fx.GraphModule, step: Pass) -> fx.GraphModule:
         from fxdp.verifier import verify
 
         start = time.perf_counter()
         gm = step.run(gm, self.mesh)
         if self.verify:
-            verify(gm, level, step.name)
+            verify(gm, self.level, step.name)
         self.seconds[step.name] = self.seconds.get(step.name, 0.0) + time.perf_counter() - start
         return gm
 
-    def _dump(self, gm: fx.GraphModule, number: int, name: str) -> None:
+    def _dump(self, gm: fx.GraphModule, name: str) -> None:
         if self.dump_dir is None:
             return
         self.dump_dir.mkdir(parents=True, exist_ok=True)
         text = graph_text(gm, dict(zip(self.mesh.axes, self.mesh.sizes, strict=True)))
-        (self.dump_dir / f"{number:02d}-{name}.txt").write_text(text + "\n")
+        (self.dump_dir / f"{self._dumps:02d}-{name}.txt").write_text(text + "\n")
+        self._dumps += 1
+
+    _dumps: int = 0

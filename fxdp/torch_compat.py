@@ -168,6 +168,7 @@ def trace_for_inductor(
             _allow_non_fake_inputs=True,
         )(list(primals), list(tangents))
     assert isinstance(traced, fx.GraphModule)
+    traced.graph.set_codegen(fx.graph.CodeGen())  # flat results, not the traced function's structure
     return traced
 
 

@@ -1,1 +1,29 @@
-"""The passes of the compiler, one per file."""
+"""The passes of the compiler, one per file, in the order in which they run.
+
+| pass | leaves the graph at |
+|---|---|
+| `Canonicalize` | CAPTURED |
+| `BatchDimAnalyzer` | PLACED |
+| `InsertCollectives` | EXPLICIT |
+| `LocalizeShapes` | LOCAL |
+| `BucketGradients` | LOCAL |
+| `EmitProgram` | EMITTED |
+
+Import them from `fxdp.passes`; the order is data in `fxdp/compiler.py`.
+"""
+
+from fxdp.passes.batch_dim_analyzer import BatchDimAnalyzer
+from fxdp.passes.bucket_gradients import BucketGradients
+from fxdp.passes.canonicalize import Canonicalize
+from fxdp.passes.emit_program import EmitProgram
+from fxdp.passes.insert_collectives import InsertCollectives
+from fxdp.passes.localize_shapes import LocalizeShapes
+
+__all__ = [
+    "BatchDimAnalyzer",
+    "BucketGradients",
+    "Canonicalize",
+    "EmitProgram",
+    "InsertCollectives",
+    "LocalizeShapes",
+]

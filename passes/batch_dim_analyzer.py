@@ -25,10 +25,10 @@ from fxdp.annotations import (
 from fxdp.mesh import DataMesh
 from fxdp.pass_manager import Level
 from fxdp.placements import P, Partial, Placement, R, Shard
-from fxdp.rules import registry
+
 from fxdp.rules.chooser import choose, conversion_cost, size_bytes
 from fxdp.rules.iota import iota_dim
-from fxdp.rules.registry import Alternative, Op, Operand
+from fxdp.rules.registry import Alternative, Op, Operand, registry
 from fxdp.rules.view import op_view
 from fxdp.symbols import batch_factor
 
@@ -59,6 +59,7 @@ class Walk:
 
     batch: tuple[int | None, ...]
     single_device_rng: bool
+    one_rank: bool
     reduce_at: frozenset[fx.Node]
     choices: dict[Any, Choice]
     values: dict[fx.Node, Value] = field(default_factory=dict)
@@ -87,7 +88,7 @@ class Walk:
         type_ = note(node).type
         assert isinstance(type_, TensorType)
         dim = next((d for d, n in enumerate(type_.shape) if batch_factor(n) is not None), None)
-        if dim is None:
+        if dim is None or self.one_rank:
             return R
         own = self.values[node].placements[0]
         return own if isinstance(own, Shard) and own.dim == dim else Shard(dim)
@@ -186,7 +187,7 @@ class Walk:
     def _choose(self, op: Op) -> Choice:
         found = self.choices.get(op)
         if found is None:
-            found = self.choices[op] = _choose(op, self.single_device_rng)
+            found = self.choices[op] = _choose(op, self.single_device_rng, self.one_rank)
         return found
 
 
@@ -202,12 +203,12 @@ def _bytes(node: fx.Node) -> int:
     return size_bytes(type_) if isinstance(type_, TensorType) else 0
 
 
-def _choose(op: Op, single_device_rng: bool) -> Choice:
+def _choose(op: Op, single_device_rng: bool, one_rank: bool) -> Choice:
     registered = registry.get(op.target)
     seeded = isinstance(op.target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in op.target.tags
     if registered is None:
         return Choice(op.alternative(), "unknown", seeded)
-    alternatives = () if seeded and single_device_rng else registered.rule(op)
+    alternatives = () if one_rank or (seeded and single_device_rng) else registered.rule(op)
     return Choice(choose(op, alternatives)[0], registered.name, seeded)
 
 
@@ -229,10 +230,9 @@ def _roots(walk: Walk) -> frozenset[fx.Node]:
 def _chain(node: fx.Node) -> list[fx.Node]:
     chain = [node]
     while True:
-        partial = [
-            s for s, p in zip(tensor_operands(chain[-1]), note(chain[-1]).operands, strict=False) if p == P
-        ]
-        if len(partial) != 1 or note(partial[0]).placement != P or _bytes(partial[0]) > _bytes(chain[-1]):
+        operands = zip(tensor_operands(chain[-1]), note(chain[-1]).operands, strict=False)
+        partial = [s for s, wanted in operands if wanted == P and note(s).placement == P]
+        if len(partial) != 1 or _bytes(partial[0]) > _bytes(chain[-1]):
             return chain
         chain.append(partial[0])
 
@@ -263,10 +263,11 @@ class BatchDimAnalyzer:
 
     def run(self, gm: fx.GraphModule, mesh: DataMesh) -> fx.GraphModule:
         """Annotate the graph in place."""
+        batch = self.batch if mesh.size > 1 else (None,) * len(self.batch)
         choices: dict[Any, Choice] = {}
         best, reduce_at = None, frozenset[fx.Node]()
         for _ in range(_MAX_ROUNDS):
-            walk = Walk(self.batch, self.single_device_rng, reduce_at, choices)
+            walk = Walk(batch, self.single_device_rng, mesh.size == 1, reduce_at, choices)
             walk.run(gm.graph)
             if best is not None and walk.cost >= best.cost:
                 break
@@ -277,5 +278,5 @@ class BatchDimAnalyzer:
             reduce_at = roots
         assert best is not None
         if best is not walk:
-            Walk(self.batch, self.single_device_rng, best.reduce_at, choices).run(gm.graph)
+            Walk(batch, self.single_device_rng, mesh.size == 1, best.reduce_at, choices).run(gm.graph)
         return gm

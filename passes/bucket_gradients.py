@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 import torch
 from torch import fx
@@ -100,6 +101,8 @@ class _Bucketing:
         self.graph = graph
         self.bucket_bytes = bucket_bytes
         self.position = {n: i for i, n in enumerate(graph.nodes)}
+        self.tail: dict[fx.Node, fx.Node] = {}
+        self.flat: dict[_Reduction, fx.Node] = {}
 
     def run(self) -> None:
         deferrable = _deferrable(self.graph)
@@ -143,30 +146,30 @@ class _Bucketing:
 
     def _start_one(self, dtype: torch.dtype, chosen: list[tuple[_Reduction, Piece]]) -> fx.Node:
         last = max((r.value for r, _ in chosen), key=self.position.__getitem__)
-        cursor = last
-        flats = []
+        pieces = [self._piece(last, reduction, piece) for reduction, piece in chosen]
         total = sum(p.stop - p.start for _, p in chosen)
-        for reduction, piece in chosen:
-            cursor = flat = self._flat(cursor, reduction, piece)
-            flats.append(flat)
-        if len(flats) > 1:
-            cursor = self._add(cursor, aten.cat.default, (flats,), dtype, total)
-        pending = self._add(cursor, ir.all_reduce, (cursor, "sum"), dtype, total)
+        bucket = pieces[0] if len(pieces) == 1 else self._add(last, aten.cat.default, (pieces,), dtype, total)
+        pending = self._add(last, ir.all_reduce, (bucket, "sum"), dtype, total)
         note(pending).placement = R
         note(pending).cause = _bucket_cause(chosen)
         return pending
 
-    def _flat(self, cursor: fx.Node, reduction: _Reduction, piece: Piece) -> fx.Node:
-        size = prod(reduction.type.shape)
-        dtype = reduction.type.dtype
-        flat = self._add(cursor, aten.reshape.default, (reduction.value, [size]), dtype, size)
+    def _piece(self, last: fx.Node, reduction: _Reduction, piece: Piece) -> fx.Node:
+        """The piece as a flat value; a gradient is flattened once, where it is made."""
+        size, dtype = prod(reduction.type.shape), reduction.type.dtype
+        flat = self.flat.get(reduction)
+        if flat is None:
+            where = reduction.value
+            flat = self.flat[reduction] = self._add(where, aten.reshape.default, (reduction.value, [size]), dtype, size)
         if piece.stop - piece.start == size:
             return flat
-        return self._add(flat, aten.slice.Tensor, (flat, 0, piece.start, piece.stop), dtype, piece.stop - piece.start)
+        return self._add(last, aten.slice.Tensor, (flat, 0, piece.start, piece.stop), dtype, piece.stop - piece.start)
 
-    def _add(self, after: fx.Node, target: object, args: tuple[object, ...], dtype: torch.dtype, size: int) -> fx.Node:
-        with self.graph.inserting_after(after):
-            made = self.graph.call_function(target, args)  # type: ignore[arg-type]
+    def _add(self, where: fx.Node, target: Any, args: tuple[Any, ...], dtype: torch.dtype, size: int) -> fx.Node:
+        """A node after `where` and all that was added there before."""
+        with self.graph.inserting_after(self.tail.get(where, where)):
+            made = self.graph.call_function(target, args)
+        self.tail[where] = made
         _describe(made, TensorType(dtype, (size,)), P)
         return made
 

@@ -21,6 +21,9 @@ from fxdp.symbols import LOCAL, OFFSET, B
 from fxdp.torch_compat import interpret_sympy
 
 
+_NAMES = {B: "global_batch", LOCAL: "local_batch", OFFSET: "offset"}
+
+
 @dataclass
 class _Sizes:
     """The program's host integers: slots at the top, arithmetic right before its first use."""
@@ -33,7 +36,7 @@ class _Sizes:
         first = next(iter(self.graph.nodes))
         with self.graph.inserting_before(first):
             for symbol in symbols:
-                node = self.graph.placeholder(symbol.name)
+                node = self.graph.placeholder(_NAMES.get(symbol, symbol.name))
                 note(node).slot, note(node).type = Size(symbol.name), ScalarType(symbol)
                 self.nodes[symbol] = node
 
@@ -71,7 +74,7 @@ def _localize_call(node: fx.Node, sizes: _Sizes) -> None:
     op, sources = op_view(node, _bare_operand)
     outputs = known.placement if isinstance(known.placement, tuple) else (known.placement,)
     args, kwargs = localized(op, Alternative(known.operands, outputs, known.rewrite))
-    node.args = _to_nodes(args, node, sources, sizes)
+    node.args = tuple(_to_nodes(value, node, sources, sizes) for value in args)
     node.kwargs = {k: _to_nodes(v, node, sources, sizes) for k, v in kwargs.items()}
 
 

@@ -1,0 +1,179 @@
+"""The way from a captured model to a program: the order of passes, as data."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+import fxdp.rules  # noqa: F401 - registers the rules
+from fxdp.annotations import Buffer, Constant, Parameter, Slot, note
+from fxdp.capture import Captured
+from fxdp.errors import PlacementError
+from fxdp.graph_text import graph_text
+from fxdp.lowering import Halves, lower_eager, lower_inductor
+from fxdp.lowering.inductor import Shapes
+from fxdp.mesh import DataMesh
+from fxdp.options import Options
+from fxdp.pass_manager import Level, Pass, PassManager
+from fxdp.passes import (
+    BatchDimAnalyzer,
+    BucketGradients,
+    Canonicalize,
+    EmitProgram,
+    InsertCollectives,
+    LocalizeShapes,
+)
+from fxdp.plan import CommRow, Plan, communication, program_text, replicated_ops
+from fxdp.runtime.program import Program
+
+
+def global_passes(captured: Captured, options: Options) -> list[Pass]:
+    """From CAPTURED to EXPLICIT: the program of the whole batch with its communication."""
+    return [
+        Canonicalize(),
+        BatchDimAnalyzer(captured.batch, options.single_device_rng),
+        InsertCollectives(options.single_device_rng),
+    ]
+
+
+def local_passes(captured: Captured, options: Options) -> list[Pass]:
+    """From EXPLICIT to LOCAL: the program of one rank, its sizes still open."""
+    return [LocalizeShapes(tuple(captured.symbols)), BucketGradients(options.bucket_bytes)]
+
+
+def emission_passes(sizes: Mapping[str, int] | None, even: bool) -> list[Pass]:
+    """From LOCAL to EMITTED, for fixed sizes or for any."""
+    return [EmitProgram(None if sizes is None else tuple(sizes.items()), even)]
+
+
+@dataclass
+class LocalProgram:
+    """A model compiled down to one rank's program with open sizes; programs are emitted from it."""
+
+    captured: Captured
+    gm: fx.GraphModule
+    mesh: DataMesh
+    options: Options
+    causes: fx.GraphModule | None
+    seconds: dict[str, float] = field(default_factory=dict)
+    nodes: int = 0
+
+    @property
+    def text(self) -> str:
+        """The golden text of the program, the same on all ranks."""
+        return program_text(self.gm, dict(zip(self.mesh.axes, self.mesh.sizes, strict=True)))
+
+    @property
+    def digest(self) -> str:
+        """A hash of the program that ranks compare, constants to the last digit."""
+        text = graph_text(self.gm, {"ranks": self.mesh.size}, causes=False, exact=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def plan(self, sizes: Mapping[str, int]) -> Plan:
+        """The plan at the given sizes (`B` and further symbols)."""
+        rows = communication(self.gm, sizes)
+        return Plan(self.text, rows, self._causes(sizes), replicated_ops(self.gm), dict(self.seconds), self.nodes)
+
+    def _causes(self, sizes: Mapping[str, int]) -> tuple[CommRow, ...]:
+        return communication(self.causes, sizes) if self.causes is not None else ()
+
+
+def prepare(captured: Captured, mesh: DataMesh, options: Options) -> LocalProgram:
+    """Run the passes down to LOCAL.
+
+    Raises
+    ------
+    PlacementError : with `strict=True`, an op would run replicated because it has no rule.
+    """
+    dump_dir = Path(options.dump_dir) if options.dump_dir is not None and mesh.rank == 0 else None
+    manager = PassManager(mesh, options.verify, dump_dir)
+    nodes = len(captured.gm.graph.nodes)
+    gm = manager.run(captured.gm, global_passes(captured, options))
+    if options.strict:
+        _refuse_fallbacks(gm)
+    causes = copy_graph(gm)
+    gm = manager.run(gm, local_passes(captured, options))
+    return LocalProgram(captured, gm, mesh, options, causes, manager.seconds, nodes)
+
+
+def emit(
+    local: LocalProgram, module: nn.Module, sizes: Mapping[str, int], *, generic: bool, even: bool
+) -> tuple[Program, fx.GraphModule]:
+    """This rank's executable program, for these sizes or (`generic`) for any.
+
+    `sizes` has `B`, `b`, `offset`, `b_max` and the program's further symbols.
+    """
+    manager = PassManager(local.mesh, local.options.verify, level=Level.LOCAL)
+    gm = manager.run(copy_graph(local.gm), emission_passes(None if generic else sizes, even))
+    values = slot_values(gm, module, local.captured)
+    start = time.perf_counter()
+    halves = _lower(gm, values, sizes, local, generic=generic, device=_device(module, local.mesh))
+    local.seconds["emit-program"] = local.seconds.get("emit-program", 0.0) + manager.seconds["emit-program"]
+    local.seconds["lowering"] = local.seconds.get("lowering", 0.0) + time.perf_counter() - start
+    seeded = local.mesh.size > 1 and not local.options.single_device_rng and _draws(gm)
+    program = Program.bind(gm, halves, values, world=local.mesh.size, rank=local.mesh.rank, seeded=seeded)
+    return program, gm
+
+
+def _lower(
+    gm: fx.GraphModule, values: Mapping[Slot, Any], sizes: Mapping[str, int], local: LocalProgram,
+    *, generic: bool, device: torch.device,
+) -> Halves:  # fmt: skip
+    if local.options.compute == "eager":
+        return lower_eager(gm)
+    return lower_inductor(gm, values, Shapes(sizes, generic, local.mesh.size == 1), device)
+
+
+def copy_graph(gm: fx.GraphModule) -> fx.GraphModule:
+    """A graph module with its own nodes and the same notes."""
+    graph = fx.Graph()
+    mapping: dict[fx.Node, fx.Node] = {}
+    result = graph.graph_copy(gm.graph, mapping)
+    output = graph.output(result)
+    output.meta = dict(gm.graph.output_node().meta)
+    return fx.GraphModule(gm, graph)
+
+
+def slot_values(gm: fx.GraphModule, module: nn.Module, captured: Captured) -> dict[Slot, Any]:
+    """The real tensors of the program's parameters, buffers and constants."""
+    values: dict[Slot, Any] = {}
+    for node in gm.graph.nodes:
+        match note(node).slot:
+            case Parameter(name) as slot:
+                values[slot] = module.get_parameter(name)
+            case Buffer(name) as slot:
+                values[slot] = module.get_buffer(name)
+            case Constant(name) as slot if name in captured.constants:
+                values[slot] = captured.constants[name]
+    return values
+
+
+def _device(module: nn.Module, mesh: DataMesh) -> torch.device:
+    first = next(iter(module.parameters()), None)
+    return first.device if first is not None else torch.device(mesh.device_type)
+
+
+def _draws(gm: fx.GraphModule) -> bool:
+    return any(
+        isinstance(n.target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in n.target.tags
+        for n in gm.graph.nodes
+    )
+
+
+def _refuse_fallbacks(gm: fx.GraphModule) -> None:
+    forced = [text for text in replicated_ops(gm)]
+    if forced:
+        listing = "\n  ".join(forced)
+        raise PlacementError(
+            f"strict=True: {len(forced)} ops have no placement rule and would run replicated:\n  {listing}\n"
+            "Add rules with fxdp.register_rule, or compile with strict=False"
+        )
+
+

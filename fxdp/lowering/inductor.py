@@ -1,0 +1,225 @@
+"""Trace an emitted joint graph with Inductor's decompositions, cut it by min-cut, compile both halves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from fxdp.annotations import (
+    Buffer,
+    Constant,
+
+    Mutation,
+    Output,
+    Parameter,
+
+    Size,
+    Slot,
+    Tangent,
+    TensorType,
+    note,
+)
+from fxdp.lowering.eager import forward_inputs, gradient_of, results
+from fxdp.lowering.halves import Halves
+from fxdp.placements import Shard
+from fxdp.rules.arguments import local_shape
+from fxdp.symbols import B
+from fxdp.torch_compat import (
+    FakeTensorMode,
+    compile_with_inductor,
+    interpret_sympy,
+    joint_passes_for_inference,
+    partition_for_inductor,
+    symbolic_sizes,
+    trace_for_inductor,
+)
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """What the program is compiled for.
+
+    `sizes`: the value of every size symbol (`B`, `b`, `offset`, ...), hints where `generic`.
+    `generic`: sizes stay inputs of the compiled code.
+    `single`: one rank, so that the local batch is the global one.
+    """
+
+    sizes: Mapping[str, int]
+    generic: bool
+    single: bool
+
+
+def lower_inductor(
+    gm: fx.GraphModule, values: Mapping[Slot, Any], shapes: Shapes, device: torch.device
+) -> Halves:
+    """Compile an emitted program.
+
+    `values` holds the real parameters, buffers and constants, whose strides the code may rely on.
+    """
+    fake_mode, sizes = _sizes(shapes)
+    inputs = forward_inputs(gm.graph)
+    tangents = [n for n in gm.graph.nodes if isinstance(note(n).slot, Tangent)]
+    env = {_symbol(name): value for name, value in sizes.items()}
+    if shapes.single:
+        env[_symbol("b")] = env[B]
+    fake_inputs = [_fake(n, values, sizes, env, fake_mode, device) for n in inputs]
+    fake_tangents = [_fake(n, values, sizes, env, fake_mode, device) for n in tangents]
+    function = _joint_function(gm, inputs, tangents)
+    joint = trace_for_inductor(function, fake_mode, fake_inputs, fake_tangents)
+    outputs = [s for s, _ in results(gm.graph) if isinstance(s, Output)]
+    mutations = [s for s, _ in results(gm.graph) if isinstance(s, Mutation)]
+    slots = [note(n).slot for n in inputs]
+    fixed = sum(isinstance(s, (Parameter, Buffer, Constant)) for s in slots)
+    compiler = _Compiler(fake_mode, slots, mutations, len(outputs), fixed, shapes.generic)
+    if tangents or gradient_of(gm.graph):
+        return compiler.training(joint, [*fake_inputs, *fake_tangents])
+    return compiler.inference(joint, fake_inputs, device)
+
+
+def _sizes(shapes: Shapes) -> tuple[FakeTensorMode, dict[str, Any]]:
+    if shapes.generic:
+        # 0 and 1 would be taken for constants: let the hints be ordinary numbers
+        return symbolic_sizes({name: max(value, 2 + i) for i, (name, value) in enumerate(shapes.sizes.items())})
+    return FakeTensorMode(allow_non_fake_inputs=True), dict(shapes.sizes)
+
+
+def _symbol(name: str) -> Any:
+    import sympy
+
+    if name == "B":
+        return B
+    return sympy.Symbol(name, integer=True, nonnegative=True) if name in ("b", "offset") else sympy.Symbol(
+        name, integer=True, positive=True
+    )
+
+
+def _fake(
+    node: fx.Node, values: Mapping[Slot, Any], sizes: Mapping[str, Any], env: Mapping[Any, Any],
+    fake_mode: FakeTensorMode, device: torch.device,
+) -> Any:  # fmt: skip
+    slot, type_ = note(node).slot, note(node).type
+    if isinstance(slot, Size):
+        return sizes[slot.name]
+    if isinstance(slot, (Parameter, Buffer, Constant)):
+        if slot in values:
+            return fake_mode.from_tensor(values[slot].detach(), static_shapes=True)
+        with fake_mode:  # the rows of a padded gather
+            return torch.empty(sizes["B"], dtype=torch.int64, device=device)
+    assert isinstance(type_, TensorType)
+    placement = note(node).placement
+    shape = local_shape(type_, placement if isinstance(placement, Shard) else None)
+    with fake_mode:
+        real = [n if isinstance(n, int) else interpret_sympy(n, env) for n in shape]
+        return torch.empty(real, dtype=type_.dtype, device=device)
+
+
+def _joint_function(gm: fx.GraphModule, inputs: list[fx.Node], tangents: list[fx.Node]) -> Any:
+    """The emitted graph as `f(primals, tangents)` whose results are outputs, mutations, gradients."""
+    gradients = gradient_of(gm.graph)
+    order = [n for s, n in results(gm.graph) if isinstance(s, Output)]
+    order += [n for s, n in results(gm.graph) if isinstance(s, Mutation)]
+    order += [gradients.get(note(n).slot) for n in inputs] if gradients else []  # type: ignore[arg-type]
+    placeholders = [*inputs, *tangents]
+
+    def joint(primals: Sequence[Any], tangents: Sequence[Any]) -> list[Any]:
+        env: dict[fx.Node, Any] = dict(zip(placeholders, [*primals, *tangents], strict=True))
+        for node in gm.graph.nodes:
+            if node.op == "call_function":
+                args, kwargs = fx.map_arg((node.args, node.kwargs), env.__getitem__)
+                env[node] = node.target(*args, **kwargs)  # type: ignore[operator]
+        return [None if n is None else env[n] for n in order]
+
+    return joint
+
+
+@dataclass
+class _Compiler:
+    """Compiles the halves of one traced program."""
+
+    fake_mode: FakeTensorMode
+    slots: list[Slot | None]
+    mutations: list[Mutation]
+    outputs: int
+    fixed: int
+    generic: bool
+
+    def training(self, joint: fx.GraphModule, inputs: list[Any]) -> Halves:
+        forward, backward = partition_for_inductor(
+            joint, inputs, self.outputs + len(self.mutations), self.fake_mode
+        )
+        saved_order = self._saved_order(forward, backward)
+        self._write_back(forward)
+        code, strides = self._compile(forward, backward=False, inference=False)
+        _restride(backward, strides[self.outputs :], saved_order, self.generic)
+        backward_code, _ = self._compile(backward, backward=True, inference=False)
+        return Halves(code, backward_code, self.outputs, saved_order, forward, backward)
+
+    def inference(self, joint: fx.GraphModule, inputs: list[Any], device: torch.device) -> Halves:
+        joint = joint_passes_for_inference(joint, device, self.fake_mode)
+        self._write_back(joint)
+        code, _ = self._compile(joint, backward=False, inference=True)
+        return Halves(code, None, self.outputs, (), joint, None)
+
+    def _compile(self, gm: fx.GraphModule, *, backward: bool, inference: bool) -> tuple[Any, list[Any]]:
+        gm.recompile()
+        inputs = [n.meta["val"] for n in gm.graph.nodes if n.op == "placeholder"]
+        output = gm.graph.output_node()
+        visible = range(len(output.args[0]) if self.generic else self.outputs)  # type: ignore[arg-type]
+        output.meta["user_visible_output_idxs"] = [] if backward else list(visible)
+        fixed = 0 if backward else self.fixed
+        return compile_with_inductor(
+            gm, inputs, self.fake_mode, backward=backward, inference=inference, fixed=fixed
+        )
+
+    def _saved_order(self, forward: fx.GraphModule, backward: fx.GraphModule) -> tuple[int, ...]:
+        """Where each saved input of the backward stands among what the forward saves."""
+        saved = forward.graph.output_node().args[0][self.outputs + len(self.mutations) :]  # type: ignore[index]
+        position = {n.name: i for i, n in enumerate(saved)}  # type: ignore[union-attr]
+        names = [n.name for n in backward.graph.nodes if n.op == "placeholder"]
+        return tuple(position[name] for name in names if name in position)
+
+    def _write_back(self, forward: fx.GraphModule) -> None:
+        """Turn the new values of buffers from results into copies at the end of the forward."""
+        if not self.mutations:
+            return
+        output = forward.graph.output_node()
+        values = list(output.args[0])  # type: ignore[arg-type]
+        placeholders = [n for n in forward.graph.nodes if n.op == "placeholder"]
+        targets = [placeholders[self.slots.index(m.of)] for m in self.mutations]
+        new = values[self.outputs : self.outputs + len(self.mutations)]
+        kept = values[: self.outputs] + values[self.outputs + len(self.mutations) :]
+        with forward.graph.inserting_before(output):
+            kept = [_protected(forward.graph, n) if n in targets else n for n in kept]
+            for target, value in zip(targets, new, strict=True):
+                copy = forward.graph.call_function(aten.copy_.default, (target, value))
+                copy.meta["val"] = target.meta["val"]
+        output.args = (tuple(kept),)
+
+
+def _protected(graph: fx.Graph, node: Any) -> fx.Node:
+    """A copy of a value that is overwritten at the end but still needed."""
+    made = graph.call_function(aten.clone.default, (node,))
+    made.meta["val"] = node.meta["val"]
+    return made
+
+
+def _restride(
+    backward: fx.GraphModule, strides: list[Any], saved_order: tuple[int, ...], generic: bool
+) -> None:
+    """Tell the backward how Inductor laid out what the forward saves."""
+    if generic:
+        return  # all outputs keep their strides there
+    placeholders = [n for n in backward.graph.nodes if n.op == "placeholder"]
+    for node, position in zip(placeholders, saved_order, strict=False):
+        value = node.meta["val"]
+        stride = strides[position] if position < len(strides) else None
+        if isinstance(value, Tensor) and stride is not None and tuple(value.stride()) != tuple(stride):
+            node.meta["val"] = value.as_strided(value.shape, stride)
+
+

@@ -1,0 +1,211 @@
+"""`CompiledModule`: the user's model, running as a data-parallel program."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch import Tensor, fx, nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from fxdp.errors import InputError, StateError
+from fxdp.mesh import DataMesh, resolve_mesh
+from fxdp.options import Options
+from fxdp.plan import Plan
+from fxdp.runtime.agreement import Agreement, agree, broadcast_tensors
+from fxdp.runtime.calls import CallReader
+from fxdp.runtime.failure import guard, install_hook, refusing
+from fxdp.runtime.optimizers import watch_optimizers
+from fxdp.runtime.programs import Programs, Served
+
+
+class CompiledModule(nn.Module):
+    """What `fxdp.compile` returns: call it as the model itself.
+
+    Parameters, buffers and state-dict keys are the model's own; `train()`, `eval()`, `to()` act on the
+    model. Compilation happens at the first call of each kind.
+    """
+
+    def __init__(self, module: nn.Module, mesh: DeviceMesh | Mapping[str, int] | None, options: Options) -> None:
+        super().__init__()
+        # kept out of nn.Module's own registries, so that names and state-dict keys stay the model's
+        object.__setattr__(self, "_model", module)
+        object.__setattr__(self, "_options", options)
+        object.__setattr__(self, "_mesh", resolve_mesh(mesh, device_type(module)))
+        self._served: Served | None = None
+        self._started = False
+        self._build()
+
+    _model: nn.Module
+    _options: Options
+    _mesh: DataMesh
+
+    def _build(self) -> None:
+        self._reader = CallReader(self._model, self._options.batch_dims, self._mesh.device_type)
+        self._agreement = Agreement(self._mesh)
+        self._programs = Programs(self._model, self._mesh, self._options)
+        self._even: set[Any] = set()
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's output for this rank's part of the batch.
+
+        Sharded outputs are this rank's part; everything else, the loss above all, is that of the global
+        batch and equal on all ranks.
+
+        Raises
+        ------
+        InputError : batch sizes that differ between inputs, an input on the wrong device, ...
+        AgreementError : ranks that pass different kinds of inputs, or hold different models.
+        CaptureError : the model cannot be captured as one graph.
+        RankFailedError : another rank failed.
+        """
+        with guard(self._mesh):
+            if not self._started:
+                self._start()
+            with refusing(self._mesh):
+                call = self._reader.read(args, kwargs)
+            batches = self._exchange(call)
+            served = self._programs.find(call, batches)
+            if served is None:
+                served = self._programs.make(call, batches, args, kwargs)
+            self._served = served
+            return self._programs.run(served, call, batches)
+
+    def _exchange(self, call: Any) -> tuple[int, ...]:
+        """All ranks' batch sizes, after a check that they make the same kind of call."""
+        if self._mesh.size == 1:
+            return (_nonempty((call.batch,))[0],)
+        key = (call.kind, call.dims, call.batch)
+        if not self._options.uneven and key in self._even:
+            return (call.batch,) * self._mesh.size
+        own = (call.batch, self._reader.digest(call.kind), self._reader.digest(call.dims))
+        rows = self._agreement.exchange(own)
+        if len({row[1:] for row in rows}) > 1:
+            agree(self._mesh, _call_lines(call), "calls")
+        batches = _nonempty(tuple(row[0] for row in rows))
+        if not self._options.uneven:
+            if len(set(batches)) > 1:
+                raise InputError(f"uneven=False promises equal local batches, but the ranks have {batches}")
+            self._even.add(key)
+        return batches
+
+    def _start(self) -> None:
+        """Once: the ranks must hold the same model, and get rank 0's values."""
+        if self._mesh.size > 1:
+            install_hook()
+            agree(self._mesh, [*_model_lines(self._model), *self._options.lines()], "models or options")
+            tensors = [*self._model.parameters(), *self._model.buffers()]
+            broadcast_tensors(self._mesh, [t.detach() for t in tensors])
+        watch_optimizers(self._model)
+        self._started = True
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of the program that ran last.
+
+        Raises
+        ------
+        StateError : nothing was compiled yet.
+        """
+        served = self._last()
+        return served.local.plan(served.sizes)
+
+    @property
+    def program(self) -> fx.GraphModule:
+        """This rank's emitted program that ran last."""
+        return self._last().graph
+
+    def _last(self) -> Served:
+        if self._served is None:
+            raise StateError("nothing is compiled yet: call the module once, or use fxdp.plan")
+        return self._served
+
+    @property
+    def mesh(self) -> DataMesh:
+        """The data axes this module runs on."""
+        return self._mesh
+
+    # ---- everything else is the model's own -------------------------------------------------------------
+
+    def __getattr__(self, name: str) -> Any:
+        """What this class does not have is looked up in the model."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(object.__getattribute__(self, "_model"), name)
+
+    def train(self, mode: bool = True) -> CompiledModule:
+        """Switch the model's mode; each mode has its own program."""
+        self._model.train(mode)
+        self.training = mode
+        return self
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's own state dict."""
+        return self._model.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Load into the model."""
+        return self._model.load_state_dict(*args, **kwargs)
+
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
+        """The model's parameters, under their own names."""
+        return self._model.named_parameters(*args, **kwargs)
+
+    def named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, Tensor]]:
+        """The model's buffers, under their own names."""
+        return self._model.named_buffers(*args, **kwargs)
+
+    def named_children(self) -> Iterator[tuple[str, nn.Module]]:
+        """The model's children."""
+        return self._model.named_children()
+
+    def named_modules(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Module]]:
+        """The model's modules."""
+        return self._model.named_modules(*args, **kwargs)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> CompiledModule:
+        """`to()`, `double()`, ... change the model; programs are compiled anew."""
+        self._model._apply(fn, recurse)
+        self._started = False
+        self._served = None
+        self._build()
+        return self
+
+    def __repr__(self) -> str:
+        return f"fxdp.compile({self._mesh},\n{self._model!r})"
+
+
+def device_type(module: nn.Module) -> str:
+    """Where the model lives: the type of its tensors' device, cpu for a model without any."""
+    tensors = [*module.parameters(), *module.buffers()]
+    types = sorted({t.device.type for t in tensors})
+    if len(types) > 1:
+        raise InputError(f"the model's parameters and buffers are on several device types {types}; use one")
+    return types[0] if types else "cpu"
+
+
+def _nonempty(batches: tuple[int, ...]) -> tuple[int, ...]:
+    if sum(batches) == 0:
+        raise InputError("the global batch is empty: no rank was given a sample")
+    return batches
+
+
+def _model_lines(module: nn.Module) -> list[str]:
+    lines = [f"model {type(module).__qualname__}"]
+    for kind, named in (("parameter", module.named_parameters()), ("buffer", module.named_buffers())):
+        for name, t in named:
+            frozen = "" if t.requires_grad or kind == "buffer" else " frozen"
+            lines.append(f"{kind} {name} {str(t.dtype).removeprefix('torch.')}{list(t.shape)}{frozen}")
+    return lines
+
+
+def _call_lines(call: Any) -> list[str]:
+    spec, others, signature, grad, autocast, training, trainable = call.kind
+    lines = [f"structure {spec}", *(f"value {kind} {value!r}" for kind, value in others)]
+    for i, ((dtype, _, needs_grad, _), dims) in enumerate(zip(signature, call.dims, strict=True)):
+        lines.append(f"tensor {i} {dtype} dims {list(dims)} requires_grad={needs_grad}")
+    modes = f"grad={grad} autocast={autocast} training={any(training)}"
+    return [*lines, modes, f"modules {training.hex()}", f"trainable {trainable.hex()}"]
+
+

@@ -1,0 +1,64 @@
+"""What a user may choose about a compilation, checked once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from fxdp.errors import InputError
+
+_CHOICES = {
+    "strategy": ("replicate",),
+    "rng": ("sharded", "single-device"),
+    "compute": ("inductor", "eager"),
+}
+
+
+@dataclass(frozen=True)
+class Options:
+    """The keyword arguments of `fxdp.compile`; see there for their meaning."""
+
+    loss_fn: Callable[..., Tensor] | None = None
+    strategy: str = "replicate"
+    batch_dims: Any = None
+    bucket_mb: float = 25.0
+    rng: str = "sharded"
+    uneven: bool = True
+    compute: str = "inductor"
+    verify: bool = True
+    strict: bool = False
+    dump_dir: Path | str | None = None
+
+    def __post_init__(self) -> None:
+        faults = [
+            f"{name} is {getattr(self, name)!r}, expected one of {choices}"
+            for name, choices in _CHOICES.items()
+            if getattr(self, name) not in choices
+        ]
+        if not self.bucket_mb > 0:
+            faults.append(f"bucket_mb is {self.bucket_mb!r}, expected a size in MiB above 0")
+        if self.loss_fn is not None and not callable(self.loss_fn):
+            faults.append(f"loss_fn is a {type(self.loss_fn).__name__}, expected a callable (output, target) -> loss")
+        if faults:
+            raise InputError("fxdp.compile was given options it does not know:\n  " + "\n  ".join(faults))
+
+    @property
+    def single_device_rng(self) -> bool:
+        """Whether random values are drawn whole on every rank, as one device would draw them."""
+        return self.rng == "single-device"
+
+    @property
+    def bucket_bytes(self) -> int:
+        """Bytes of a gradient bucket."""
+        return max(1, int(self.bucket_mb * 1024 * 1024))
+
+    def lines(self) -> list[str]:
+        """The options as text that must be equal on all ranks."""
+        skipped = {"loss_fn", "dump_dir"}
+        named = [f"option {f.name}={getattr(self, f.name)!r}" for f in fields(self) if f.name not in skipped]
+        loss = getattr(self.loss_fn, "__qualname__", type(self.loss_fn).__qualname__)
+        return [*named, f"option loss_fn={loss}"]

@@ -1,0 +1,100 @@
+"""What a compilation decided, to be read: placements, collectives with their causes, timings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from torch import fx
+
+from fxdp import ir
+from fxdp.annotations import Cause, TensorType, note
+from fxdp.graph_text import graph_text, target_text
+from fxdp.placements import Dim
+from fxdp.symbols import B, product
+
+
+@dataclass(frozen=True)
+class CommRow:
+    """One collective of a step, or several of the same kind."""
+
+    op: str
+    bytes: int
+    """Size of the value that is reduced, gathered or sent, in global shape, all `count` together."""
+    count: int
+    cause: str
+    site: str
+    phase: str
+    """`forward` or `backward`."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A compiled program as a user reads it.
+
+    Attributes
+    ----------
+    text : the program in golden text, the same on all ranks.
+    communication : the collectives of one step as they run, gradients in buckets.
+    causes : the same before bucketing: one row per value, with the op and source line that need it.
+    replicated : ops without a rule, which run whole on every rank, with their source lines.
+    timings : seconds by stage (`export`, `joint`, `passes`, `lowering`) and by pass.
+    nodes : nodes of the joint graph.
+    """
+
+    text: str
+    communication: tuple[CommRow, ...]
+    causes: tuple[CommRow, ...]
+    replicated: tuple[str, ...]
+    timings: Mapping[str, float] = field(default_factory=dict)
+    nodes: int = 0
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of all gradient reductions of a step."""
+        return sum(row.bytes for row in self.communication if is_gradient(row))
+
+
+def is_gradient(row: CommRow) -> bool:
+    """Whether the collective reduces gradients of parameters."""
+    return row.phase == "backward" and "gradient" in row.cause
+
+
+def communication(gm: fx.GraphModule, sizes: Mapping[str, int]) -> tuple[CommRow, ...]:
+    """One row per collective in the graph, in order; bytes at the given sizes."""
+    return tuple(_row(node, sizes) for node in gm.graph.nodes if node.target in ir.COLLECTIVES)
+
+
+def _row(node: fx.Node, sizes: Mapping[str, int]) -> CommRow:
+    known = note(node)
+    cause = known.cause or Cause("", "", known.site)
+    phase = "backward" if known.backward else "forward"
+    return CommRow(target_text(node.target), _bytes(node, sizes), 1, cause.text, str(cause.site), phase)
+
+
+def _bytes(node: fx.Node, sizes: Mapping[str, int]) -> int:
+    type_ = note(node).type
+    assert isinstance(type_, TensorType)
+    return evaluate(product(*type_.shape), sizes) * type_.dtype.itemsize
+
+
+def evaluate(size: Dim, sizes: Mapping[str, int]) -> int:
+    """The value of a size expression."""
+    if isinstance(size, int):
+        return size
+    return int(size.xreplace({s: sizes["B"] if s == B else sizes[s.name] for s in size.free_symbols}))  # type: ignore[arg-type]
+
+
+def replicated_ops(gm: fx.GraphModule) -> tuple[str, ...]:
+    """Ops without a rule that read a value whole: `aten.foo at file:line`."""
+    found = []
+    for node in gm.graph.nodes:
+        known = note(node)
+        if known.reason is not None and known.reason.rule == "unknown":
+            found.append(f"{target_text(node.target)} at {known.site}")
+    return tuple(found)
+
+
+def program_text(gm: fx.GraphModule, axes: Mapping[str, int]) -> str:
+    """The golden text of a program, without causes."""
+    return graph_text(gm, dict(axes), causes=False)

@@ -1,0 +1,140 @@
+"""What a call looks like: its tensors, and the key under which its program is kept."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import TreeSpec, keystr, tree_flatten, tree_flatten_with_path
+
+from fxdp.capture import resolve_batch_dims
+from fxdp.errors import InputError
+
+_training = attrgetter("training")
+_requires_grad = attrgetter("requires_grad")
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call's inputs, flattened.
+
+    `kind` is all that decides which program to capture, but for sizes: structure, Python values, dtypes,
+    ranks of tensors, modes. `dims` are the sizes of all dims but the batch.
+    """
+
+    tensors: tuple[Tensor, ...]
+    batch: int
+    dims: tuple[tuple[int, ...], ...]
+    kind: tuple[Any, ...]
+
+
+class CallReader:
+    """Reads calls of one model; batch dims are resolved once per structure."""
+
+    def __init__(self, module: nn.Module, batch_dims: Any, device_type: str) -> None:
+        self._batch_dims = batch_dims
+        self._device_type = device_type
+        self._modules = tuple(module.modules())
+        self._parameters = tuple(module.parameters())
+        self._known: dict[Any, tuple[int | None, ...]] = {}
+        self._digests: dict[Any, int] = {}
+
+    def read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+        """The call's inputs.
+
+        Raises
+        ------
+        InputError : batch sizes that differ, or an input on another device than the model.
+        """
+        leaves, spec = tree_flatten((args, kwargs))
+        tensors = tuple(leaf for leaf in leaves if isinstance(leaf, Tensor))
+        others = tuple(_value(leaf) for leaf in leaves if not isinstance(leaf, Tensor))
+        signature = tuple((t.dtype, t.ndim, t.requires_grad, t.device.type) for t in tensors)
+        batch_dims = self._batch(args, kwargs, spec, signature)
+        shapes = [t.shape for t in tensors]
+        batch = _common_batch(shapes, batch_dims, args, kwargs)
+        dims = tuple(
+            tuple(shape) if d is None else (*shape[:d], *shape[d + 1 :])
+            for shape, d in zip(shapes, batch_dims, strict=True)
+        )
+        return Call(tensors, batch, dims, (spec, others, signature, *self._modes()))
+
+    def _modes(self) -> tuple[Any, ...]:
+        device = self._device_type
+        autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+        training = bytes(map(_training, self._modules))
+        return torch.is_grad_enabled(), autocast, training, bytes(map(_requires_grad, self._parameters))
+
+    def _batch(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], spec: TreeSpec, signature: tuple[Any, ...]
+    ) -> tuple[int | None, ...]:
+        key = (spec, signature)
+        found = self._known.get(key)
+        if found is None:
+            self._check_devices(args, kwargs)
+            found = self._known[key] = tuple(resolve_batch_dims(args, kwargs, self._batch_dims))
+        return found
+
+    def _check_devices(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        wrong = [
+            f"{path} is on {leaf.device}"
+            for path, leaf in _named(args, kwargs)
+            if leaf.device.type != self._device_type
+        ]
+        if wrong:
+            raise InputError(
+                f"the model is on {self._device_type}, but {'; '.join(wrong)}. Move inputs with .to({self._device_type!r})"
+            )
+
+    def digest(self, value: tuple[Any, ...]) -> int:
+        """A number below 2**62 for a `kind` or `dims`, equal on all ranks for equal values."""
+        found = self._digests.get(value)
+        if found is None:
+            raw = hashlib.sha256(repr(value).encode()).digest()
+            found = self._digests[value] = int.from_bytes(raw[:8], "little") >> 2
+        return found
+
+
+def _value(leaf: Any) -> Any:
+    """A Python leaf as part of a key: True and 1 and 1.0 are different programs."""
+    try:
+        hash(leaf)
+    except TypeError:
+        raise InputError(
+            f"an input is a {type(leaf).__name__}, which is neither a tensor, a container of tensors nor a "
+            "hashable Python value; register it with torch.utils._pytree or pass plain values"
+        ) from None
+    return type(leaf).__name__, leaf
+
+
+def _named(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Tensor]]:
+    pairs, _ = tree_flatten_with_path((args, kwargs))
+    return [(_path(key), leaf) for key, leaf in pairs if isinstance(leaf, Tensor)]
+
+
+def _path(key: Any) -> str:
+    root = "args" if key[0].idx == 0 else "kwargs"
+    return root + keystr(key[1:])
+
+
+def _common_batch(
+    shapes: Sequence[torch.Size], dims: Sequence[int | None], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> int:
+    sizes = {shape[d] for shape, d in zip(shapes, dims, strict=True) if d is not None}
+    if len(sizes) > 1:
+        named = _named(args, kwargs)
+        listed = "\n  ".join(
+            f"{path}: {leaf.shape[d]} in dim {d} of {tuple(leaf.shape)}"
+            for (path, leaf), d in zip(named, dims, strict=True)
+            if d is not None
+        )
+        raise InputError(
+            f"the inputs' batch sizes differ:\n  {listed}\n"
+            "Name other dims, or None for an input without a batch dim, with batch_dims= of fxdp.compile"
+        )
+    return next(iter(sizes), 1)

@@ -1,0 +1,172 @@
+"""An emitted program bound to a model's tensors, and its place in autograd."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.autograd.function import once_differentiable
+
+from fxdp.annotations import Buffer, Constant, Input, Parameter, Size, Slot, Tangent, note
+from fxdp.lowering.eager import forward_inputs
+from fxdp.lowering.halves import Halves
+from fxdp.placements import Shard
+
+_log = logging.getLogger("fxdp")
+
+
+@dataclass(frozen=True)
+class TangentSlot:
+    """What the backward expects for one output: its number, dtype, and whether the ranks hold parts."""
+
+    output: int
+    dtype: torch.dtype
+    sharded: bool
+
+
+@dataclass
+class Program:
+    """The forward and backward of one rank for one kind of call.
+
+    A call fills `template` (the model's own tensors, in the order of the program's inputs) with the call's
+    inputs and sizes, and runs `halves`. Nothing else happens at a step.
+    """
+
+    halves: Halves
+    template: list[Any]
+    inputs: tuple[tuple[int, int], ...]
+    """Pairs of position in the template and index among the call's tensor inputs."""
+    sizes: tuple[tuple[int, str], ...]
+    rows: int | None
+    """Position of the row numbers of padded gathers."""
+    tangents: tuple[TangentSlot, ...]
+    world: int
+    seeded: bool
+    """Whether the program draws random numbers of its own on each rank."""
+    rank: int = 0
+    _warned: bool = field(default=False, repr=False)
+
+    @classmethod
+    def bind(
+        cls, gm: fx.GraphModule, halves: Halves, values: Mapping[Slot, Any], *, world: int, rank: int, seeded: bool
+    ) -> Program:
+        """Bind an emitted graph's halves to the tensors in `values`."""
+        slots = [note(n).slot for n in forward_inputs(gm.graph)]
+        rows = [i for i, s in enumerate(slots) if isinstance(s, Constant) and s not in values]
+        return cls(
+            halves,
+            [values[s] if isinstance(s, (Parameter, Buffer, Constant)) and s in values else None for s in slots],
+            tuple((i, s.index) for i, s in enumerate(slots) if isinstance(s, Input)),
+            tuple((i, s.name) for i, s in enumerate(slots) if isinstance(s, Size)),
+            rows[0] if rows else None,
+            tuple(_tangent_slot(n) for n in gm.graph.nodes if isinstance(note(n).slot, Tangent)),
+            world,
+            seeded,
+            rank,
+        )
+
+    def run(self, inputs: Sequence[Tensor], sizes: Mapping[str, int], rows: Tensor | None) -> Sequence[Tensor]:
+        """This rank's outputs; with a backward if the program has one and gradients are on."""
+        values = self.template.copy()
+        for position, index in self.inputs:
+            values[position] = inputs[index].contiguous()
+        for position, name in self.sizes:
+            values[position] = sizes[name]
+        if self.rows is not None:
+            values[self.rows] = rows
+        if not self.seeded:
+            return self._run(values)
+        with _rank_generator(self.rank):
+            return self._run(values)
+
+    def _run(self, values: list[Any]) -> Sequence[Tensor]:
+        if self.halves.backward is None:
+            return self.halves.forward(values)
+        return _Step.apply(self, *values)  # type: ignore[no-untyped-call,no-any-return]
+
+    def scaled(self, grads: Sequence[Tensor | None], outputs: Sequence[tuple[torch.Size, torch.device]]) -> list[Tensor]:
+        """The tangents that the backward expects, from those that autograd brings."""
+        tangents = []
+        for slot in self.tangents:
+            grad = grads[slot.output]
+            if grad is None:
+                shape, device = outputs[slot.output]
+                tangents.append(torch.zeros(shape, dtype=slot.dtype, device=device))
+                continue
+            if slot.sharded and self.world > 1:
+                self._say_scaled()
+                grad = grad / self.world
+            tangents.append(grad.contiguous())
+        return tangents
+
+    def _say_scaled(self) -> None:
+        if not self._warned:
+            self._warned = True
+            _log.warning(
+                "a loss outside the compiled module is averaged over ranks, as DistributedDataParallel does: "
+                "its gradient is divided by %d. Pass loss_fn= to fxdp.compile for the loss of the whole batch.",
+                self.world,
+            )
+
+
+class _Step(torch.autograd.Function):
+    """One forward and backward as a single autograd node."""
+
+    @staticmethod
+    def forward(ctx: Any, program: Program, *values: Any) -> tuple[Tensor, ...]:  # type: ignore[override]
+        results = program.halves.forward(list(values))
+        count = program.halves.outputs
+        outputs, saved = tuple(results[:count]), results[count:]
+        ctx.program = program
+        ctx.is_tensor = tuple(isinstance(v, Tensor) for v in saved)
+        ctx.save_for_backward(*(v for v in saved if isinstance(v, Tensor)))
+        ctx.numbers = tuple(v for v in saved if not isinstance(v, Tensor))
+        ctx.shapes = tuple((o.shape, o.device) for o in outputs)
+        differentiable = {t.output for t in program.tangents}
+        ctx.mark_non_differentiable(*(o for i, o in enumerate(outputs) if i not in differentiable))
+        ctx.set_materialize_grads(False)
+        return outputs
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        program: Program = ctx.program
+        tensors, numbers = iter(ctx.saved_tensors), iter(ctx.numbers)
+        saved = [next(tensors) if is_tensor else next(numbers) for is_tensor in ctx.is_tensor]
+        ordered = [saved[i] for i in program.halves.saved_order]
+        tangents = program.scaled(grads, ctx.shapes)
+        assert program.halves.backward is not None
+        return (None, *program.halves.backward([*ordered, *tangents]))
+
+
+class _rank_generator:  # noqa: N801 - reads as a statement
+    """Draw from a generator of this rank's own while a program runs.
+
+    One draw from the user's generator seeds it, so one seed reproduces a run on a given mesh and the
+    user's generator moves on equally on all ranks.
+    """
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+
+    def __enter__(self) -> None:
+        seed = int(torch.randint(0, 2**62, ()).item())
+        self._state = torch.get_rng_state()
+        self._cuda = torch.cuda.get_rng_state() if torch.cuda.is_available() else None
+        torch.manual_seed((seed + 0x9E3779B97F4A7C15 * (self._rank + 1)) % 2**63)
+
+    def __exit__(self, *_: object) -> None:
+        torch.set_rng_state(self._state)
+        if self._cuda is not None:
+            torch.cuda.set_rng_state(self._cuda)
+
+
+def _tangent_slot(node: fx.Node) -> TangentSlot:
+    known = note(node)
+    assert isinstance(known.slot, Tangent)
+    dtype = known.type.dtype  # type: ignore[union-attr]
+    return TangentSlot(known.slot.index, dtype, isinstance(known.placement, Shard))

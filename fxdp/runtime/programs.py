@@ -1,0 +1,209 @@
+"""Which program serves a call: captured and compiled on demand, specialised first, generic second.
+
+A kind of call (structure, dtypes, modes) is compiled for its sizes at first. At the second distinct sizes it
+is compiled once more for any batch, or, if other dims changed too, captured again with all dims open.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import sympy
+import torch
+from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_unflatten
+
+from fxdp.capture import Captured, OutputLeaf, SizeLeaf, capture
+from fxdp.compiler import LocalProgram, emit, prepare
+from fxdp.errors import AgreementError, InputError
+from fxdp.mesh import DataMesh
+from fxdp.options import Options
+from fxdp.runtime.agreement import agree, gather_objects
+from fxdp.runtime.calls import Call
+from fxdp.runtime.program import Program
+from fxdp.symbols import B
+
+_log = logging.getLogger("fxdp")
+
+
+@dataclass
+class Served:
+    """A program with what a call needs around it."""
+
+    program: Program
+    graph: fx.GraphModule
+    local: LocalProgram
+    sizes: dict[str, int]
+    rows: dict[tuple[int, ...], Tensor] = field(default_factory=dict)
+
+
+@dataclass
+class _Kind:
+    """All programs of one kind of call."""
+
+    dims: tuple[tuple[int, ...], ...]
+    local: LocalProgram
+    batch_generic: Served | None = None
+    all_generic: Served | None = None
+    specialised: dict[Any, Served] = field(default_factory=dict)
+
+
+class Programs:
+    """The programs of one compiled model."""
+
+    def __init__(self, module: nn.Module, mesh: DataMesh, options: Options) -> None:
+        self._module = module
+        self._mesh = mesh
+        self._options = options
+        self._kinds: dict[Any, _Kind] = {}
+        self._exact: dict[Any, Served] = {}
+        self.compiled = 0
+        """How many programs were compiled."""
+
+    def find(self, call: Call, batches: tuple[int, ...]) -> Served | None:
+        """The program that serves the call without compiling anything."""
+        return self._exact.get((call.kind, call.dims, batches))
+
+    def make(
+        self, call: Call, batches: tuple[int, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Served:
+        """The program for a call that came for the first time; all ranks call this together."""
+        served = self._make(call, batches, args, kwargs)
+        self._exact[call.kind, call.dims, batches] = served
+        return served
+
+    def _make(
+        self, call: Call, batches: tuple[int, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Served:
+        kind = self._kinds.get(call.kind)
+        if kind is None:
+            local = self._capture(args, kwargs, dynamic=False)
+            kind = self._kinds[call.kind] = _Kind(call.dims, local)
+            return self._emit(local, call, batches, generic=False)
+        if call.dims == kind.dims:
+            if kind.batch_generic is None:
+                kind.batch_generic = self._emit(kind.local, call, batches, generic=True)
+            return self._checked(kind.batch_generic, call, batches)
+        if kind.all_generic is None:
+            local = self._capture(args, kwargs, dynamic=True)
+            kind.all_generic = self._emit(local, call, batches, generic=True)
+        return self._checked(kind.all_generic, call, batches)
+
+    def _checked(self, served: Served, call: Call, batches: tuple[int, ...]) -> Served:
+        sizes = size_values(served.local.captured, call, batches, self._mesh.rank)
+        _check_conditions(served.local.captured, sizes)
+        return served
+
+    def _capture(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, dynamic: bool) -> LocalProgram:
+        start = time.perf_counter()
+        with _plain_modes():
+            captured = capture(
+                self._module, args, kwargs, batch_dims=self._options.batch_dims, loss_fn=self._options.loss_fn,
+                dynamic=dynamic, differentiable="all", couple=self._mesh.size > 1,
+            )  # fmt: skip
+        seconds = time.perf_counter() - start
+        local = prepare(captured, self._mesh, self._options)
+        local.seconds = {"capture": seconds, **local.seconds}
+        self._compare(local)
+        return local
+
+    def _compare(self, local: LocalProgram) -> None:
+        """All ranks must have compiled the same program."""
+        digests = gather_objects(self._mesh, local.digest)
+        if len(set(digests)) > 1:
+            agree(self._mesh, local.text.splitlines(), "models")
+            raise AgreementError("the ranks' programs differ in a constant: are the models' Python values equal?")
+
+    def _emit(self, local: LocalProgram, call: Call, batches: tuple[int, ...], *, generic: bool) -> Served:
+        sizes = size_values(local.captured, call, batches, self._mesh.rank)
+        _check_conditions(local.captured, sizes)
+        even = len(set(batches)) == 1 and not (generic and self._mesh.size > 1)
+        with _plain_modes():
+            program, graph = emit(local, self._module, sizes, generic=generic, even=even)
+        self.compiled += 1
+        _log.info("compiled program %d: %s", self.compiled, "any size" if generic else f"batches {batches}")
+        return Served(program, graph, local, sizes)
+
+    def run(self, served: Served, call: Call, batches: tuple[int, ...]) -> Any:
+        """Run a call; the model's own output structure."""
+        captured, program = served.local.captured, served.program
+        sizes: dict[str, int] = {}
+        if program.sizes or _has_size_leaves(captured):
+            sizes = size_values(captured, call, batches, self._mesh.rank)
+        rows = None
+        if program.rows is not None:
+            rows = served.rows.get(batches)
+            if rows is None:
+                device = call.tensors[0].device
+                rows = served.rows[batches] = row_numbers(batches).to(device)
+        outputs = program.run(call.tensors, sizes, rows)
+        if captured.out_spec.is_leaf() and isinstance(captured.leaves[0], OutputLeaf):
+            return outputs[0]
+        leaves = [_leaf(leaf, outputs, sizes) for leaf in captured.leaves]
+        return tree_unflatten(leaves, captured.out_spec)
+
+
+def size_values(captured: Captured, call: Call, batches: Sequence[int], rank: int) -> dict[str, int]:
+    """The value of each size slot for this rank."""
+    sizes = {
+        "B": sum(batches),
+        "b": batches[rank],
+        "offset": sum(batches[:rank]),
+        "b_max": max(batches),
+    }
+    for name, (index, dim) in captured.symbols.items():
+        sizes[name] = call.tensors[index].shape[dim]
+    return sizes
+
+
+def row_numbers(batches: Sequence[int]) -> Tensor:
+    """Where the real rows lie in a buffer of parts that are padded to the largest one.
+
+    batches (2, 0, 1) -> 0 1 . . 4 .  -> [0, 1, 4]
+    """
+    largest = max(batches)
+    starts = [i * largest for i in range(len(batches))]
+    return torch.cat([torch.arange(start, start + n) for start, n in zip(starts, batches, strict=True)])
+
+
+def _leaf(leaf: Any, outputs: Sequence[Tensor], sizes: dict[str, int]) -> Any:
+    if isinstance(leaf, OutputLeaf):
+        return outputs[leaf.index]
+    if isinstance(leaf, SizeLeaf):
+        return int(leaf.expr.xreplace(_by_symbol(leaf.expr, sizes)))
+    return leaf
+
+
+def _has_size_leaves(captured: Captured) -> bool:
+    return any(isinstance(leaf, SizeLeaf) for leaf in captured.leaves)
+
+
+def _by_symbol(expr: sympy.Basic, sizes: dict[str, int]) -> dict[Any, sympy.Integer]:
+    return {s: sympy.Integer(sizes["B" if s == B else s.name]) for s in expr.free_symbols}  # type: ignore[attr-defined]
+
+
+def _check_conditions(captured: Captured, sizes: dict[str, int]) -> None:
+    known = {B: sizes["B"], **{sympy.Symbol(n, integer=True, positive=True): v for n, v in sizes.items() if n != "B"}}
+    broken = [c for c in captured.conditions if not c.holds(known)]
+    if broken:
+        listing = "\n  ".join(f"{c.expr} at {c.site}" for c in broken)
+        raise InputError(
+            f"the model's Python code took a decision on sizes that does not hold for this call "
+            f"(B={sizes['B']}):\n  {listing}\nUse tensor operations instead of Python conditions on sizes there, "
+            "or keep the sizes within the condition"
+        )
+
+
+@contextlib.contextmanager
+def _plain_modes() -> Iterator[None]:
+    """Compile outside of inference mode, gradients on or off as they are."""
+    enabled = torch.is_grad_enabled()
+    with torch.inference_mode(False), torch.set_grad_enabled(enabled):
+        yield
+
+

@@ -1,0 +1,54 @@
+"""Bring the captured graph into the one form that later passes read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from fxdp.annotations import TensorType, note
+from fxdp.mesh import DataMesh
+from fxdp.pass_manager import Level
+
+aten = torch.ops.aten
+
+_IDENTITIES = frozenset({aten.detach.default, aten.alias.default, aten.lift_fresh_copy.default})
+
+
+@dataclass(frozen=True)
+class Canonicalize:
+    """After it no identity op (`detach`, `alias`) and no unused op is left.
+
+    before: `%detach = aten.detach(%relu)` and `%mul = aten.mul.Tensor(%detach, %grad)`
+    after:  `%mul = aten.mul.Tensor(%relu, %grad)`
+
+    An identity of an input that is itself a result stays, so that no result is an input.
+    """
+
+    name = "canonicalize"
+    requires = Level.CAPTURED
+    ensures = Level.CAPTURED
+
+    def run(self, gm: fx.GraphModule, mesh: DataMesh) -> fx.GraphModule:
+        """Rewrite the graph in place."""
+        results = set(gm.graph.output_node().all_input_nodes)
+        for node in list(gm.graph.nodes):
+            if node.target in _IDENTITIES and _same_type(node) and node not in results:
+                node.replace_all_uses_with(node.args[0])
+                gm.graph.erase_node(node)
+        _erase_unused(gm.graph)
+        return gm
+
+
+def _same_type(node: fx.Node) -> bool:
+    source = node.args[0]
+    return isinstance(source, fx.Node) and isinstance(note(node).type, TensorType) and (
+        note(source).type == note(node).type
+    )
+
+
+def _erase_unused(graph: fx.Graph) -> None:
+    for node in reversed(list(graph.nodes)):
+        if node.op == "call_function" and not node.users and not node.is_impure():
+            graph.erase_node(node)
