@@ -35,7 +35,7 @@ _UNTAGGED: tuple[OpOverload, ...] = (
     aten.log_sigmoid_forward.default, aten.log_sigmoid_backward.default, aten.native_dropout_backward.default,
     aten.rrelu_with_noise_backward.default, aten._prelu_kernel.default, aten._prelu_kernel_backward.default,
     aten._standard_gamma_grad.default, aten.isreal.default, aten.silu_backward.default,
-    aten.mish_backward.default,
+    aten.mish_backward.default, aten.isin.Tensor_Scalar,
 )  # fmt: skip
 
 LINEAR: dict[OpOverload, tuple[tuple[str, ...], ...]] = {

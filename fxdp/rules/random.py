@@ -19,9 +19,9 @@ from fxdp.symbols import batch_factor
 @rule(
     "random",
     aten.native_dropout.default, aten.bernoulli.default, aten.bernoulli.Tensor, aten.poisson.default,
-    aten.binomial.default, aten._standard_gamma.default, aten.rrelu.default,
+    aten.binomial.default, aten._standard_gamma.default,
     aten.rrelu_with_noise_functional.default, aten.normal.Tensor_float, aten.normal.float_Tensor,
-    aten.normal.Tensor_Tensor, aten._fused_dropout.default,
+    aten.normal.Tensor_Tensor,
 )  # fmt: skip
 def drawn_per_element(op: Op) -> Iterator[Alternative]:
     """Each element is drawn by itself, from numbers aligned with it."""

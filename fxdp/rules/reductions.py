@@ -16,7 +16,7 @@ from fxdp.rules.labels import linear
 from fxdp.rules.registry import Alternative, Op, aten, rule
 
 
-@rule("reduction", aten.sum, aten.mean.default, aten.mean.dim)
+@rule("reduction", aten.sum.default, aten.sum.dim_IntList, aten.mean.default, aten.mean.dim)
 def linear_reduction(op: Op) -> Iterator[Alternative]:
     """Sum and mean; a mean over the batch is no sum of the ranks' means."""
     x = op.operands[0]
@@ -27,7 +27,11 @@ def linear_reduction(op: Op) -> Iterator[Alternative]:
         yield from _terms(op)
 
 
-@rule("reduction", aten.nansum.default, aten.count_nonzero, aten.linalg__powsum.default)
+@rule(
+    "reduction",
+    aten.nansum.default, aten.count_nonzero.default, aten.count_nonzero.dim_IntList,
+    aten.linalg__powsum.default,
+)  # fmt: skip
 def sum_of_parts(op: Op) -> Iterator[Alternative]:
     """Sums of a function of each element."""
     yield from _over_whole_dims(op)

@@ -169,7 +169,8 @@ class Registry:
 def _overloads(target: OpOverload | OpOverloadPacket) -> list[OpOverload]:
     if isinstance(target, OpOverload):
         return [target]
-    return [getattr(target, name) for name in target.overloads()]  # type: ignore[no-untyped-call]
+    overloads = [getattr(target, name) for name in target.overloads()]  # type: ignore[no-untyped-call]
+    return [o for o in overloads if not o._schema.is_mutable]
 
 
 registry = Registry()

@@ -27,7 +27,7 @@ BY_HAND = {
     aten.rrelu_with_noise_backward.default, aten.polygamma.default, aten.ldexp.Tensor, aten.isreal.default,
     aten.special_zeta.default, aten.complex.default, aten.div.Tensor_mode, aten.div.Scalar_mode,
     aten.clamp.default, aten.clamp.Tensor, aten.clip.default, aten.clip.Tensor, aten.masked_fill.Tensor,
-    aten.round.decimals,
+    aten.round.decimals, aten.isin.Tensor_Scalar,
 }  # fmt: skip
 
 
@@ -84,6 +84,7 @@ BY_HAND_CASES: list[tuple[OpOverload, tuple[Any, ...], dict[str, Any], str]] = [
     (aten.lift.default, (T("B"),), {}, UNARY_LINEAR),
     (aten.lift_fresh.default, (T("B"),), {}, UNARY_LINEAR),
     (aten._lazy_clone.default, (T("B"),), {}, UNARY_LINEAR),
+    (aten.isin.Tensor_Scalar, (T("B", dtype=I64), 3), {}, "S(0) -> S(0)"),
     (aten.isreal.default, (T("B"),), {}, "S(0) -> S(0)"),
     (aten.clamp.default, (T("B"), 0.2), {}, "S(0) -> S(0)"),
     (aten.clip.default, (T("B"), None, 0.2), {}, "S(0) -> S(0)"),

@@ -37,6 +37,8 @@ CASES: list[tuple[OpOverload, tuple[Any, ...], str]] = [
     (aten.cauchy.default, (X,), LIKE),
     (aten.log_normal.default, (X,), LIKE),
     (aten.random.default, (X,), LIKE),
+    (aten.random.to, (X, 5), LIKE),
+    (getattr(aten.random, "from"), (X, 2, 5), LIKE),
     (aten.rrelu_with_noise_functional.default, (X, X, 0.1, 0.3, True), "S(0), S(0) -> S(0), S(0)"),
     (aten.multinomial.default, (PROBABILITY, 2), ONE),
     (aten.multinomial.default, (T("B", low=1, high=2), 2), ""),

@@ -52,14 +52,14 @@ CASES: list[tuple[OpOverload, tuple[Any, ...], str]] = [
     (aten.repeat.default, (T("B", 2), [1, "B"]), "P -> P; S(0) -> S(0); R -> S(1)"),
     (aten.repeat.default, (T("B"), ["B"]), "P -> P"),
     (aten.as_strided.default, (T("B", 3), [2, 2], [1, 1]), "P -> P"),
+    (aten.as_strided_scatter.default, (T("B", 3), T(2, 2), [2, 2], [2, 1]), "P, P -> P"),
 ]
 
 
 @pytest.mark.parametrize(("target", "args", "expected"), CASES, ids=str)
 def test_views(target: OpOverload, args: tuple[Any, ...], expected: str) -> None:
-    splits = (
-        ((3, 1, 0, 2), (2, 4), (1, 1)) if target is aten.as_strided.default else ((3, 1, 0, 2), (5,), (0, 1))
-    )
+    strided = target in (aten.as_strided.default, aten.as_strided_scatter.default)
+    splits = ((3, 1, 0, 2), (2, 4), (1, 1)) if strided else ((3, 1, 0, 2), (5,), (0, 1))
     assert check(target, *args, splits=splits) == listed(expected)
 
 
