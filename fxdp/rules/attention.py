@@ -10,15 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fxdp.placements import Placement, R
-from fxdp.rules.labels import by_labels, trailing
+from fxdp.rules.labels import by_labels, leading, trailing
 from fxdp.rules.registry import Alternative, Op, Operand, aten, rule
 
 _PER_SAMPLE = ("grad_out", "grad_out_", "query", "key", "value", "out", "logsumexp")
 _MASKS = ("attn_mask", "attn_bias")
-
-
-def _samples(ndim: int) -> str:
-    return trailing("n___", ndim) if ndim < 4 else "n" + "_" * (ndim - 1)
 
 
 def _inputs(op: Op) -> Iterator[tuple[Operand, str]]:
@@ -27,9 +23,9 @@ def _inputs(op: Op) -> Iterator[tuple[Operand, str]]:
         if not isinstance(value, Operand):
             continue
         if argument.name in _PER_SAMPLE:
-            yield value, "n" + "_" * (value.ndim - 1)
+            yield value, leading("n", value.ndim)
         elif argument.name in _MASKS:
-            yield value, _samples(value.ndim)
+            yield value, trailing("n___", value.ndim)
 
 
 @rule(
@@ -46,8 +42,8 @@ def attention(op: Op) -> Iterator[Alternative]:
         return
     outputs: list[str | Placement] = [R for _ in op.outputs]
     outputs[0] = "n___"
-    if op.outputs[1] is not None and len(op.outputs[1].shape) == 3:
-        outputs[1] = "n__"
+    if op.outputs[1] is not None and op.outputs[1].shape:
+        outputs[1] = leading("n", len(op.outputs[1].shape))
     yield from by_labels(op, _inputs(op), outputs, broadcast=True)
 
 
@@ -68,7 +64,7 @@ def attention_backward(op: Op) -> Iterator[Alternative]:
     """Gradients per sample; that of a bias which all samples share is partial."""
     if op.operands[0].ndim != 4:
         return
-    outputs = [_samples(len(t.shape)) if t else "" for t in op.outputs]
+    outputs = [trailing("n___", len(t.shape)) if t else "" for t in op.outputs]
     yield from by_labels(op, _inputs(op), outputs, broadcast=True)
 
 
@@ -78,6 +74,6 @@ def composite_attention(op: Op) -> Iterator[Alternative]:
     query, key, value = op.operands[:3]
     if not query.ndim == key.ndim == value.ndim >= 3:
         return
-    samples = "n" + "_" * (query.ndim - 1)
+    samples = leading("n", query.ndim)
     inputs = [(o, trailing(samples, o.ndim)) for o in op.operands]
     yield from by_labels(op, inputs, [samples for _ in op.outputs], broadcast=True)

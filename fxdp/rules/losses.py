@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fxdp.placements import Placement, R
+from fxdp.rules.empty_parts import local_op
 from fxdp.rules.labels import by_labels, leading, letters, trailing
-from fxdp.rules.registry import Alternative, Op, Operand, aten, rule
+from fxdp.rules.registry import Alternative, Op, Operand, Rewrite, aten, rule
 
 _NONE, _MEAN, _SUM = 0, 1, 2
 
@@ -82,9 +83,11 @@ def margin_loss(op: Op) -> Iterator[Alternative]:
     prediction, target = op.arg("self"), op.arg("target")
     if op.arg("reduction") == _MEAN or prediction.ndim != 2:
         return
-    loss = "n" if op.arg("reduction") == _NONE else ""
+    summed = op.arg("reduction") == _SUM
     inputs = [(prediction, "n_"), (target, leading("n", target.ndim))]
-    yield from by_labels(op, inputs, [loss, "n_"][: len(op.outputs)])
+    outputs = ["" if summed else "n", "n_"][: len(op.outputs)]
+    rewrite = Rewrite(target=local_op(op.target)) if summed else None
+    yield from by_labels(op, inputs, outputs, rewrite=rewrite)
 
 
 @rule("losses", aten.multi_margin_loss_backward.default, aten.multilabel_margin_loss_backward.default)

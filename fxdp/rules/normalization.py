@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fxdp.placements import R
+from fxdp.rules.empty_parts import local_op
 from fxdp.rules.labels import by_labels, leading, letters
 from fxdp.rules.registry import Alternative, Op, Rewrite, aten, rule
 
@@ -76,13 +77,17 @@ def batch_norm_by_running_statistics(op: Op) -> Iterator[Alternative]:
 
 @rule("normalization", aten.native_batch_norm_backward.default)
 def batch_norm_backward_by_running_statistics(op: Op) -> Iterator[Alternative]:
-    """In evaluation the statistics are constants: as an affine map per channel."""
+    """In evaluation the statistics are constants: an affine map per channel.
+
+    Torch's kernel divides by the number of elements, which may be zero on a rank, hence its stand-in.
+    """
     grad, x = op.operands[:2]
     if op.arg("train") or x.ndim < 2:
         return
     names = _all_but_channels(x.ndim)
     unread = [op.arg("save_mean"), op.arg("save_invstd")]
-    yield from by_labels(op, [(grad, names), (x, names)], [names, "_", "_"], unread=unread)
+    rewrite = Rewrite(target=local_op(op.target))
+    yield from by_labels(op, [(grad, names), (x, names)], [names, "_", "_"], unread=unread, rewrite=rewrite)
 
 
 def _argument(op: Op, name: str, *, default: bool) -> bool:
