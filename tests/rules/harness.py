@@ -15,7 +15,6 @@ for uneven splits with empty and single-sample ranks. Local shapes are compared 
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -31,63 +30,18 @@ from fxdp.annotations import TensorType
 from fxdp.placements import Dim, P, Placement, R, Replicate, Shard
 from fxdp.rules.arguments import MinusOffset, local_shape, local_target, localized
 from fxdp.rules.registry import Alternative, Op, Operand, registry
-from fxdp.symbols import B, batch_factor
+from fxdp.symbols import batch_factor
 from tests.rules import values
+from tests.rules.values import T, expression
 
 SPLITS: tuple[tuple[int, ...], ...] = ((3, 1, 0, 2), (2, 4), (5,), (0, 1))
 PROBES = (2, 3, 5, 7)  # batches from which the output shapes, at most quadratic in B, are fitted
-
-_SIZE = re.compile(r"[-+*/() 0-9]*B[-+*/() 0-9B]*")
 
 Law = Callable[[tuple[Any, ...], dict[str, Any], tuple[Any, ...]], None]
 
 
 class WrongRuleError(AssertionError):
     """An alternative that is not what the op computes."""
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class T:
-    """A tensor argument: its shape in `B` (or strings like `"2*B"`) and how to fill it.
-
-    Numbers are uniform in `[low, high)` where given (bounds may count `B`), else normal; `fill` makes
-    the value from the concrete shape and a generator. `iota=d` is `arange(B)` along `d`, broadcast.
-    """
-
-    shape: tuple[Dim, ...]
-    dtype: torch.dtype = torch.float64
-    low: Dim | float | None = None
-    high: Dim | float | None = None
-    fill: Callable[[tuple[int, ...], torch.Generator], torch.Tensor] | None = None
-    iota: int | None = None
-
-    def __init__(self, *shape: Dim | str, dtype: torch.dtype = torch.float64, **options: Any) -> None:
-        object.__setattr__(self, "shape", tuple(expression(n) for n in shape))
-        object.__setattr__(self, "dtype", dtype)
-        for name in ("low", "high", "fill", "iota"):
-            object.__setattr__(self, name, options.pop(name, None))
-        assert not options, f"unknown options {sorted(options)}"
-
-    def __repr__(self) -> str:
-        return f"{str(self.dtype).removeprefix('torch.')}{list(self.shape)}"
-
-    def make(self, batch: int, generator: torch.Generator) -> torch.Tensor:
-        shape = values.concrete(self.shape, batch)
-        if self.fill is not None:
-            return self.fill(shape, generator).to(self.dtype)
-        if self.iota is not None:
-            line = [-1 if d == self.iota else 1 for d in range(len(shape))]
-            return torch.arange(batch).view(line).expand(shape).to(self.dtype).contiguous()
-        low, high = (values.concrete(v, batch) for v in (self.low, self.high))
-        return values.random(shape, self.dtype, low, high, generator)
-
-
-def expression(size: Any) -> Any:
-    """A size spelled as a string, like `"2*B"`, as an expression in `B`; anything else as it is."""
-    if not isinstance(size, str) or not _SIZE.fullmatch(size):
-        return size
-    value = sympy.sympify(size, locals={"B": B})
-    return int(value) if value.is_Integer else value
 
 
 @dataclass(eq=False)
@@ -285,3 +239,17 @@ def missing(target: OpOverload, *args: Any, **kwargs: Any) -> list[str]:
             continue
         found.append(spelled(alternative))
     return found
+
+
+__all__ = [
+    "SPLITS",
+    "Case",
+    "T",
+    "WrongRuleError",
+    "case",
+    "check",
+    "listed",
+    "missing",
+    "placements_of",
+    "spelled",
+]

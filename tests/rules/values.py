@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -17,6 +18,51 @@ from fxdp.placements import Dim, Partial, Placement, Shard
 from fxdp.symbols import LOCAL, OFFSET, B
 
 TOLERANCE = 1e-9
+_SIZE = re.compile(r"[-+*/() 0-9]*B[-+*/() 0-9B]*")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class T:
+    """A tensor argument: its shape in `B` (or strings like `"2*B"`) and how to fill it.
+
+    Numbers are uniform in `[low, high)` where given (bounds may count `B`), else normal; `fill` makes
+    the value from the concrete shape and a generator. `iota=d` is `arange(B)` along `d`, broadcast.
+    """
+
+    shape: tuple[Dim, ...]
+    dtype: torch.dtype = torch.float64
+    low: Dim | float | None = None
+    high: Dim | float | None = None
+    fill: Callable[[tuple[int, ...], torch.Generator], torch.Tensor] | None = None
+    iota: int | None = None
+
+    def __init__(self, *shape: Dim | str, dtype: torch.dtype = torch.float64, **options: Any) -> None:
+        object.__setattr__(self, "shape", tuple(expression(n) for n in shape))
+        object.__setattr__(self, "dtype", dtype)
+        for name in ("low", "high", "fill", "iota"):
+            object.__setattr__(self, name, options.pop(name, None))
+        assert not options, f"unknown options {sorted(options)}"
+
+    def __repr__(self) -> str:
+        return f"{str(self.dtype).removeprefix('torch.')}{list(self.shape)}"
+
+    def make(self, batch: int, generator: torch.Generator) -> torch.Tensor:
+        shape = concrete(self.shape, batch)
+        if self.fill is not None:
+            return self.fill(shape, generator).to(self.dtype)
+        if self.iota is not None:
+            line = [-1 if d == self.iota else 1 for d in range(len(shape))]
+            return torch.arange(batch).view(line).expand(shape).to(self.dtype).contiguous()
+        low, high = (concrete(v, batch) for v in (self.low, self.high))
+        return random(shape, self.dtype, low, high, generator)
+
+
+def expression(size: Any) -> Any:
+    """A size spelled as a string, like `"2*B"`, as an expression in `B`; anything else as it is."""
+    if not isinstance(size, str) or not _SIZE.fullmatch(size):
+        return size
+    value = sympy.sympify(size, locals={"B": B})
+    return int(value) if value.is_Integer else value
 
 
 @dataclass(frozen=True)
