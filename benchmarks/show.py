@@ -17,17 +17,8 @@ Figures = dict[str, Any]
 def table(name: str, figures: dict[str, Figures]) -> Table:
     """One line per variant: medians with quartiles, and each as a ratio to the baseline."""
     shown = Table(title=name, title_justify="left")
-    shown.add_column("variant")
-    for column in (
-        "step",
-        "quartiles",
-        "x DDP+compile",
-        "first step",
-        "x",
-        "peak memory",
-        "bytes sent",
-        "loss",
-    ):
+    shown.add_column("variant", no_wrap=True)
+    for column in ("step", "quartiles, ms", "x", "first step", "x", "memory", "sent", "loss"):
         shown.add_column(column, justify="right", no_wrap=True)
     for variant, found in figures.items():
         if variant != WHOLE:

@@ -51,4 +51,9 @@ def test_bytes(count: int, text: str) -> None:
 
 def test_seconds() -> None:
     assert format_seconds(0.0123) == "12.3 ms"
-    assert timings_line({"export": 1.24, "passes": 0.5}) == "export 1.2 s, passes 500.0 ms"
+
+
+def test_passes_are_summed() -> None:
+    timings = {"capture": 1.24, "canonicalize": 0.2, "localize-shapes": 0.3, "lowering": 4.0}
+    assert timings_line(timings) == "capture 1.2 s, passes 500.0 ms, lowering 4.0 s"
+    assert timings_line({**timings, "passes": 0.5}) == timings_line(timings)
