@@ -112,7 +112,8 @@ def _multi_margin_loss(
     reduction: int,
 ) -> torch.Tensor:
     """The sum; other reductions need no stand-in."""
-    return aten.multi_margin_loss.default(self, target, p, margin, weight, 0).sum()
+    losses: torch.Tensor = aten.multi_margin_loss.default(self, target, p, margin, weight, 0)
+    return losses.sum()
 
 
 def _multilabel_margin_loss(
