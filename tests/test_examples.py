@@ -8,13 +8,11 @@ from pathlib import Path
 
 import pytest
 
-import fxdp
 from fxdp.demo.launch import launch
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 
 
-@pytest.mark.skipif(not hasattr(fxdp, "compile"), reason="the compiler is not there yet")
 def test_digits_have_the_same_curve_on_three_ranks(capfd: pytest.CaptureFixture[str]) -> None:
     curves = []
     for ranks in (1, 3):

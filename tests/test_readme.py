@@ -8,12 +8,10 @@ from pathlib import Path
 
 import pytest
 
-import fxdp
 from fxdp.demo.launch import launch
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
-needs_compiler = pytest.mark.skipif(not hasattr(fxdp, "compile"), reason="the compiler is not there yet")
 
 
 def _command(name: str) -> str:
@@ -34,7 +32,6 @@ def test_both_commands_set_up_by_themselves() -> None:
     assert _command("demo").endswith("&& .venv/bin/fxdp demo")
 
 
-@needs_compiler
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("block", re.findall(r"```python\n(.*?)```", README, re.DOTALL))
 def test_the_example_runs(block: str, ranks: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
