@@ -31,6 +31,7 @@ from fxdp.passes import (
     LocalizeShapes,
 )
 from fxdp.plan import CommRow, Plan, communication, program_text, replicated_ops
+from fxdp.rules.randomness import node_draws
 from fxdp.runtime.program import Program
 
 
@@ -117,7 +118,7 @@ def emit(
     halves = _lower(gm, values, sizes, local, generic=generic, device=_device(module, local.mesh))
     local.seconds["emit-program"] = local.seconds.get("emit-program", 0.0) + manager.seconds["emit-program"]
     local.seconds["lowering"] = local.seconds.get("lowering", 0.0) + time.perf_counter() - start
-    seeded = local.mesh.size > 1 and not local.options.single_device_rng and _draws(gm)
+    seeded = local.mesh.size > 1 and not local.options.single_device_rng and any(node_draws(n) for n in gm.graph.nodes)
     program = Program.bind(gm, halves, values, world=local.mesh.size, rank=local.mesh.rank, seeded=seeded)
     return program, gm
 
@@ -158,13 +159,6 @@ def slot_values(gm: fx.GraphModule, module: nn.Module, captured: Captured) -> di
 def _device(module: nn.Module, mesh: DataMesh) -> torch.device:
     first = next(iter(module.parameters()), None)
     return first.device if first is not None else torch.device(mesh.device_type)
-
-
-def _draws(gm: fx.GraphModule) -> bool:
-    return any(
-        isinstance(n.target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in n.target.tags
-        for n in gm.graph.nodes
-    )
 
 
 def _refuse_fallbacks(gm: fx.GraphModule) -> None:

@@ -9,7 +9,6 @@ what they drew.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -37,6 +36,7 @@ from fxdp.graph_text import node_text
 from fxdp.parts import combine, join_parts, take_part
 from fxdp.placements import Placement, Replicate, Shard
 from fxdp.rules.arguments import local_shape
+from fxdp.rules.randomness import node_draws
 from fxdp.symbols import LOCAL, OFFSET, B
 
 
@@ -85,9 +85,13 @@ class LockStep:
         for node in self.local.graph.nodes:
             if node.op == "output":
                 return self._results(node)
-            self._ranks[node] = self._run(node)
-            if node.op != "placeholder":
-                self._check(node)
+            try:
+                self._ranks[node] = self._run(node)
+                if node.op != "placeholder":
+                    self._check(node)
+            except (RuntimeError, IndexError, TypeError, ValueError) as error:
+                self._fault(node, f"cannot run: {error}")
+                return {}
             if self.faults and self.stop_at_first:
                 return {}
         raise AssertionError("a graph ends in an output node")
@@ -168,7 +172,7 @@ class LockStep:
         reference = self._reference.get(node.name)
         if reference is None or isinstance(note(node).type, ScalarType) or node.op == "get_attr":
             return
-        if _random(node):
+        if node_draws(node):
             self._whole[node.name] = self._combined(node)
             return
         whole = self._run_reference(reference)
@@ -225,11 +229,17 @@ class LockStep:
                 self._fault(node, f"rank {rank} has shape {tuple(value.shape)}, expected {shape}")
                 return
         if isinstance(placement, Replicate):
-            error = max(difference(v, whole) for v in values)
+            error = max(difference(v, whole, self._floor(node)) for v in values)
         else:
-            error = difference(self._combine(values, placement), whole)
+            error = difference(self._combine(values, placement), whole, self._floor(node))
         if not error <= self.tolerance:
             self._fault(node, f"differs from one device by {error:.3g} (relative)")
+
+    def _floor(self, node: fx.Node) -> float:
+        """A thousandth of the largest operand: sums of cancelling terms are no better than that."""
+        wholes = [self._whole.get(source.name) for source in node.all_input_nodes]
+        sizes = [float(w.abs().max()) for w in wholes if isinstance(w, Tensor) and w.is_floating_point() and w.numel()]
+        return 1e-3 * max((x for x in sizes if x < float("inf")), default=0.0)
 
     def _local_number(self, expr: Any, rank: int) -> int:
         if not isinstance(expr, sympy.Basic):
@@ -257,8 +267,12 @@ class LockStep:
         return [[self._ranks[v][r] for v in chosen] for r in range(self.world)]  # type: ignore[index]
 
 
-def difference(a: Tensor, b: Tensor) -> float:
-    """The largest |a - b| over the largest |b| (1 if that is 0); nan and inf must agree in place."""
+def difference(a: Tensor, b: Tensor, floor: float = 0.0) -> float:
+    """The largest |a - b| over the largest |b|, or over `floor` where that is larger.
+
+    0 where both are 0; nan and inf must agree in place. A floor says how large the terms were from which a
+    value that cancels to nothing was made.
+    """
     if a.shape != b.shape:
         return float("inf")
     if a.numel() == 0:
@@ -271,24 +285,15 @@ def difference(a: Tensor, b: Tensor) -> float:
     a, b = a[finite], b[finite]
     if a.numel() == 0:
         return 0.0
-    scale = b.abs().max().item()
+    scale = max(b.abs().max().item(), floor)
     return float((a - b).abs().max().item()) / (scale or 1.0)
 
 
 def _host(expr: sympy.Basic, values: Mapping[Any, int]) -> int | float | bool:
-    value = expr.xreplace(dict(values))
+    value = expr.xreplace({symbol: sympy.Integer(size) for symbol, size in values.items()})
     if isinstance(value, sympy.logic.boolalg.BooleanAtom):
         return bool(value)
-    return int(value) if value.is_integer else float(value)
-
-
-def _random(node: fx.Node) -> bool:
-    if node.target is operator.getitem:
-        return isinstance(node.args[0], fx.Node) and _random(node.args[0])
-    return (
-        isinstance(node.target, torch._ops.OpOverload)
-        and torch.Tag.nondeterministic_seeded in node.target.tags
-    )
+    return int(value) if value.is_Integer else float(value)
 
 
 def _attribute(module: torch.nn.Module, path: str) -> Any:

@@ -6,7 +6,6 @@ import operator
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import fx
 
 from fxdp.annotations import (
@@ -28,6 +27,7 @@ from fxdp.placements import P, Partial, Placement, R, Shard
 
 from fxdp.rules.chooser import choose, conversion_cost, size_bytes
 from fxdp.rules.iota import iota_dim
+from fxdp.rules.randomness import draws
 from fxdp.rules.registry import Alternative, Op, Operand, registry
 from fxdp.rules.view import op_view
 from fxdp.symbols import batch_factor
@@ -205,7 +205,7 @@ def _bytes(node: fx.Node) -> int:
 
 def _choose(op: Op, single_device_rng: bool, one_rank: bool) -> Choice:
     registered = registry.get(op.target)
-    seeded = isinstance(op.target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in op.target.tags
+    seeded = draws(op.target, op.args, dict(op.kwargs))
     if registered is None:
         return Choice(op.alternative(), "unknown", seeded)
     alternatives = () if one_rank or (seeded and single_device_rng) else registered.rule(op)

@@ -23,7 +23,8 @@ class Canonicalize:
     before: `%detach = aten.detach(%relu)` and `%mul = aten.mul.Tensor(%detach, %grad)`
     after:  `%mul = aten.mul.Tensor(%relu, %grad)`
 
-    An identity of an input that is itself a result stays, so that no result is an input.
+    An identity of an input that is itself a result stays, so that no result is an input. `cat` loses the
+    empty 1-d operands that torch lets it have (an empty key-value cache), which no rule could place.
     """
 
     name = "canonicalize"
@@ -34,6 +35,8 @@ class Canonicalize:
         """Rewrite the graph in place."""
         results = set(gm.graph.output_node().all_input_nodes)
         for node in list(gm.graph.nodes):
+            if node.target is aten.cat.default:
+                _drop_empty_operands(node)
             if node.target in _IDENTITIES and _same_type(node) and node not in results:
                 node.replace_all_uses_with(node.args[0])
                 gm.graph.erase_node(node)
@@ -46,6 +49,17 @@ def _same_type(node: fx.Node) -> bool:
     return isinstance(source, fx.Node) and isinstance(note(node).type, TensorType) and (
         note(source).type == note(node).type
     )
+
+
+def _drop_empty_operands(cat: fx.Node) -> None:
+    """Torch's legacy: `cat([empty(0), x])` of any `x` is `x`."""
+    whole = note(cat).type
+    if not isinstance(whole, TensorType) or len(whole.shape) == 1:
+        return
+    operands: list[fx.Node] = list(cat.args[0])  # type: ignore[arg-type]
+    kept = [n for n in operands if not (isinstance(t := note(n).type, TensorType) and t.shape == (0,))]
+    if kept and len(kept) < len(operands):
+        cat.args = (kept, *cat.args[1:])
 
 
 def _erase_unused(graph: fx.Graph) -> None:

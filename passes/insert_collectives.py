@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import fx
 
 from fxdp import ir
@@ -27,6 +27,7 @@ from fxdp.graph_text import target_text
 from fxdp.mesh import DataMesh
 from fxdp.pass_manager import Level
 from fxdp.placements import Partial, Placement, R, Replicate, Shard
+from fxdp.rules.randomness import node_draws
 from fxdp.symbols import batch_factor, exact_quotient
 
 _START = {
@@ -109,7 +110,7 @@ class _Insertion:
             return node
         if node in self.whole:
             return self.whole[node]
-        if node.op != "call_function" or _is_random(node) or node.target in ir.CONVERSIONS:
+        if node.op != "call_function" or node_draws(node) or node.target in ir.CONVERSIONS:
             return None
         clones = {}
         for source in node.all_input_nodes:
@@ -160,13 +161,6 @@ def _is_whole(node: fx.Node) -> bool:
 
 def _is_host(node: fx.Node) -> bool:
     return isinstance(note(node).type, ScalarType)
-
-
-def _is_random(node: fx.Node) -> bool:
-    return (
-        isinstance(node.target, torch._ops.OpOverload)
-        and torch.Tag.nondeterministic_seeded in node.target.tags
-    )
 
 
 def _cause(consumer: fx.Node, producer: fx.Node, position: int) -> Cause:
@@ -257,7 +251,7 @@ class InsertCollectives:
 def _synchronize_random(insertion: _Insertion, nodes: list[fx.Node]) -> None:
     for node in nodes:
         known = note(node)
-        if not _is_random(node):
+        if not node_draws(node) or node.target is operator.getitem:
             continue
         values = [node] if isinstance(known.type, TensorType) else list(node.users)
         for value in values:

@@ -14,7 +14,7 @@ from fxdp import ir
 from fxdp.annotations import ScalarType, Size, TensorType, is_host_size, note
 from fxdp.mesh import DataMesh
 from fxdp.pass_manager import Level
-from fxdp.rules.arguments import SIZE_ARGUMENT, MinusOffset, localized
+from fxdp.rules.arguments import SIZE_ARGUMENT, MinusOffset, local_target, localized
 from fxdp.rules.registry import Alternative, Operand
 from fxdp.rules.view import op_view
 from fxdp.symbols import LOCAL, OFFSET, B
@@ -73,7 +73,9 @@ def _localize_call(node: fx.Node, sizes: _Sizes) -> None:
         return
     op, sources = op_view(node, _bare_operand)
     outputs = known.placement if isinstance(known.placement, tuple) else (known.placement,)
-    args, kwargs = localized(op, Alternative(known.operands, outputs, known.rewrite))
+    alternative = Alternative(known.operands, outputs, known.rewrite)
+    args, kwargs = localized(op, alternative)
+    node.target = _REGROUP.get(local_target(op, alternative), local_target(op, alternative))
     node.args = tuple(_to_nodes(value, node, sources, sizes) for value in args)
     node.kwargs = {k: _to_nodes(v, node, sources, sizes) for k, v in kwargs.items()}
 
@@ -121,6 +123,13 @@ def _minus_offset(source: fx.Node, user: fx.Node, sizes: _Sizes) -> fx.Node:
     known.type, known.placement, known.site = note(source).type, note(source).placement, note(user).site
     known.backward, known.operands = note(user).backward, (note(source).placement,)  # type: ignore[assignment]
     return made
+
+
+_REGROUP = {
+    # gathered and sliced values have strides of their own, which a view might not allow
+    torch.ops.aten.view.default: torch.ops.aten.reshape.default,
+    torch.ops.aten._unsafe_view.default: torch.ops.aten.reshape.default,
+}
 
 
 @dataclass(frozen=True)
