@@ -25,6 +25,8 @@ from torch._functorch._aot_autograd.descriptors import (
     BufferAOTInput,
     GradAOTOutput,
     InputMutationAOTOutput,
+    ForwardTokenAOTInput,
+    ForwardTokenAOTOutput,
     ParamAOTInput,
     PlainAOTInput,
     PlainAOTOutput,
@@ -48,6 +50,9 @@ from torch.fx.traceback import preserve_node_meta
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
+with_effects = torch.ops.higher_order.with_effects
+"""The op that torch wraps around ops with effects, to keep their order by tokens."""
+
 __all__ = [
     "AOTInput",
     "AOTOutput",
@@ -55,6 +60,8 @@ __all__ = [
     "ConstraintViolationError",
     "DataDependentOutputException",
     "FakeTensorMode",
+    "ForwardTokenAOTInput",
+    "ForwardTokenAOTOutput",
     "GradAOTOutput",
     "GuardOnDataDependentSymNode",
     "InputMutationAOTOutput",
@@ -70,6 +77,7 @@ __all__ = [
     "joint_graph",
     "replay",
     "torch_decompositions",
+    "with_effects",
     "without_autograd_kernel",
 ]
 

@@ -37,7 +37,7 @@ class Condition:
     def holds(self, sizes: dict[sympy.Symbol, int]) -> bool:
         """Whether it holds at these sizes; unknown symbols count as fulfilled."""
         value = self.expr.xreplace({symbol: sympy.Integer(size) for symbol, size in sizes.items()})
-        return value != sympy.false
+        return bool(value != sympy.false)
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ def _always(expr: sympy.Basic) -> bool:
     """Whether a condition holds at all sample sizes."""
     symbols = sorted(expr.free_symbols, key=str)
     if not symbols:
-        return expr != sympy.false
+        return bool(expr != sympy.false)
     if len(symbols) > 2:
         return False
     grids = [_BATCHES if str(symbol) == "B" else _OTHERS for symbol in symbols]
@@ -48,7 +48,7 @@ def _holds(expr: sympy.Basic, values: dict[Any, int]) -> bool:
 
 def _site(guard: Any) -> Site:
     """The line that asked, as torch notes it."""
-    frame = getattr(getattr(guard, "sloc", None), "framework_loc", None)
+    frame: Any = getattr(getattr(guard, "sloc", None), "framework_loc", None)
     if not hasattr(frame, "filename"):
         return Site(file=str(frame or ""))
     return Site(frame.filename, frame.lineno or 0, frame.line or "")

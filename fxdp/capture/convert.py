@@ -25,6 +25,7 @@ from fxdp.annotations import (
     Tangent,
     note,
 )
+from fxdp.capture.effects import strip_effects
 from fxdp.capture.joint import RawJoint
 from fxdp.capture.program import Inputs
 from fxdp.capture.sites import SiteIndex, module_path
@@ -53,6 +54,7 @@ class _Converter:
     """Copies a raw graph node by node into a new one."""
 
     def __init__(self, raw: RawJoint, module: nn.Module, inputs: Inputs, sizes: Sizes) -> None:
+        strip_effects(raw.gm.graph)
         self.raw = raw
         self.sizes = sizes
         self.inputs = inputs
@@ -79,6 +81,8 @@ class _Converter:
         """Emit the placeholders in the order of `_ORDER`, tensor constants among them."""
         found: list[tuple[Slot, fx.Node]] = []
         for node in self.raw.gm.graph.nodes:
+            if isinstance(node.meta.get("desc"), torch_compat.ForwardTokenAOTInput):
+                continue
             if node.op == "placeholder":
                 slot = self.slots.of_input(node.meta["desc"])
                 found.append((slot, node))
@@ -119,8 +123,9 @@ class _Converter:
         value = self._attribute(node)
         if value.requires_grad:
             raise CaptureError(
-                f"the model uses a tensor of shape {list(value.shape)} that requires grad but is no registered "
-                f"parameter ({self.sites.site(node)}): it would get no gradient. Make it an nn.Parameter"
+                f"the model uses a tensor of shape {list(value.shape)} that requires grad but is no "
+                f"registered parameter ({self.sites.site(node)}): it would get no gradient. "
+                "Make it an nn.Parameter"
             )
         for name, known in self.constants.items():
             if known is value:
@@ -148,7 +153,8 @@ class _Converter:
         """Emit the results that exist, each with its slot."""
         results: list[fx.Node] = []
         slots: list[ResultSlot] = []
-        for value, descriptor in zip(node.args[0], node.meta["desc"], strict=True):
+        values: Any = node.args[0]
+        for value, descriptor in zip(values, node.meta["desc"], strict=True):
             slot = self.slots.of_output(descriptor)
             if not isinstance(value, fx.Node) or slot is None:
                 continue
@@ -187,7 +193,7 @@ class _Slots:
 
     def of_output(self, descriptor: Any) -> ResultSlot | None:
         """The slot of a result; None for what torch itself leaves out."""
-        if descriptor is None:
+        if descriptor is None or isinstance(descriptor, torch_compat.ForwardTokenAOTOutput):
             return None
         if isinstance(descriptor, torch_compat.PlainAOTOutput):
             return Output(descriptor.idx)

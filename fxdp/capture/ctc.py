@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.nn import functional as F  # noqa: N812 - torch's own name
+from torch.nn import functional as F
 
 _eager_ctc_loss = F.ctc_loss
 
@@ -36,9 +36,10 @@ def ctc_losses_backward(
 ) -> torch.Tensor:
     """The gradient of the log probabilities; recomputes the table that the forward dropped."""
     losses, table = _forward(log_probs, targets, input_lengths, target_lengths, blank, zero_infinity)
-    return torch.ops.aten._ctc_loss_backward.Tensor(
+    result: torch.Tensor = torch.ops.aten._ctc_loss_backward.Tensor(
         grad, log_probs, targets, input_lengths, target_lengths, losses, table, blank, zero_infinity
     )
+    return result
 
 
 def _forward(log_probs: Any, targets: Any, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -83,7 +84,7 @@ def capturable_ctc_loss(
     lengths = (input_lengths, target_lengths)
     if log_probs.dim() != 3 or not all(isinstance(length, torch.Tensor) for length in lengths):
         return _eager_ctc_loss(log_probs, targets, *lengths, blank, reduction, zero_infinity)
-    losses = ctc_losses(log_probs, targets, *lengths, blank, zero_infinity)
+    losses: torch.Tensor = ctc_losses(log_probs, targets, *lengths, blank, zero_infinity)
     if zero_infinity:
         losses = torch.where(losses == float("inf"), 0.0, losses)
     if reduction == "mean":

@@ -12,8 +12,8 @@ _MARKS = ("data-dependent", "Could not guard on", "Could not extract specialized
 
 _REMEDY_DATA = (
     "The Python code asks for the value of a tensor, which is not known while the model is captured. "
-    "Use torch.where for a choice per element, torch.cond for a branch, keep the value in a tensor instead of "
-    ".item(), int() or float(), or move this code out of the model"
+    "Use torch.where for a choice per element, torch.cond for a branch, keep the value in a tensor instead "
+    "of .item(), int() or float(), or move this code out of the model"
 )
 _REMEDY_BATCH = (
     "Write it with tensor operations over the batch dim (for instance torch.arange(x.shape[0]) instead of "

@@ -111,8 +111,8 @@ def _leaf(leaf: Any, sizes: Sizes) -> Any:
     expr = sizes.expr(leaf)
     if any(str(symbol).startswith("u") for symbol in expr.free_symbols):
         raise CaptureError(
-            "the model returns a Python number read from a tensor (.item(), int() or float()), which no graph "
-            "can hold. Return the tensor itself, and read it outside of the model"
+            "the model returns a Python number read from a tensor (.item(), int() or float()), which no "
+            "graph can hold. Return the tensor itself, and read it outside of the model"
         )
     return SizeLeaf(expr)
 

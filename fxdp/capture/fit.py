@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from fractions import Fraction
@@ -48,7 +49,7 @@ def _polynomial(batches: tuple[int, ...], values: tuple[Fraction, ...]) -> sympy
     for order in range(1, len(batches)):
         differences = [
             (right - left) / (batches[i + order] - batches[i])
-            for i, (left, right) in enumerate(zip(differences[:-1], differences[1:], strict=True))
+            for i, (left, right) in enumerate(itertools.pairwise(differences))
         ]
         coefficients.append(differences[0])
     if any(coefficients[_DEGREE + 1 :]):

@@ -115,8 +115,9 @@ def _check_constants(exported: torch.export.ExportedProgram) -> None:
     for name, value in exported.constants.items():
         if isinstance(value, torch.Tensor) and value.requires_grad and torch.is_grad_enabled():
             raise CaptureError(
-                f"the model uses a tensor ({name.removeprefix('module.')}, shape {list(value.shape)}) that requires "
-                "grad but is no registered parameter: it would get no gradient. Make it an nn.Parameter of the module"
+                f"the model uses a tensor ({name.removeprefix('module.')}, shape {list(value.shape)}) that "
+                "requires grad but is no registered parameter: it would get no gradient. Make it an "
+                "nn.Parameter of the module"
             )
 
 

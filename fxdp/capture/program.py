@@ -143,7 +143,7 @@ def _flatten_object(value: Any) -> tuple[list[Any], tuple[str, ...]]:
 
 def _unflattener(cls: type) -> Callable[[Iterable[Any], Any], Any]:
     def unflatten(values: Iterable[Any], names: Any) -> Any:
-        made = object.__new__(cls)
+        made: Any = object.__new__(cls)
         for name, value in zip(names, values, strict=True):
             object.__setattr__(made, name, value)
         return made

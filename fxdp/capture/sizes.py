@@ -48,7 +48,7 @@ class Sizes:
 
     def knows(self, raw: sympy.Basic) -> bool:
         """Whether an expression has sizes of the inputs only, nothing read from data."""
-        return raw.free_symbols <= self._mapping.keys()
+        return bool(raw.free_symbols <= self._mapping.keys())
 
     def dim(self, size: Any) -> Dim:
         """A size as an int or a canonical expression."""

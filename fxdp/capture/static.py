@@ -17,7 +17,7 @@ import sympy
 import torch
 from torch import fx, nn
 
-from fxdp.annotations import Note, NodeType, ScalarType, TensorType, note
+from fxdp.annotations import NodeType, Note, ScalarType, TensorType, note
 from fxdp.capture.captured import Captured, OutputLeaf, SizeLeaf
 from fxdp.capture.convert import Converted, convert
 from fxdp.capture.examples import make_examples, static_hints

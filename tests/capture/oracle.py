@@ -47,11 +47,15 @@ def interpret(
             env[node] = _value(note(node).slot, captured, module, tensors, tangents, sizes)
         elif node.op == "output":
             return _results(node, env)
-        elif isinstance(kind, ScalarType):
+        elif node.op == "get_attr":
+            env[node] = getattr(captured.gm, node.target)
+        elif isinstance(kind, ScalarType) and kind.expr.free_symbols <= sizes.keys():
             env[node] = _number(kind.expr, sizes)
         else:
             args, kwargs = fx.map_arg((node.args, node.kwargs), env.__getitem__)
             env[node] = node.target(*args, **kwargs)
+            if isinstance(kind, ScalarType) and kind.expr.is_Symbol:
+                sizes[kind.expr] = env[node]
         _check(node, kind, env[node], sizes)
     raise AssertionError("no output")
 
@@ -103,12 +107,22 @@ def _check(node: fx.Node, kind: Any, value: Any, sizes: dict[Any, int]) -> None:
     """The note's type is the type of the value."""
     if isinstance(kind, TensorType):
         assert value.dtype == kind.dtype, (node, kind)
-        shape = [d if isinstance(d, int) else _number(d, sizes) for d in kind.shape]
+        shape = [_size(d, sizes, got) for d, got in zip(kind.shape, value.shape, strict=True)]
         assert list(value.shape) == shape, (node.format_node(), list(value.shape), kind)
     elif isinstance(kind, tuple):
         for member, part in zip(kind, value, strict=True):
             if member is not None:
                 _check(node, member, part, sizes)
+
+
+def _size(size: Any, sizes: dict[Any, int], got: int) -> int:
+    """The value of a size; a symbol that only the data fixes is learned where it is first seen."""
+    if isinstance(size, int):
+        return size
+    unknown = size.free_symbols - sizes.keys()
+    if size in unknown:
+        sizes[size] = got
+    return got if unknown else _number(size, sizes)
 
 
 def output_tree(

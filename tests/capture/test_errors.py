@@ -141,7 +141,7 @@ def test_batch_sizes_differ() -> None:
         def forward(self, x, y):
             return (self.fc(x).sum() + y.sum()).sum()
 
-    with pytest.raises(InputError, match="batch sizes differ.*x: 4.*y: 3"):
+    with pytest.raises(InputError, match=r"batch sizes differ.*x: 4.*y: 3"):
         capture(Two(), (X, torch.zeros(3, 2)), {})
 
 
@@ -157,7 +157,7 @@ def test_the_users_own_error_is_shown() -> None:
 
 
 def test_wrong_shapes() -> None:
-    with pytest.raises(CaptureError, match="mat1 and mat2|shape|reduction dim"):
+    with pytest.raises(CaptureError, match=r"mat1 and mat2|shape|reduction dim"):
         capture(nn.Linear(5, 3), (X,), {})
 
 

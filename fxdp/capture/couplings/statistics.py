@@ -75,7 +75,7 @@ def _var_mean(
 def _vector_norm(
     batch: Batch,
     x: torch.Tensor,
-    ord: float = 2,  # noqa: A002 - torch's name
+    ord: float = 2,
     dim: Any = None,
     keepdim: bool = False,
     *,
@@ -92,7 +92,7 @@ def _sum(x: torch.Tensor, dims: list[int], keepdim: bool) -> torch.Tensor:
     return x.sum(dims, keepdim=keepdim) if dims else x
 
 
-def _sum_mean(x: torch.Tensor, dims: list[int], keepdim: bool) -> torch.Tensor:
+def _sum_mean(x: torch.Tensor, dims: list[int], keepdim: bool) -> Any:
     """`sum / n`; half precision is added up in float32, as eager's kernel does."""
     total = _sum(x.to(sum_type(x.dtype)), dims, keepdim)
     return (total / count(x, dims)).to(x.dtype)
