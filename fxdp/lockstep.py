@@ -103,6 +103,7 @@ class LockStep:
         self.faults.clear()
         self._ranks: dict[fx.Node, list[Any]] = {}
         self._whole: dict[str, Any] = {}
+        self._floors: dict[fx.Node, float] = {}
         self._reference = {n.name: n for n in self.captured.graph.nodes}
         self._globals = {B: self.batch, **{_symbol(k): v for k, v in self.symbols.items()}}
 
@@ -236,10 +237,17 @@ class LockStep:
             self._fault(node, f"differs from one device by {error:.3g} (relative)")
 
     def _floor(self, node: fx.Node) -> float:
-        """A thousandth of the largest operand: sums of cancelling terms are no better than that."""
-        wholes = [self._whole.get(source.name) for source in node.all_input_nodes]
-        sizes = [float(w.abs().max()) for w in wholes if isinstance(w, Tensor) and w.is_floating_point() and w.numel()]
-        return 1e-3 * max((x for x in sizes if x < float("inf")), default=0.0)
+        """A thousandth of the largest operand: sums of cancelling terms are no better than that.
+
+        An op of one operand (a view of such a sum) inherits its operand's floor.
+        """
+        if node not in self._floors:
+            tensors = [n for n in node.all_input_nodes if isinstance(self._whole.get(n.name), Tensor)]
+            floor = 1e-3 * max((_magnitude(self._whole[n.name]) for n in tensors), default=0.0)
+            if len(tensors) == 1:
+                floor = max(floor, self._floors.get(tensors[0], 0.0))
+            self._floors[node] = floor
+        return self._floors[node]
 
     def _local_number(self, expr: Any, rank: int) -> int:
         if not isinstance(expr, sympy.Basic):
@@ -287,6 +295,13 @@ def difference(a: Tensor, b: Tensor, floor: float = 0.0) -> float:
         return 0.0
     scale = max(b.abs().max().item(), floor)
     return float((a - b).abs().max().item()) / (scale or 1.0)
+
+
+def _magnitude(value: Tensor) -> float:
+    if not value.numel() or not (value.is_floating_point() or value.is_complex()):
+        return 0.0
+    largest = float(value.abs().max())
+    return largest if largest < float("inf") else 0.0
 
 
 def _host(expr: sympy.Basic, values: Mapping[Any, int]) -> int | float | bool:
