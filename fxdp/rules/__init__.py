@@ -18,6 +18,7 @@ from fxdp.rules import normalization as normalization
 from fxdp.rules import pointwise as pointwise
 from fxdp.rules import pooling as pooling
 from fxdp.rules import random as random
+from fxdp.rules import recurrent as recurrent
 from fxdp.rules import reductions as reductions
 from fxdp.rules import resampling as resampling
 from fxdp.rules import slices as slices

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from fxdp.placements import R
 from fxdp.rules.labels import by_labels, leading, letters
 from fxdp.rules.registry import Alternative, Op, aten, rule
 
@@ -18,6 +19,13 @@ def histogram(op: Op) -> Iterator[Alternative]:
     (x,) = op.operands
     if op.arg("min") < op.arg("max"):
         yield from by_labels(op, [(x, letters(x.ndim))], ["_"])
+
+
+@rule("counting", aten.histogram.bin_ct)
+def weighted_histogram(op: Op) -> Iterator[Alternative]:
+    """With a given range the (weighted) counts add up, unless they are divided by their total."""
+    if op.arg("range") and not op.arg("density"):
+        yield from by_labels(op, [(o, letters(o.ndim)) for o in op.operands], ["_", R])
 
 
 @rule("counting", aten.bucketize.Tensor)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from fxdp.placements import Dim
 from fxdp.rules.labels import by_labels, letters, linear, trailing
 from fxdp.rules.registry import Alternative, Op, aten, rule
 
@@ -98,15 +99,21 @@ def trilinear(op: Op) -> Iterator[Alternative]:
 def distances(op: Op) -> Iterator[Alternative]:
     """Pairwise distances: split batches and the rows of either side; the feature dim is no plain sum.
 
-    For `p == 2` torch picks one of two formulas by the row counts unless `compute_mode` says which: a
-    rank with few rows would pick another one than the whole batch, so that case stays whole.
+    For `p == 2` torch picks one of two formulas by the row counts unless `compute_mode` says which; rows
+    split only where a rank with few of them picks the formula of the whole batch.
     """
-    if op.arg("p") == 2 and op.arg("compute_mode") not in (1, 2):
-        return
     a, b = op.operands
+    free = op.arg("p") != 2 or op.arg("compute_mode") in (1, 2)
+    rows = "M" if free or _many(b.shape[-2]) else "_"
+    columns = "N" if free or _many(a.shape[-2]) else "_"
     batch = letters(max(a.ndim, b.ndim) - 2)
-    inputs = [(a, trailing(batch + "M_", a.ndim)), (b, trailing(batch + "N_", b.ndim))]
-    yield from by_labels(op, inputs, [batch + "MN"], broadcast=True)
+    inputs = [(a, trailing(batch + rows + "_", a.ndim)), (b, trailing(batch + columns + "_", b.ndim))]
+    yield from by_labels(op, inputs, [batch + rows + columns], broadcast=True)
+
+
+def _many(rows: Dim) -> bool:
+    """Whether one side's row count alone decides for the formula by matrix product."""
+    return isinstance(rows, int) and rows > 25
 
 
 @rule("einsum", aten._cdist_backward.default)

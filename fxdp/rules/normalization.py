@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from fxdp.placements import R
 from fxdp.rules.empty_parts import local_op
-from fxdp.rules.labels import by_labels, leading, letters
+from fxdp.rules.labels import by_labels, leading, letters, linear
 from fxdp.rules.registry import Alternative, Op, Rewrite, aten, rule
 
 
@@ -88,6 +88,13 @@ def batch_norm_backward_by_running_statistics(op: Op) -> Iterator[Alternative]:
     unread = [op.arg("save_mean"), op.arg("save_invstd")]
     rewrite = Rewrite(target=local_op(op.target))
     yield from by_labels(op, [(grad, names), (x, names)], [names, "_", "_"], unread=unread, rewrite=rewrite)
+
+
+@rule("normalization", aten._weight_norm_interface.default, aten._weight_norm_interface_backward.default)
+def weight_norm(op: Op) -> Iterator[Alternative]:
+    """`g * v / |v|` of weights, which are whole; its backward is linear in the gradient."""
+    if op.target is aten._weight_norm_interface_backward.default:
+        yield from linear(op, op.operands[:1])
 
 
 def _argument(op: Op, name: str, *, default: bool) -> bool:

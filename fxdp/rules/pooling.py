@@ -15,6 +15,7 @@ _SPATIAL = {"1d": 1, "2d": 2, "3d": 3}
 
 @rule(
     "pooling",
+    aten.avg_pool1d.default, aten.adaptive_avg_pool1d.default,
     aten.avg_pool2d.default, aten.avg_pool2d_backward.default,
     aten.avg_pool3d.default, aten.avg_pool3d_backward.default,
     aten.max_pool2d_with_indices.default, aten.max_pool2d_with_indices_backward.default,

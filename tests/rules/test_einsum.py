@@ -118,4 +118,7 @@ def test_a_broadcast_bias_of_a_matrix_vector_product_stays_whole() -> None:
 
 
 def test_distances_whose_formula_depends_on_the_row_count_stay_whole() -> None:
-    assert check(aten._cdist_forward.default, T("B", 3), T("B", 3), 2.0, None) == frozenset()
+    target = aten._cdist_forward.default
+    assert check(target, T("B", 3), T("B", 3), 2.0, None) == frozenset()
+    assert check(target, T("B", 3), T(26, 3), 2.0, None) == {"S(0), R -> S(0)"}
+    assert check(target, T("B", 2, 3), T("B", 4, 3), 2.0, None) == {"S(0), S(0) -> S(0)"}

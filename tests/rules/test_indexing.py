@@ -179,6 +179,14 @@ def test_search_in_each_row() -> None:
 
 def test_bounds_from_the_data_need_all_of_it() -> None:
     assert check(aten.histc.default, T("B", 3), 5) == frozenset()
+    assert check(aten.histogram.bin_ct, T("B"), 5) == frozenset()
+
+
+def test_histogram_over_a_given_range() -> None:
+    assert check(aten.histogram.bin_ct, T("B", 3), 5, range=[-1.0, 1.0]) == {"S(0) -> P(sum), R"}
+    weighted = check(aten.histogram.bin_ct, T("B"), 5, range=[-1.0, 1.0], weight=T("B"))
+    assert weighted == {"S(0), S(0) -> P(sum), R"}
+    assert check(aten.histogram.bin_ct, T("B"), 5, range=[-1.0, 1.0], density=True) == frozenset()
 
 
 def test_the_position_dim_of_size_b_only() -> None:

@@ -125,5 +125,12 @@ def test_batch_statistics_couple_samples() -> None:
     assert check(aten.native_batch_norm_backward.default, *backward) == frozenset()
 
 
+def test_weight_norm() -> None:
+    assert check(aten._weight_norm_interface.default, T(4, 3), T(4, 1), 0) == frozenset()
+    operands = (T(4, 3), T(4, 3), T(4, 1), positive(4, 1))
+    found = check(aten._weight_norm_interface_backward.default, *operands, 0)
+    assert found == {"P(sum), R, R, R -> P(sum), P(sum)"}
+
+
 def test_a_normalized_batch_dim_needs_all_of_it() -> None:
     assert check(aten.native_layer_norm.default, T(3, "B"), ["B"], None, None, 1e-5) == frozenset()

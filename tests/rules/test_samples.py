@@ -92,6 +92,8 @@ def test_convolution(target: Any, args: tuple[Any, ...], expected: set[str]) -> 
 
 
 POOLS: list[tuple[Any, tuple[Any, ...], set[str]]] = [
+    (aten.avg_pool1d.default, (T("B", 2, 4), [2]), ONE),
+    (aten.adaptive_avg_pool1d.default, (T("B", 2, 5), [2]), ONE),
     (aten.avg_pool2d.default, (T("B", 2, 4, 4), [2, 2]), ONE),
     (
         aten.avg_pool2d_backward.default,
