@@ -83,10 +83,12 @@ def capturable_ctc_loss(
     """`F.ctc_loss` in terms of `fxdp::ctc_loss` and a plain mean."""
     lengths = (input_lengths, target_lengths)
     if log_probs.dim() != 3 or not all(isinstance(length, torch.Tensor) for length in lengths):
-        return _eager_ctc_loss(log_probs, targets, *lengths, blank, reduction, zero_infinity)
+        eager: torch.Tensor = _eager_ctc_loss(log_probs, targets, *lengths, blank, reduction, zero_infinity)
+        return eager
     losses: torch.Tensor = ctc_losses(log_probs, targets, *lengths, blank, zero_infinity)
     if zero_infinity:
         losses = torch.where(losses == float("inf"), 0.0, losses)
     if reduction == "mean":
-        return (losses / target_lengths.to(losses).clamp_min(1)).mean()
+        losses = losses / target_lengths.to(losses).clamp_min(1)
+        return losses.mean()
     return losses.sum() if reduction == "sum" else losses

@@ -13,10 +13,10 @@ from fxdp.capture.captured import Captured, SizeLeaf
 from fxdp.capture.conditions import find_conditions, guards_of
 from fxdp.capture.convert import convert
 from fxdp.capture.diagnose import capture_error, is_data_dependent
-from fxdp.capture.examples import batch_hint, make_examples
-from fxdp.capture.joint import trace
+from fxdp.capture.examples import batch_hint
+from fxdp.capture.joint import Request, trace
 from fxdp.capture.patches import capture_patches
-from fxdp.capture.program import Inputs, Program, flatten_inputs
+from fxdp.capture.program import Program, flatten_inputs
 from fxdp.capture.sizes import Sizes
 from fxdp.capture.static import StaticMismatchError, capture_static
 from fxdp.errors import CaptureError, InputError
@@ -32,6 +32,7 @@ def capture(
     dynamic: bool = False,
     differentiable: str = "loss",
     couple: bool = True,
+    hint: int | None = None,
 ) -> Captured:
     """Capture `module(*args, **kwargs)` and its backward as one graph in global shapes.
 
@@ -41,37 +42,33 @@ def capture(
     differentiable  "loss": only scalar outputs get a tangent, where there are any; "all": every output
     couple          spell out ops that couple samples as sums and counts; False keeps eager's own ops
 
+    hint            batch size to trace with, at least 2: for code that branches on the batch size, whose
+                    `Captured.conditions` do not hold at the size that is wanted
+
     Under `torch.no_grad()` the graph is the forward alone.
     """
-    _check_request(module, kwargs, loss_fn, differentiable)
+    _check_request(module, kwargs, loss_fn, differentiable, hint)
     inputs = flatten_inputs(module, args, kwargs)
     batch = tuple(resolve_batch_dims(args, kwargs, batch_dims))
     batch_size(inputs.tensors, batch, inputs.paths)
-    options = {"dynamic": dynamic, "differentiable": differentiable, "couple": couple}
     with capture_patches(module, loss_fn):
         program = Program(module, inputs, loss_fn)
+        request = Request(program, module, inputs, batch, dynamic, differentiable, couple)
         try:
-            return _capture_symbolic(program, module, inputs, batch, options)
+            return _capture_symbolic(request, hint or batch_hint(inputs.tensors, batch))
         except (CaptureError, InputError):
             raise
         except Exception as error:
             if is_data_dependent(error):
                 raise capture_error(error) from error
-            return _fall_back(error, program, module, inputs, batch, options)
+            return _fall_back(error, request)
 
 
-def _capture_symbolic(
-    program: Program,
-    module: nn.Module,
-    inputs: Inputs,
-    batch: tuple[int | None, ...],
-    options: dict[str, Any],
-) -> Captured:
+def _capture_symbolic(request: Request, hint: int) -> Captured:
     """One trace with a symbolic batch."""
-    examples = make_examples(inputs.tensors, batch, batch_hint(inputs.tensors, batch))
-    raw = trace(program, examples, batch, symbolic=True, **options)
-    sizes = Sizes(raw.fakes, batch, [guard for guard, _ in guards_of(raw.shape_env)])
-    converted = convert(raw, module, inputs, sizes)
+    raw = trace(request, hint, symbolic=True)
+    sizes = Sizes(raw.fakes, request.batch, [guard for guard, _ in guards_of(raw.shape_env)])
+    converted = convert(raw, request.module, request.inputs, sizes)
     assert raw.record.spec is not None
     return Captured(
         gm=converted.gm,
@@ -79,23 +76,16 @@ def _capture_symbolic(
         out_spec=raw.record.spec,
         detached=raw.detached,
         symbols=sizes.symbols,
-        batch=batch,
+        batch=request.batch,
         constants=converted.constants,
         conditions=find_conditions(raw.shape_env, sizes),
     )
 
 
-def _fall_back(
-    error: Exception,
-    program: Program,
-    module: nn.Module,
-    inputs: Inputs,
-    batch: tuple[int | None, ...],
-    options: dict[str, Any],
-) -> Captured:
+def _fall_back(error: Exception, request: Request) -> Captured:
     """Fit the graph from static traces; if these fail too, report what is nearest to the user's code."""
     try:
-        return capture_static(program, module, inputs, batch, options)
+        return capture_static(request)
     except (CaptureError, InputError):
         raise
     except StaticMismatchError as mismatch:
@@ -118,11 +108,17 @@ def _leaf(leaf: Any, sizes: Sizes) -> Any:
 
 
 def _check_request(
-    module: nn.Module, kwargs: dict[str, Any], loss_fn: Callable[..., Any] | None, differentiable: str
+    module: nn.Module,
+    kwargs: dict[str, Any],
+    loss_fn: Callable[..., Any] | None,
+    differentiable: str,
+    hint: int | None,
 ) -> None:
     """Refuse requests that cannot be meant."""
     if differentiable not in ("loss", "all"):
         raise InputError(f'differentiable must be "loss" or "all", got {differentiable!r}')
+    if hint is not None and hint < 2:
+        raise InputError(f"hint must be a batch size of at least 2, got {hint}")
     if loss_fn is not None and "target" not in kwargs:
         raise InputError(
             "with loss_fn= the call needs the keyword argument target=, the loss's second argument"

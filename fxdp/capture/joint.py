@@ -12,7 +12,8 @@ from torch import fx, nn
 
 from fxdp import torch_compat
 from fxdp.capture.couplings import Batch, coupling_table
-from fxdp.capture.program import OutputRecord, Program
+from fxdp.capture.examples import make_examples
+from fxdp.capture.program import Inputs, OutputRecord, Program
 from fxdp.errors import CaptureError
 
 BatchDims: TypeAlias = Sequence["int | None"]
@@ -20,6 +21,19 @@ BatchDims: TypeAlias = Sequence["int | None"]
 
 class BatchSpecializedError(Exception):
     """The traced code fixed the batch size to the example's."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be captured, and how (see `capture`)."""
+
+    program: Program
+    module: nn.Module
+    inputs: Inputs
+    batch: tuple[int | None, ...]
+    dynamic: bool
+    differentiable: str
+    couple: bool
 
 
 @dataclass(frozen=True)
@@ -71,32 +85,24 @@ def _is_loss(output: torch.Tensor) -> bool:
     return output.requires_grad and output.dim() == 0 and output.is_floating_point()
 
 
-def trace(
-    program: Program,
-    examples: tuple[torch.Tensor, ...],
-    batch: BatchDims,
-    *,
-    dynamic: bool,
-    symbolic: bool,
-    differentiable: str,
-    couple: bool,
-) -> RawJoint:
-    """Export the program and its backward; with `symbolic` the batch dims (or all dims) are symbols."""
+def trace(request: Request, hint: int, *, symbolic: bool) -> RawJoint:
+    """Export the program and its backward at a batch of `hint`; with `symbolic` sizes are symbols."""
+    program, batch = request.program, request.batch
+    examples = make_examples(request.inputs.tensors, batch, hint)
     exported = torch.export.export(
         program,
         examples,
-        dynamic_shapes=(_dynamic_shapes(examples, batch, dynamic),) if symbolic else None,
+        dynamic_shapes=(_dynamic_shapes(examples, batch, request.dynamic),) if symbolic else None,
         strict=False,
     )
     _check_constants(exported)
     module = torch_compat.exported_module(exported)
     fakes = tuple(node.meta["val"] for node in module.graph.nodes if node.op == "placeholder")
     fake_mode = next((fake.fake_mode for fake in fakes), None)
-    wrapper = _Differentiated(module, differentiable)
+    wrapper = _Differentiated(module, request.differentiable)
     symbols = batch_symbols(fakes, batch) if symbolic else None
-    table = coupling_table(Batch(symbols)) if couple else {}
+    table = coupling_table(Batch(symbols)) if request.couple else {}
     gm = torch_compat.joint_graph(wrapper, fakes, fake_mode, table)
-    shape_env = fake_mode.shape_env if fake_mode is not None else None
     if symbolic:
         batch_symbols(fakes, batch)
     return RawJoint(
@@ -106,7 +112,7 @@ def trace(
         detached=wrapper.detached,
         buffers=dict(wrapper.named_buffers(remove_duplicate=False)),
         cloned=wrapper.cloned,
-        shape_env=shape_env,
+        shape_env=fake_mode.shape_env if fake_mode is not None else None,
     )
 
 

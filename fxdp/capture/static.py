@@ -15,15 +15,14 @@ from typing import Any
 
 import sympy
 import torch
-from torch import fx, nn
+from torch import fx
 
 from fxdp.annotations import NodeType, Note, ScalarType, TensorType, note
 from fxdp.capture.captured import Captured, OutputLeaf, SizeLeaf
 from fxdp.capture.convert import Converted, convert
-from fxdp.capture.examples import make_examples, static_hints
+from fxdp.capture.examples import static_hints
 from fxdp.capture.fit import fit_float, fit_int
-from fxdp.capture.joint import RawJoint, trace
-from fxdp.capture.program import Inputs, Program
+from fxdp.capture.joint import RawJoint, Request, trace
 from fxdp.capture.sizes import Sizes
 from fxdp.placements import Dim
 
@@ -37,20 +36,11 @@ def size(expr: str) -> int:
     raise RuntimeError(f"size({expr!r}) is symbolic: a pass replaces it before the graph runs")
 
 
-def capture_static(
-    program: Program,
-    module: nn.Module,
-    inputs: Inputs,
-    batch: tuple[int | None, ...],
-    options: dict[str, Any],
-) -> Captured:
+def capture_static(request: Request) -> Captured:
     """One graph fitted from traces at four batch sizes."""
-    batches = static_hints(inputs.tensors, batch)
-    raws, graphs = [], []
-    for hint in batches:
-        raw = trace(program, make_examples(inputs.tensors, batch, hint), batch, symbolic=False, **options)
-        raws.append(raw)
-        graphs.append(convert(raw, module, inputs, Sizes()))
+    batches = static_hints(request.inputs.tensors, request.batch)
+    raws = [trace(request, hint, symbolic=False) for hint in batches]
+    graphs = [convert(raw, request.module, request.inputs, Sizes()) for raw in raws]
     _Fit(batches, graphs).run()
     record = raws[0].record
     assert record.spec is not None
@@ -59,7 +49,7 @@ def capture_static(
         leaves=_fit_leaves(batches, raws),
         out_spec=record.spec,
         detached=raws[0].detached,
-        batch=batch,
+        batch=request.batch,
         constants=graphs[0].constants,
         static=True,
     )
@@ -148,9 +138,9 @@ class _Fit:
                 return TensorType(first.dtype, tuple(self._fit_dim(column, where) for column in columns))
         raise StaticMismatchError(f"{where}: the kind of result depends on the batch size")
 
-    def _fit_dim(self, sizes: Sequence[Any], where: str) -> Dim:
+    def _fit_dim(self, sizes: Sequence[Dim], where: str) -> Dim:
         if len(set(sizes)) == 1:
-            return sizes[0]  # type: ignore[no-any-return]
+            return sizes[0]
         return fit_number(self.batches, sizes, where)
 
     def _compare_constants(self) -> None:

@@ -69,6 +69,9 @@ def test_branch_on_the_batch_is_a_condition() -> None:
     assert condition.holds({B: 5})
     assert not condition.holds({B: 4})
     assert condition.site.code == "return x.sum() if x.shape[0] > 4 else x.mean()"
+    (other,) = capture(Branch(), (torch.randn(8, 2),), {}, hint=3).conditions
+    assert other.holds({B: 4})
+    assert not other.holds({B: 5})
 
 
 @pytest.mark.parametrize(

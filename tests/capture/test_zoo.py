@@ -21,6 +21,25 @@ def test_equals_eager(name: str) -> None:
     assert not captured.conditions
 
 
+@pytest.mark.parametrize("name", ["gpt2", "resnet"])
+def test_without_couplings_bit_equal(name: str) -> None:
+    torch.set_default_dtype(torch.float32)
+    model = zoo.make(name).float()
+    inputs = zoo.ZOO[name][1](4)
+    inputs = {key: v.float() if v.is_floating_point() else v for key, v in inputs.items()}
+    check(model, (), inputs, couple=False, tol=0.0)
+
+
+def test_dynamic_length() -> None:
+    torch.set_default_dtype(torch.float32)
+    model = zoo.make("gpt2")
+    torch.set_default_dtype(torch.float64)
+    wide = {"input_ids": torch.randint(1, 40, (3, 9)), "labels": torch.randint(1, 40, (3, 9))}
+    with zoo.keep_float64():
+        captured = check(model, (), wide, ((), zoo.ZOO["gpt2"][1](4)), dynamic=True)
+    assert captured.symbols == {"s0": (0, 1)}
+
+
 def test_single_sample() -> None:
     torch.set_default_dtype(torch.float32)
     model = zoo.make("gpt2")
