@@ -116,10 +116,12 @@ def emit(
     values = slot_values(gm, module, local.captured)
     start = time.perf_counter()
     halves = _lower(gm, values, sizes, local, generic=generic, device=_device(module, local.mesh))
+    seeded = local.mesh.size > 1 and not local.options.single_device_rng and any(map(node_draws, gm.graph.nodes))
+    program = Program.bind(gm, halves, values, world=local.mesh.size, rank=local.mesh.rank, seeded=seeded)
+    if halves.trains:
+        halves.backward(program.usual_zeros())
     local.seconds["emit-program"] = local.seconds.get("emit-program", 0.0) + manager.seconds["emit-program"]
     local.seconds["lowering"] = local.seconds.get("lowering", 0.0) + time.perf_counter() - start
-    seeded = local.mesh.size > 1 and not local.options.single_device_rng and any(node_draws(n) for n in gm.graph.nodes)
-    program = Program.bind(gm, halves, values, world=local.mesh.size, rank=local.mesh.rank, seeded=seeded)
     return program, gm
 
 

@@ -26,11 +26,12 @@ def lower_eager(gm: fx.GraphModule) -> Halves:
     backward = _backward_graph(gm, forward_nodes, saved)
     return Halves(
         boxed_code(forward),
-        boxed_code(backward) if backward is not None else None,
         outputs,
-        tuple(range(len(saved))),
         forward,
         backward,
+        tuple(range(len(saved))),
+        sum(isinstance(note(n).slot, Tangent) for n in gm.graph.nodes),
+        boxed_code,
     )
 
 
@@ -114,7 +115,7 @@ def _backward_graph(gm: fx.GraphModule, forward: set[fx.Node], saved: list[fx.No
             copies[node] = graph.node_copy(node, copies.__getitem__)
     order = forward_inputs(gm.graph)
     graph.output(tuple(copies.get(gradients.get(note(n).slot)) for n in order))  # type: ignore[arg-type]
-    graph.eliminate_dead_code()
+    graph.eliminate_dead_code(is_impure_node=_keeps)
     return fx.GraphModule(gm, graph, "Backward")
 
 

@@ -3,29 +3,61 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from torch import fx
+
+from fxdp.lowering.tangents import without_tangents
 
 Boxed: TypeAlias = Callable[[list[Any]], "list[Any] | tuple[Any, ...]"]
 """Takes its arguments in one list, which it empties, so that they can be freed while it runs."""
 
 
 @dataclass(frozen=True)
+class Backward:
+    """One compiled backward: `run(saved + tangents)`, with the tangents numbered `tangents`.
+
+    It returns a gradient or None per input of the forward.
+    """
+
+    run: Boxed
+    tangents: tuple[int, ...]
+    graph: fx.GraphModule
+
+
+@dataclass
 class Halves:
     """A program cut into forward and backward.
 
     `forward(inputs)` takes a value per input slot (tangents aside) and returns the outputs, then what the
-    backward needs; new values of buffers are written in place. `backward(saved + tangents)` returns one
-    gradient or None per input of the forward.
+    backward needs; new values of buffers are written in place. Backwards are compiled for the set of
+    tangents that are not zero: the one that a training loop uses at once, others when they are needed.
     """
 
     forward: Boxed
-    backward: Boxed | None
     outputs: int
     """How many of forward's results are outputs; the others are saved for the backward."""
+    forward_graph: fx.GraphModule
+    backward_graph: fx.GraphModule | None = None
+    """The whole backward, for all tangents."""
     saved_order: tuple[int, ...] = ()
     """For each input of the backward before the tangents, its position among the saved values."""
-    forward_graph: fx.GraphModule | None = None
-    backward_graph: fx.GraphModule | None = None
+    tangents: int = 0
+    compile_backward: Callable[[fx.GraphModule], Boxed] | None = None
+    _backwards: dict[frozenset[int], Backward] = field(default_factory=dict, repr=False)
+
+    @property
+    def trains(self) -> bool:
+        """Whether there is a backward."""
+        return self.backward_graph is not None
+
+    def backward(self, zero: frozenset[int]) -> Backward:
+        """The backward for calls in which the tangents numbered `zero` are zero."""
+        found = self._backwards.get(zero)
+        if found is None:
+            assert self.backward_graph is not None
+            assert self.compile_backward is not None
+            graph, kept = without_tangents(self.backward_graph, sorted(zero), self.tangents)
+            found = self._backwards[zero] = Backward(self.compile_backward(graph), kept, graph)
+        return found

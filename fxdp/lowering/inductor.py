@@ -24,7 +24,7 @@ from fxdp.annotations import (
     note,
 )
 from fxdp.lowering.eager import forward_inputs, gradient_of, results
-from fxdp.lowering.halves import Halves
+from fxdp.lowering.halves import Boxed, Halves
 from fxdp.placements import Shard
 from fxdp.rules.arguments import local_shape
 from fxdp.symbols import B
@@ -78,7 +78,7 @@ def lower_inductor(
     fixed = sum(isinstance(s, (Parameter, Buffer, Constant)) for s in slots)
     compiler = _Compiler(fake_mode, slots, mutations, len(outputs), fixed, shapes.generic)
     if tangents or gradient_of(gm.graph):
-        return compiler.training(joint, [*fake_inputs, *fake_tangents])
+        return compiler.training(joint, [*fake_inputs, *fake_tangents], len(tangents))
     return compiler.inference(joint, fake_inputs, device)
 
 
@@ -149,7 +149,7 @@ class _Compiler:
     fixed: int
     generic: bool
 
-    def training(self, joint: fx.GraphModule, inputs: list[Any]) -> Halves:
+    def training(self, joint: fx.GraphModule, inputs: list[Any], tangents: int) -> Halves:
         forward, backward = partition_for_inductor(
             joint, inputs, self.outputs + len(self.mutations), self.fake_mode
         )
@@ -157,14 +157,17 @@ class _Compiler:
         self._write_back(forward)
         code, strides = self._compile(forward, backward=False, inference=False)
         _restride(backward, strides[self.outputs :], saved_order, self.generic)
-        backward_code, _ = self._compile(backward, backward=True, inference=False)
-        return Halves(code, backward_code, self.outputs, saved_order, forward, backward)
+
+        def compile_backward(graph: fx.GraphModule) -> Boxed:
+            return self._compile(graph, backward=True, inference=False)[0]  # type: ignore[no-any-return]
+
+        return Halves(code, self.outputs, forward, backward, saved_order, tangents, compile_backward)
 
     def inference(self, joint: fx.GraphModule, inputs: list[Any], device: torch.device) -> Halves:
         joint = joint_passes_for_inference(joint, device, self.fake_mode)
         self._write_back(joint)
         code, _ = self._compile(joint, backward=False, inference=True)
-        return Halves(code, None, self.outputs, (), joint, None)
+        return Halves(code, self.outputs, joint)
 
     def _compile(self, gm: fx.GraphModule, *, backward: bool, inference: bool) -> tuple[Any, list[Any]]:
         gm.recompile()

@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, fx
 from torch.autograd.function import once_differentiable
 
-from fxdp.annotations import Buffer, Constant, Input, Parameter, Size, Slot, Tangent, note
+from fxdp.annotations import Buffer, Constant, Input, Parameter, Size, Slot, Tangent, TensorType, note
 from fxdp.lowering.eager import forward_inputs
 from fxdp.lowering.halves import Halves
 from fxdp.placements import Shard
@@ -26,6 +26,11 @@ class TangentSlot:
     output: int
     dtype: torch.dtype
     sharded: bool
+    scalar: bool
+
+
+Like: TypeAlias = "tuple[torch.Size, torch.device]"
+"""Shape and device of an output."""
 
 
 @dataclass
@@ -84,24 +89,32 @@ class Program:
             return self._run(values)
 
     def _run(self, values: list[Any]) -> Sequence[Tensor]:
-        if self.halves.backward is None:
+        if not self.halves.trains:
             return self.halves.forward(values)
         return _Step.apply(self, *values)  # type: ignore[no-untyped-call,no-any-return]
 
-    def scaled(self, grads: Sequence[Tensor | None], outputs: Sequence[tuple[torch.Size, torch.device]]) -> list[Tensor]:
-        """The tangents that the backward expects, from those that autograd brings."""
-        tangents = []
-        for slot in self.tangents:
-            grad = grads[slot.output]
-            if grad is None:
-                shape, device = outputs[slot.output]
-                tangents.append(torch.zeros(shape, dtype=slot.dtype, device=device))
-                continue
-            if slot.sharded and self.world > 1:
-                self._say_scaled()
-                grad = grad / self.world
-            tangents.append(grad.contiguous())
-        return tangents
+    def backward(self, saved: Sequence[Any], grads: Sequence[Tensor | None], outputs: Sequence[Like]) -> Any:
+        """One gradient or None per input, from what autograd brings for the outputs."""
+        zero = frozenset([i for i, slot in enumerate(self.tangents) if grads[slot.output] is None])
+        backward = self.halves.backward(zero)
+        tangents = [self._tangent(self.tangents[i], grads, outputs) for i in backward.tangents]
+        return backward.run([*[saved[i] for i in self.halves.saved_order], *tangents])
+
+    def _tangent(self, slot: TangentSlot, grads: Sequence[Tensor | None], outputs: Sequence[Like]) -> Tensor:
+        grad = grads[slot.output]
+        if grad is None:
+            shape, device = outputs[slot.output]
+            return torch.zeros(shape, dtype=slot.dtype, device=device)
+        if slot.sharded and self.world > 1:
+            self._say_scaled()
+            grad = grad / self.world
+        return grad.contiguous()
+
+    def usual_zeros(self) -> frozenset[int]:
+        """The tangents that a training loop leaves zero: all but the scalars', where there is a scalar."""
+        if not any(slot.scalar for slot in self.tangents):
+            return frozenset()
+        return frozenset(i for i, slot in enumerate(self.tangents) if not slot.scalar)
 
     def _say_scaled(self) -> None:
         if not self._warned:
@@ -137,10 +150,7 @@ class _Step(torch.autograd.Function):
         program: Program = ctx.program
         tensors, numbers = iter(ctx.saved_tensors), iter(ctx.numbers)
         saved = [next(tensors) if is_tensor else next(numbers) for is_tensor in ctx.is_tensor]
-        ordered = [saved[i] for i in program.halves.saved_order]
-        tangents = program.scaled(grads, ctx.shapes)
-        assert program.halves.backward is not None
-        return (None, *program.halves.backward([*ordered, *tangents]))
+        return (None, *program.backward(saved, grads, ctx.shapes))
 
 
 class _rank_generator:  # noqa: N801 - reads as a statement
@@ -168,5 +178,6 @@ class _rank_generator:  # noqa: N801 - reads as a statement
 def _tangent_slot(node: fx.Node) -> TangentSlot:
     known = note(node)
     assert isinstance(known.slot, Tangent)
-    dtype = known.type.dtype  # type: ignore[union-attr]
-    return TangentSlot(known.slot.index, dtype, isinstance(known.placement, Shard))
+    assert isinstance(known.type, TensorType)
+    sharded = isinstance(known.placement, Shard)
+    return TangentSlot(known.slot.index, known.type.dtype, sharded, not known.type.shape)

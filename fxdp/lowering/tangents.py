@@ -1,0 +1,91 @@
+"""Leave out of a backward graph what only zeros would flow through.
+
+Autograd says nothing for outputs that the loss does not use (the logits beside the loss): their tangents are
+zero. Where such a zero only meets linear ops and sums, it is removed from the graph, so that nothing is
+computed for it; a tangent that reaches any other op stays, and gets zeros at run time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, fx
+
+from fxdp.annotations import TensorType, note
+
+aten = torch.ops.aten
+
+_LINEAR = frozenset(
+    {
+        aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.expand.default,
+        aten.permute.default, aten.transpose.int, aten.t.default, aten.unsqueeze.default,
+        aten.squeeze.dim, aten.squeeze.dims, aten.slice.Tensor, aten.select.int, aten.clone.default,
+        aten.detach.default, aten._to_copy.default, aten.neg.default, aten.mul.Tensor, aten.mul.Scalar,
+        aten.div.Tensor, aten.div.Scalar, aten.sum.dim_IntList, aten.sum.default, aten.mm.default,
+        aten.bmm.default, aten.slice_backward.default, aten.select_backward.default,
+        aten.constant_pad_nd.default, torch.ops.prims.convert_element_type.default,
+    }
+)  # fmt: skip
+
+
+def without_tangents(gm: fx.GraphModule, zero: Sequence[int], tangents: int) -> tuple[fx.GraphModule, tuple[int, ...]]:
+    """The backward without the tangents numbered `zero`, and the numbers of those it still takes.
+
+    The last `tangents` placeholders of `gm` are its tangents.
+    """
+    placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
+    names = [n.name for n in placeholders[len(placeholders) - tangents :]]
+    graph, dropped = gm.graph, []
+    for number in zero:
+        pruned = _without_one(graph, names[number])
+        if pruned is not None:
+            graph = pruned
+            dropped.append(number)
+    kept = tuple(i for i in range(tangents) if i not in dropped)
+    return fx.GraphModule(gm, graph, "Backward"), kept
+
+
+def _without_one(old: fx.Graph, tangent: str) -> fx.Graph | None:
+    """A copy of the graph without one tangent; None where its zeros reach an op that is not known linear."""
+    graph: fx.Graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    zeros: set[fx.Node] = set()
+    for node in old.nodes:
+        if node.op == "placeholder" and node.name == tangent:
+            zeros.add(node)
+        elif not any(a in zeros for a in node.all_input_nodes):
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+        elif _sums(node, zeros):
+            copies[node] = copies[next(a for a in node.all_input_nodes if a not in zeros)]
+        elif _stays_zero(node, zeros):
+            zeros.add(node)
+        else:
+            return None
+    graph.eliminate_dead_code(is_impure_node=lambda n: n.op in ("placeholder", "output") or n.is_impure())
+    return graph
+
+
+def _sums(node: fx.Node, zeros: set[fx.Node]) -> bool:
+    """`add(x, 0)` of x's own shape and dtype is x."""
+    if node.target is not aten.add.Tensor or len(node.all_input_nodes) != 2 or node.kwargs:
+        return False
+    others = [a for a in node.all_input_nodes if a not in zeros]
+    return len(others) == 1 and _type(others[0]) == _type(node)
+
+
+def _stays_zero(node: fx.Node, zeros: set[fx.Node]) -> bool:
+    if node.target is aten.add.Tensor:
+        return all(a in zeros for a in node.all_input_nodes)
+    if node.target not in _LINEAR:
+        return False
+    # zero times a value that may be inf or nan is what autograd would compute as nan: keep to finite ops
+    return node.target in _LINEAR and not (node.target is aten.div.Tensor and node.args[1] in zeros)
+
+
+def _type(node: fx.Node) -> object:
+    value = node.meta.get("val")
+    if isinstance(value, Tensor):
+        return tuple(value.shape), value.dtype
+    known = note(node).type
+    return known if isinstance(known, TensorType) else node
