@@ -14,6 +14,7 @@ import torch
 from torch import fx
 
 from fxdp.placements import Dim, Placement
+from fxdp.torch_compat import OpOverload
 
 _KEY = "fxdp"
 
@@ -207,4 +208,4 @@ def is_host_size(node: fx.Node) -> bool:
     """
     if node.op != "call_function" or not isinstance(note(node).type, ScalarType):
         return False
-    return node.target in _READS_SIZE or not isinstance(node.target, torch._ops.OpOverload)
+    return node.target in _READS_SIZE or not isinstance(node.target, OpOverload)

@@ -34,6 +34,7 @@ from fxdp.annotations import (
     note,
 )
 from fxdp.placements import Placement
+from fxdp.torch_compat import OpOverload
 
 _DTYPES = {
     torch.float64: "f64", torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16",
@@ -101,7 +102,7 @@ def _call_text(node: fx.Node, slot: Slot | None, exact: bool) -> str:
 
 def target_text(target: Any) -> str:
     """`aten.mm`, `aten.sum.dim_IntList`, `all_reduce`: `.default` is dropped."""
-    if isinstance(target, torch._ops.OpOverload):
+    if isinstance(target, OpOverload):
         return str(target).removesuffix(".default")
     return getattr(target, "__name__", str(target))
 

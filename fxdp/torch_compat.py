@@ -16,7 +16,7 @@ from typing import Any
 import sympy
 import torch
 from torch import fx, nn
-from torch._C._distributed_c10d import Store
+from torch._C._distributed_c10d import Store, TCPStore
 from torch._decomp import decomposition_table as torch_decompositions
 from torch._dynamo.exc import UserError
 from torch._functorch._aot_autograd.descriptors import (
@@ -35,8 +35,10 @@ from torch._functorch._aot_autograd.descriptors import (
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._dynamo.source import ConstantSource
 from torch._guards import TracingContext, tracing
+from torch._ops import OpOverload, OpOverloadPacket
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.distributed import distributed_c10d
+from torch.distributed.device_mesh import DeviceMesh
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,
@@ -65,14 +67,19 @@ __all__ = [
     "GradAOTOutput",
     "GuardOnDataDependentSymNode",
     "InputMutationAOTOutput",
+    "OpOverload",
+    "OpOverloadPacket",
     "ParamAOTInput",
     "PlainAOTInput",
     "PlainAOTOutput",
     "ShapeEnv",
     "Store",
+    "TCPStore",
     "TangentAOTInput",
     "UserError",
+    "all_op_names",
     "default_store",
+    "dtensor_spec",
     "exported_module",
     "joint_graph",
     "replay",
@@ -226,3 +233,26 @@ def compile_with_inductor(
 
 
 _graph_ids = itertools.count()
+
+
+def all_op_names() -> list[str]:
+    """The qualified names of all registered ops, as `aten::add.Tensor`."""
+    return list(torch._C._dispatch_get_all_op_names())
+
+
+def dtensor_spec(
+    mesh: DeviceMesh, placements: Sequence[tuple[str, int, int]], shape: Sequence[int], dtype: torch.dtype
+) -> Any:
+    """A `DTensorSpec`, one placement per mesh axis: `("R", 0, 1)`, `("P", 0, 1)` or `("S", dim, outer)`."""
+    from torch.distributed.tensor import Partial, Placement, Replicate, Shard
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+    from torch.distributed.tensor.placement_types import _StridedShard
+
+    def spelled(kind: str, dim: int, outer: int) -> Placement:
+        if kind != "S":
+            return Replicate() if kind == "R" else Partial()
+        return Shard(dim) if outer == 1 else _StridedShard(dim, split_factor=outer)
+
+    size = torch.Size(shape)
+    stride = torch.empty(size, device="meta").stride()
+    return DTensorSpec(mesh, tuple(spelled(*p) for p in placements), tensor_meta=TensorMeta(size, stride, dtype))

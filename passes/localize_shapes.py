@@ -18,8 +18,7 @@ from fxdp.rules.arguments import SIZE_ARGUMENT, MinusOffset, local_target, local
 from fxdp.rules.registry import Alternative, Operand
 from fxdp.rules.view import op_view
 from fxdp.symbols import LOCAL, OFFSET, B
-from fxdp.torch_compat import interpret_sympy
-
+from fxdp.torch_compat import OpOverload, interpret_sympy
 
 _NAMES = {B: "global_batch", LOCAL: "local_batch", OFFSET: "offset"}
 
@@ -66,7 +65,7 @@ class _Sizes:
 
 def _localize_call(node: fx.Node, sizes: _Sizes) -> None:
     known = note(node)
-    if node.target in ir.CONVERSIONS or not isinstance(node.target, torch._ops.OpOverload):
+    if node.target in ir.CONVERSIONS or not isinstance(node.target, OpOverload):
         node.args, node.kwargs = _global_sizes((node.args, node.kwargs), node, sizes)
         return
     if not _has_sizes(node) and known.rewrite is None:

@@ -250,7 +250,7 @@ def identifier(text: str) -> str:
 
 def _node_name(node: fx.Node) -> str:
     """The name of the op, without the numbers that torch appends while tracing."""
-    if isinstance(node.target, torch._ops.OpOverload):
+    if isinstance(node.target, torch_compat.OpOverload):
         return node.target._schema.name.split("::")[-1]
     return identifier(str(getattr(node.target, "__name__", node.target)))
 
@@ -267,7 +267,7 @@ def _without_clone(copy: fx.Node) -> fx.Node:
 
 def _is_view(node: fx.Node) -> bool:
     target = node.target
-    return isinstance(target, torch._ops.OpOverload) and target.is_view
+    return isinstance(target, torch_compat.OpOverload) and target.is_view
 
 
 def _is_kept(node: fx.Node) -> bool:

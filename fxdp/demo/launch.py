@@ -22,7 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
-from torch._C._distributed_c10d import TCPStore
+
+from fxdp.torch_compat import TCPStore
 
 _POLL_SECONDS = 0.05
 _GRACE_SECONDS = 10.0

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import sympy
-from torch._ops import OpOverload
 
 from fxdp.annotations import TensorType
 from fxdp.placements import Dim, Placement, Shard
 from fxdp.rules.registry import Alternative, Op, Operand, aten
 from fxdp.symbols import LOCAL, B, local_size
+from fxdp.torch_compat import OpOverload
 
 _SIZE_ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "size": (

@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 
 from fxdp.rules.registry import aten
+from fxdp.torch_compat import OpOverload
 
 _LIBRARY = torch.library.Library("fxdp", "FRAGMENT")  # type: ignore[no-untyped-call]
 

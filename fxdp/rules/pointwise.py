@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from torch._ops import OpOverload
 
 from fxdp.placements import Dim, Shard
 from fxdp.rules.dims import candidates, operand_or_none, widens
 from fxdp.rules.labels import linear
 from fxdp.rules.registry import Alternative, Op, Operand, aten, rule
+from fxdp.torch_compat import OpOverload, all_op_names
 
 _OTHERWISE = frozenset(  # tagged, but `equal` answers one bool, and these have their own rules
     {aten.equal.default, aten.masked_fill.Scalar, aten.fill.Scalar, aten.zero.default}
@@ -75,7 +75,7 @@ _CASTS = frozenset({aten._to_copy.default, aten.copy.default, aten.fill.Tensor})
 
 def _tagged() -> Iterator[OpOverload]:
     """Every functional aten overload that torch itself calls pointwise and that draws no numbers."""
-    for qualified in torch._C._dispatch_get_all_op_names():
+    for qualified in all_op_names():
         namespace, _, name = qualified.partition("::")
         base, _, overload = name.partition(".")
         if namespace != "aten" or "out" in overload or (base.endswith("_") and not base.endswith("__")):

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._ops import OpOverload
+
+from fxdp.torch_compat import OpOverload
 
 
 def draws(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
-from torch._ops import OpOverload, OpOverloadPacket
 
 from fxdp.annotations import TensorType
 from fxdp.placements import Dim, Placement, R, Shard
 from fxdp.symbols import batch_factor
+from fxdp.torch_compat import OpOverload, OpOverloadPacket
 
 
 @dataclass(frozen=True, slots=True)

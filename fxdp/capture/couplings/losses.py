@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from fxdp.capture.couplings.registry import Batch, couples
-from fxdp.torch_compat import torch_decompositions
+from fxdp.torch_compat import OpOverload, torch_decompositions
 
 aten = torch.ops.aten
 
@@ -33,7 +33,7 @@ _ELEMENTWISE = (
 )
 
 
-def _use_torch(op: torch._ops.OpOverload, function: Callable[..., Any]) -> None:
+def _use_torch(op: OpOverload, function: Callable[..., Any]) -> None:
     """Register torch's decomposition of an element-wise loss, where the loss holds the batch."""
 
     def decompose(batch: Batch, *args: Any, **kwargs: Any) -> Any:

@@ -11,10 +11,12 @@ from typing import Any, TypeVar
 import sympy
 import torch
 
+from fxdp.torch_compat import OpOverload
+
 Coupling = TypeVar("Coupling", bound=Callable[..., Any])
 
 _FAMILIES = ("statistics", "losses", "batch_norm")
-_COUPLINGS: dict[torch._ops.OpOverload, Callable[..., Any]] = {}
+_COUPLINGS: dict[OpOverload, Callable[..., Any]] = {}
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class Batch:
         )
 
 
-def couples(*ops: torch._ops.OpOverload) -> Callable[[Coupling], Coupling]:
+def couples(*ops: OpOverload) -> Callable[[Coupling], Coupling]:
     """Register `function(batch, *args)` as the decomposition of ops; it may return NotImplemented."""
 
     def register(function: Coupling) -> Coupling:
