@@ -36,12 +36,21 @@ def compiled(
 ) -> tuple[LocalProgram, Captured]:
     """The program of one rank with open sizes, and the captured graph it came from."""
     chosen = Options(**options)
-    captured = capture(
-        module, args, kwargs, batch_dims=chosen.batch_dims, loss_fn=chosen.loss_fn, differentiable="all"
+    return prepared(captured(module, args, kwargs, chosen), world, chosen)
+
+
+def captured(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], options: Options) -> Captured:
+    """The module's joint graph, as a compiled module takes it."""
+    return capture(
+        module, args, kwargs, batch_dims=options.batch_dims, loss_fn=options.loss_fn, differentiable="all"
     )
+
+
+def prepared(found: Captured, world: int, options: Options) -> tuple[LocalProgram, Captured]:
+    """The program of one of `world` ranks, and its reference; `found` itself stays as it is."""
     mesh = resolve_mesh({"dp": world}, "cpu")
-    reference = replace(captured, gm=Canonicalize().run(copy_graph(captured.gm), mesh))
-    return prepare(captured, mesh, chosen), reference
+    reference = replace(found, gm=Canonicalize().run(copy_graph(found.gm), mesh))
+    return prepare(replace(found, gm=copy_graph(found.gm)), mesh, options), reference
 
 
 def check(
@@ -57,10 +66,12 @@ def check(
     `args` and `kwargs` hold the largest global batch; each split uses its first samples.
     """
     kwargs = kwargs or {}
-    local, reference = compiled(module, args, kwargs, len(splits[0]), **options)
+    chosen = Options(**options)
+    found = captured(module, args, kwargs, chosen)
+    local, reference = prepared(found, len(splits[0]), chosen)
     for split in splits:
         if len(split) != local.mesh.size:
-            local, reference = compiled(module, args, kwargs, len(split), **options)
+            local, reference = prepared(found, len(split), chosen)
         _check_split(module, local, reference, args, kwargs, split, tolerance)
     return local
 
