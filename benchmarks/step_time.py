@@ -27,7 +27,7 @@ from variants import COMPILING, VARIANTS, WHOLE
 
 from fxdp.demo.launch import launch
 
-CONSOLE = Console(width=max(Console().width, 100))
+CONSOLE = Console(width=max(Console().width, 110))
 DEFAULT = ("eager", "ddp", "ddp-compile", "fxdp-eager", "fxdp")
 
 
