@@ -2,7 +2,8 @@
 
     main thread     collectives on `group` and `reduce_group`, rounds on `control`
     watch thread    sleeps until a control connection closes, then reads that rank's last words;
-                    if it failed or was killed: cuts both groups, so that the main thread's wait ends
+                    if it failed or was killed: cuts both groups, so that the main thread's wait ends;
+                    should the main thread still not come out, it says why and ends the process
 
 A rank that fails says so on the control channel first and cuts its groups after, so every other rank knows
 the cause when its own wait breaks. The watch wakes once a second to see whether the process group still
@@ -15,8 +16,10 @@ import atexit
 import contextlib
 import json
 import logging
+import os
 import select
 import socket
+import sys
 import threading
 import time
 import weakref
@@ -35,6 +38,7 @@ __all__ = ["Links", "find_links", "live_links", "open_links"]
 
 _log = logging.getLogger("fxdp")
 _LEAVE_S = 10.0  # how long data of a rank that ended may still be under way
+_STUCK_S = 20.0  # how long the main thread may stay in a call after another rank has failed
 _CAUSE_S = 5.0  # how long to wait for the cause of a broken collective
 
 _live: weakref.WeakSet[Links] = weakref.WeakSet()
@@ -67,6 +71,7 @@ class Links:
         self._sockets = sockets
         self._ending: Ending | None = None
         self._left: dict[int, float] = {}
+        self._fallen: float | None = None
         self._known = threading.Event()
         self._lock = threading.Lock()
         self._wake, self._waker = socket.socketpair()
@@ -138,6 +143,7 @@ class Links:
                     poll.unregister(descriptor)
                     self._on_hang_up(peers[descriptor])
             self._check_left()
+            self._check_stuck()
         self.control.last_words(Ending(self.rank, EndKind.ENDED))
         self.control.close()
         self._wake.close()
@@ -163,8 +169,19 @@ class Links:
     def _fall(self, ending: Ending) -> None:
         with self._lock:
             self._ending = self._ending or ending
+        self._fallen = self._fallen or time.monotonic()
         self._known.set()
         self._cut()
+
+    def _check_stuck(self) -> None:
+        """Last resort: a collective that does not end though its group was cut (gloo can lose a wake-up)."""
+        if self.in_call and self._fallen and time.monotonic() - self._fallen > _STUCK_S:
+            sys.stderr.write(
+                f"fxdp.errors.RankFailedError: {self._ending}\n"
+                f"rank {self.rank} was still waiting in a collective {_STUCK_S:g} s later and ends here\n"
+            )
+            sys.stderr.flush()
+            os._exit(1)
 
     def _cut(self) -> None:
         """Make every wait in the groups end with an error, here and on the other ranks."""

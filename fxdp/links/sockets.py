@@ -2,7 +2,8 @@
 
 gloo has no abort: a rank that waits in a collective stays there until a connection breaks. So the sockets
 that appear while a group is made are noted, by inode so that a reused descriptor is never mistaken for
-one, and `cut` shuts them down: every wait in the group, here and on the peers, then ends with an error.
+one, and `cut` shuts their reading side: every wait in the group here then ends with an error. (The writing
+side stays open: gloo loses a send that fails at once, and its wait never ends.)
 Works where /proc exists (Linux); elsewhere nothing is noted and a wait ends by its timeout.
 """
 
@@ -46,11 +47,11 @@ def open_sockets() -> set[OpenSocket]:
 
 
 def cut(sockets: set[OpenSocket]) -> None:
-    """Shut down those of `sockets` that are still open."""
+    """Shut the reading side of those of `sockets` that are still open."""
     for item in sockets:
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(item.descriptor)) as copy:
             if _inode(item.descriptor) == item.inode == _inode(copy.fileno()):
-                copy.shutdown(socket.SHUT_RDWR)
+                copy.shutdown(socket.SHUT_RD)
 
 
 def _inode(descriptor: int) -> str:
