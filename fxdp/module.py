@@ -15,7 +15,7 @@ from fxdp.plan import Plan
 from fxdp.runtime.agreement import Agreement, agree, broadcast_tensors
 from fxdp.runtime.calls import CallReader
 from fxdp.runtime.failure import guard, install_hook, refusing
-from fxdp.runtime.optimizers import watch_optimizers
+from fxdp.runtime.optimizers import OptimizerWatch
 from fxdp.runtime.programs import Programs, Served
 
 
@@ -45,6 +45,7 @@ class CompiledModule(nn.Module):
         self._agreement = Agreement(self._mesh)
         self._programs = Programs(self._model, self._mesh, self._options)
         self._even: set[Any] = set()
+        self._watch: OptimizerWatch | None = None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's output for this rank's part of the batch.
@@ -62,6 +63,8 @@ class CompiledModule(nn.Module):
         with guard(self._mesh):
             if not self._started:
                 self._start()
+            if self._watch is not None and self._watch.remove_when_done():
+                self._watch = None
             with refusing(self._mesh):
                 call = self._reader.read(args, kwargs)
             batches = self._exchange(call)
@@ -96,7 +99,7 @@ class CompiledModule(nn.Module):
             agree(self._mesh, [*_model_lines(self._model), *self._options.lines()], "models or options")
             tensors = [*self._model.parameters(), *self._model.buffers()]
             broadcast_tensors(self._mesh, [t.detach() for t in tensors])
-        watch_optimizers(self._model)
+        self._watch = OptimizerWatch(self._model)
         self._started = True
 
     @property
