@@ -59,12 +59,14 @@ def test_a_launcher_that_is_terminated_leaves_nothing_behind(tmp_path: Path) -> 
     nap = f"open({str(tmp_path / 'pid')!r} + os.environ['RANK'], 'w').write(str(os.getpid())); time.sleep(60)"
     command = f"[sys.executable, '-c', {_IMPORTS + nap!r}]"
     code = f"import sys; from fxdp.demo.launch import launch; launch({command}, 2)"
-    launcher = subprocess.Popen(_python(code))
-    while len(list(tmp_path.iterdir())) < 2:
-        time.sleep(0.05)
-    time.sleep(0.5)
-    launcher.terminate()
-    assert launcher.wait(30) == 128 + 15
+    with subprocess.Popen(_python(code)) as launcher:
+        deadline = time.monotonic() + 60
+        while len(list(tmp_path.iterdir())) < 2 and launcher.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+        time.sleep(0.5)
+        launcher.terminate()
+        assert launcher.wait(30) == 128 + 15
+    assert len(list(tmp_path.iterdir())) == 2
     for file in tmp_path.iterdir():
         with pytest.raises(ProcessLookupError):
             os.kill(int(file.read_text()), 0)
