@@ -6,9 +6,11 @@ changing. A hook looks at optimizer steps until it has seen the model's own opti
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from typing import Any
 
+import torch
 from torch import nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
@@ -21,12 +23,12 @@ class OptimizerWatch:
     Raises
     ------
     StateError (from `optimizer.step()`) : the optimizer holds tensors of the same shapes as the model's
-        parameters, but not one of the parameters themselves.
+        parameters, but not one of them, and has no gradient to step on while the model has.
     """
 
     def __init__(self, module: nn.Module) -> None:
         trainable = [p for p in module.parameters() if p.requires_grad]
-        self._own = {id(p) for p in trainable}
+        self._own = {id(p): weakref.ref(p) for p in trainable}
         self._shapes = Counter(tuple(p.shape) for p in trainable)
         self._handle = register_optimizer_step_pre_hook(self._check)  # type: ignore[no-untyped-call]
         self._done = not trainable
@@ -42,9 +44,14 @@ class OptimizerWatch:
             return
         held = [p for group in optimizer.param_groups for p in group["params"]]
         self._done = any(id(p) in self._own for p in held)
-        if not self._done and Counter(tuple(p.shape) for p in held) == self._shapes:
+        if not self._done and self._is_misdirected(held):
             raise StateError(
                 f"{type(optimizer).__name__} was built on {len(held)} tensors of which none is a parameter of the "
                 "compiled model, though they have the same shapes (a copy of the model, or the model before "
                 ".to()?). Build it on compiled.parameters()"
             )
+
+    def _is_misdirected(self, held: list[torch.Tensor]) -> bool:
+        if any(p.grad is not None for p in held) or Counter(tuple(p.shape) for p in held) != self._shapes:
+            return False
+        return any((own := reference()) is not None and own.grad is not None for reference in self._own.values())
