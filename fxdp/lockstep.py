@@ -9,7 +9,7 @@ what they drew.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
@@ -34,10 +34,21 @@ from fxdp.annotations import (
 )
 from fxdp.graph_text import node_text
 from fxdp.parts import combine, join_parts, take_part
-from fxdp.placements import Placement, Replicate, Shard
+from fxdp.placements import Partial, Placement, Replicate, Shard
 from fxdp.rules.arguments import local_shape
 from fxdp.rules.randomness import node_draws
 from fxdp.symbols import LOCAL, OFFSET, B
+
+
+aten = torch.ops.aten
+
+_UNWRITTEN = frozenset(
+    {
+        aten.empty.memory_format, aten.empty_like.default, aten.empty_strided.default,
+        aten.empty_permuted.default, aten.new_empty.default, aten.new_empty_strided.default,
+    }
+)  # fmt: skip
+_POISON = float("nan")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +130,7 @@ class LockStep:
         return [self._call(node, r) for r in range(self.world)]
 
     def _call(self, node: fx.Node, rank: int) -> Any:
-        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: self._ranks[n][rank])
-        return node.target(*args, **kwargs)  # type: ignore[operator]
+        return _execute(node, lambda n: self._ranks[n][rank])
 
     def _placeholder(self, node: fx.Node) -> list[Any]:
         slot = note(node).slot
@@ -176,13 +186,20 @@ class LockStep:
         if node_draws(node):
             self._whole[node.name] = self._combined(node)
             return
-        whole = self._run_reference(reference)
+        whole = _execute(reference, self._reference_value)
         self._whole[node.name] = whole
+        self._learn(note(reference).type, whole)
         self._compare(node, whole)
 
-    def _run_reference(self, node: fx.Node) -> Any:
-        args, kwargs = fx.map_arg((node.args, node.kwargs), self._reference_value)
-        return node.target(*args, **kwargs)  # type: ignore[operator]
+    def _learn(self, type_: Any, whole: Any) -> None:
+        """The values of sizes that only the data fixes, from the first tensor that has them."""
+        if isinstance(type_, tuple):
+            for one, value in zip(type_, whole, strict=True):
+                self._learn(one, value)
+        elif isinstance(type_, TensorType):
+            for size, value in zip(type_.shape, whole.shape, strict=True):
+                if isinstance(size, sympy.Symbol):
+                    self._globals.setdefault(size, value)
 
     def _reference_value(self, node: fx.Node) -> Any:
         known = note(node)
@@ -229,6 +246,9 @@ class LockStep:
             if tuple(value.shape) != shape:
                 self._fault(node, f"rank {rank} has shape {tuple(value.shape)}, expected {shape}")
                 return
+        if isinstance(placement, Partial):  # the terms of the sum count, not what is left of it
+            largest = 1e-3 * max(map(_magnitude, values))
+            self._floors[node] = max(self._floor(node), largest)
         if isinstance(placement, Replicate):
             error = max(difference(v, whole, self._floor(node)) for v in values)
         else:
@@ -295,6 +315,15 @@ def difference(a: Tensor, b: Tensor, floor: float = 0.0) -> float:
         return 0.0
     scale = max(b.abs().max().item(), floor)
     return float((a - b).abs().max().item()) / (scale or 1.0)
+
+
+def _execute(node: fx.Node, value_of: Callable[[fx.Node], Any]) -> Any:
+    """Run one op; memory that it leaves unwritten is poisoned, so that nobody can rely on it."""
+    args, kwargs = fx.map_arg((node.args, node.kwargs), value_of)
+    result = node.target(*args, **kwargs)  # type: ignore[operator]
+    if node.target in _UNWRITTEN:
+        result.fill_(_POISON if result.is_floating_point() or result.is_complex() else 1)
+    return result
 
 
 def _magnitude(value: Tensor) -> float:

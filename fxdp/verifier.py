@@ -8,15 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+import torch
 from torch import fx
 
 from fxdp import ir
-from fxdp.annotations import Output, ScalarType, Size, TensorType, is_host_size, note, tensor_operands
+from fxdp.annotations import Output, ScalarType, TensorType, is_host_size, note, tensor_operands
 from fxdp.errors import VerifierError
 from fxdp.graph_text import node_text
 from fxdp.pass_manager import Level
-from fxdp.placements import Partial, Placement, Shard
+from fxdp.placements import Partial, Placement, Replicate, Shard
+from fxdp.rules.pointwise import LINEAR
 from fxdp.symbols import batch_factor, exact_quotient
+from fxdp.torch_compat import OpOverload
 
 Fault = tuple[fx.Node, str]
 Check = Callable[[fx.Graph], Iterator[Fault]]
@@ -37,10 +40,17 @@ def inputs_have_slots(graph: fx.Graph) -> Iterator[Fault]:
 
 
 def results_have_slots(graph: fx.Graph) -> Iterator[Fault]:
-    """CAPTURED: every result is an output, a mutation or a gradient."""
+    """CAPTURED: every result is an output, a mutation or a gradient, each once."""
     node = graph.output_node()
-    if len(node.args[0]) != len(note(node).results):  # type: ignore[arg-type]
-        yield node, f"has {len(node.args[0])} results and {len(note(node).results)} slots"  # type: ignore[arg-type]
+    values, slots = _results(node), note(node).results
+    if len(values) != len(slots):
+        yield node, f"has {len(values)} results and {len(slots)} slots"
+    if None in slots or len(set(slots)) < len(slots):
+        yield node, "has results without a slot of their own"
+
+
+def _results(output: fx.Node) -> tuple[fx.Node, ...]:
+    return tuple(output.args[0])  # type: ignore[arg-type]
 
 
 def tensors_have_types(graph: fx.Graph) -> Iterator[Fault]:
@@ -57,8 +67,10 @@ def tensors_are_placed(graph: fx.Graph) -> Iterator[Fault]:
         if isinstance(known.type, (TensorType, tuple)) and known.placement is None:
             if node.users:
                 yield node, "has no placement"
-        elif known.operands and node.op == "call_function" and len(known.operands) != len(tensor_operands(node)):
-            yield node, f"has {len(tensor_operands(node))} operands and {len(known.operands)} operand placements"
+        elif node.op == "call_function" and not is_host_size(node):
+            read, wanted = len(tensor_operands(node)), len(known.operands)
+            if read != wanted:
+                yield node, f"has {read} operands and {wanted} operand placements"
 
 
 def shards_fit_shapes(graph: fx.Graph) -> Iterator[Fault]:
@@ -83,7 +95,7 @@ def edges_need_no_conversion(graph: fx.Graph) -> Iterator[Fault]:
     """EXPLICIT: every operand is in the placement that its consumer reads it in."""
     for node in graph.nodes:
         wanted = note(node).operands
-        sources = list(node.args[0]) if node.op == "output" else tensor_operands(node)
+        sources = _results(node) if node.op == "output" else tensor_operands(node)
         for source, placement in zip(sources, wanted, strict=False):
             if placement is not None and note(source).placement != placement:
                 yield node, f"reads %{source.name} as {placement}, which is {note(source).placement}"
@@ -107,37 +119,95 @@ def collectives_have_causes(graph: fx.Graph) -> Iterator[Fault]:
             yield node, "has no cause"
 
 
-def partial_flows_through_linear_ops(graph: fx.Graph) -> Iterator[Fault]:
-    """EXPLICIT: an op that reads a Partial value gives Partial values, or reduces it."""
+_CONVERTS: dict[Callable[..., object], tuple[type[Placement], type[Placement]]] = {
+    ir.all_reduce: (Partial, Replicate),
+    ir.reduce_scatter: (Partial, Shard),
+    ir.all_gather: (Shard, Replicate),
+    ir.broadcast: (Replicate, Replicate),
+    ir.shard: (Replicate, Shard),
+    ir.partial: (Replicate, Partial),
+}
+
+
+def conversions_say_what_they_do(graph: fx.Graph) -> Iterator[Fault]:
+    """EXPLICIT: a conversion turns what it reads into what its name says; a wait changes nothing."""
     for node in graph.nodes:
+        if node.target not in ir.CONVERSIONS:
+            continue
+        before, after = note(node.args[0]).placement, note(node).placement
+        if node.target is ir.wait:
+            if before != after:
+                yield node, f"turns {before} into {after}"
+            continue
+        have, give = _CONVERTS[node.target]
+        if not (isinstance(before, have) and isinstance(after, give)):
+            yield node, f"turns {before} into {after}"
+        sharded = after if give is Shard else before
+        if isinstance(sharded, Shard) and node.args[1:3] != (sharded.dim, sharded.outer):
+            yield node, f"does not name the dim and outer factor of {sharded}"
+
+
+def partial_flows_through_linear_ops(graph: fx.Graph) -> Iterator[Fault]:
+    """EXPLICIT: an op that reads a Partial value is linear in it and gives Partial values only."""
+    for node in graph.nodes:
+        wanted = note(node).operands
         if node.op != "call_function" or node.target in ir.CONVERSIONS:
             continue
-        if any(isinstance(p, Partial) for p in note(node).operands) and not _gives_partial(note(node).placement):
+        if not any(isinstance(p, Partial) for p in wanted):
+            continue
+        if not _gives_partial(note(node).placement):
             yield node, "reads a Partial value but gives none"
+        elif not _is_linear(node, wanted):
+            yield node, "reads a Partial value in which it is not linear"
 
 
 def _gives_partial(placement: Placement | tuple[Placement | None, ...] | None) -> bool:
     placements = placement if isinstance(placement, tuple) else (placement,)
-    return any(isinstance(p, Partial) for p in placements)
+    return placement is not None and all(p is None or isinstance(p, Partial) for p in placements)
+
+
+def _is_linear(node: fx.Node, wanted: tuple[Placement | None, ...]) -> bool:
+    """A second opinion on torch's pointwise ops, of which each linear one is known by name."""
+    target = node.target
+    if not isinstance(target, OpOverload) or target.namespace != "aten":
+        return True
+    if torch.Tag.pointwise not in target.tags or target._schema.name.endswith("_backward"):
+        return True
+    if target is torch.ops.aten.masked_fill.Scalar:
+        return node.args[2] == 0
+    named = [(a.name, v) for a, v in zip(target._schema.arguments, node.args, strict=False)]
+    tensors = [n for n, v in [*named, *node.kwargs.items()] if _is_tensor(v)]
+    terms = {n for n, p in zip(tensors, wanted, strict=True) if isinstance(p, Partial)}
+    return any(terms == set(group).intersection(tensors) for group in LINEAR.get(target, ()))
+
+
+def _is_tensor(value: object) -> bool:
+    return isinstance(value, fx.Node) and isinstance(note(value).type, TensorType)
 
 
 def results_are_not_partial(graph: fx.Graph) -> Iterator[Fault]:
     """EXPLICIT: no Partial value leaves the program."""
-    node = graph.output_node()
-    for value in node.args[0]:  # type: ignore[union-attr]
-        if isinstance(value, fx.Node) and isinstance(note(value).placement, Partial):
+    for value in _results(graph.output_node()):
+        if isinstance(note(value).placement, Partial):
             yield value, "leaves the program as a Partial value"
 
 
 def sizes_are_own(graph: fx.Graph) -> Iterator[Fault]:
-    """LOCAL: host integers come from the program's size slots, not from captured shapes."""
+    """LOCAL: host integers come from the program's size slots, not from captured shapes.
+
+    A size that only the data fixes (`nonzero`'s) is read from the tensor that has it.
+    """
     for node in graph.nodes:
-        if not is_host_size(node):
+        if not is_host_size(node) or _is_unbacked(note(node).type):
             continue
         for source in node.all_input_nodes:
             if isinstance(note(source).type, ScalarType):
                 continue
             yield node, f"reads a size from the tensor %{source.name}"
+
+
+def _is_unbacked(type_: object) -> bool:
+    return isinstance(type_, ScalarType) and type_.expr.is_Symbol and str(type_.expr).startswith("u")
 
 
 def outputs_are_in_order(graph: fx.Graph) -> Iterator[Fault]:
@@ -149,12 +219,12 @@ def outputs_are_in_order(graph: fx.Graph) -> Iterator[Fault]:
 
 
 def everything_is_executable(graph: fx.Graph) -> Iterator[Fault]:
-    """EMITTED: nothing of `ir.py` is left, and no size slot is read after being bound."""
+    """EMITTED: nothing of `ir.py` is left, and no module is called."""
     for node in graph.nodes:
         if node.target in ir.CONVERSIONS:
             yield node, "is not lowered"
-        elif node.op == "placeholder" and isinstance(note(node).slot, Size) and node.type is not None:
-            yield node, "is a size with a tensor type"
+        elif node.op in ("call_module", "call_method"):
+            yield node, f"is a {node.op}, which later stages do not run"
 
 
 CHECKS: dict[Level, tuple[Check, ...]] = {
@@ -162,6 +232,7 @@ CHECKS: dict[Level, tuple[Check, ...]] = {
     Level.PLACED: (tensors_are_placed, shards_fit_shapes),
     Level.EXPLICIT: (
         edges_need_no_conversion,
+        conversions_say_what_they_do,
         collectives_have_one_wait,
         collectives_have_causes,
         partial_flows_through_linear_ops,
@@ -174,6 +245,7 @@ CHECKS: dict[Level, tuple[Check, ...]] = {
 
 _UNTIL: dict[Check, Level] = {
     edges_need_no_conversion: Level.LOCAL,
+    conversions_say_what_they_do: Level.LOCAL,
     collectives_have_one_wait: Level.LOCAL,
     collectives_have_causes: Level.LOCAL,
     partial_flows_through_linear_ops: Level.LOCAL,
@@ -196,5 +268,6 @@ def verify(gm: fx.GraphModule, level: Level, after: str) -> None:
             if step <= level <= _UNTIL.get(check, level):
                 faults += [f"{node_text(node, ('dp',))}\n    {what}" for node, what in check(gm.graph)]
     if faults:
+        places = "1 place" if len(faults) == 1 else f"{len(faults)} places"
         listing = "\n  ".join(faults)
-        raise VerifierError(f"after {after}, the graph breaks level {level.name} in {len(faults)} places:\n  {listing}")
+        raise VerifierError(f"after {after}, the graph breaks level {level.name} in {places}:\n  {listing}")

@@ -51,6 +51,19 @@ class _Sizes:
             self.nodes[expr] = self._compute(expr, user)
         return self.nodes[expr]
 
+    def read_from(self, node: fx.Node) -> None:
+        """Learn sizes that only the data fixes (`nonzero`'s) from the first tensor that has them."""
+        type_ = note(node).type
+        if not isinstance(type_, TensorType):
+            return
+        for dim, size in enumerate(type_.shape):
+            if isinstance(size, sympy.Symbol) and size not in self.nodes:
+                with self.graph.inserting_after(node):
+                    read = self.graph.call_function(torch.ops.aten.sym_size.int, (node, dim))
+                note(read).type, note(read).site = ScalarType(size), note(node).site
+                note(read).backward = note(node).backward
+                self.nodes[size] = read
+
     def _compute(self, expr: sympy.Basic, user: fx.Node) -> fx.Node:
         tracer = fx.proxy.GraphAppendingTracer(self.graph)
         before = user.prev
@@ -162,6 +175,7 @@ class LocalizeShapes:
                 sizes.nodes.setdefault(note(node).type.expr, node)  # type: ignore[union-attr]
             if node.op == "call_function":
                 _localize_call(node, sizes)
+                sizes.read_from(node)
         for node in reversed(captured):
             gm.graph.erase_node(node)
         return gm
