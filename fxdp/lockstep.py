@@ -37,7 +37,7 @@ from fxdp.parts import combine, join_parts, take_part
 from fxdp.placements import Partial, Placement, Replicate, Shard
 from fxdp.rules.arguments import local_shape
 from fxdp.rules.randomness import node_draws
-from fxdp.symbols import LOCAL, OFFSET, B
+from fxdp.symbols import B, LOCAL, OFFSET, named_size
 
 
 aten = torch.ops.aten
@@ -116,7 +116,7 @@ class LockStep:
         self._whole: dict[str, Any] = {}
         self._floors: dict[fx.Node, float] = {}
         self._reference = {n.name: n for n in self.captured.graph.nodes}
-        self._globals = {B: self.batch, **{_symbol(k): v for k, v in self.symbols.items()}}
+        self._globals = {B: self.batch, **{named_size(k): v for k, v in self.symbols.items()}}
 
     def _run(self, node: fx.Node) -> list[Any]:
         if node.op == "placeholder":
@@ -344,7 +344,3 @@ def _attribute(module: torch.nn.Module, path: str) -> Any:
     for name in path.split("."):
         module = getattr(module, name)
     return module
-
-
-def _symbol(name: str) -> sympy.Symbol:
-    return sympy.Symbol(name, integer=True, positive=True)

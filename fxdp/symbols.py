@@ -22,6 +22,13 @@ OFFSET: sympy.Symbol = sympy.Symbol("offset", integer=True, nonnegative=True)
 """The number of samples on the ranks before this one."""
 
 
+def named_size(name: str) -> sympy.Symbol:
+    """The symbol of a further dynamic size (`s0`, ...), or one of those above by its name."""
+    return next((s for s in (B, LOCAL, OFFSET) if s.name == name), None) or sympy.Symbol(
+        name, integer=True, positive=True
+    )
+
+
 @lru_cache(maxsize=65536)
 def batch_factor(size: Dim) -> Dim | None:
     """The `c` of `size == c * B`, or None where the size is no such multiple of the batch."""

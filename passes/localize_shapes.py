@@ -17,7 +17,7 @@ from fxdp.pass_manager import Level
 from fxdp.rules.arguments import SIZE_ARGUMENT, MinusOffset, local_target, localized
 from fxdp.rules.registry import Alternative, Operand
 from fxdp.rules.view import op_view
-from fxdp.symbols import LOCAL, OFFSET, B
+from fxdp.symbols import B, LOCAL, OFFSET, named_size
 from fxdp.torch_compat import OpOverload, interpret_sympy
 
 _NAMES = {B: "global_batch", LOCAL: "local_batch", OFFSET: "offset"}
@@ -165,7 +165,7 @@ class LocalizeShapes:
         """Rewrite the graph in place."""
         nodes = list(gm.graph.nodes)
         sizes = _Sizes(gm.graph)
-        sizes.add_slots([B, LOCAL, OFFSET, *(_symbol(name) for name in self.symbols)])
+        sizes.add_slots([B, LOCAL, OFFSET, *(named_size(name) for name in self.symbols)])
         captured = []
         for node in nodes:
             if is_host_size(node):
@@ -179,7 +179,3 @@ class LocalizeShapes:
         for node in reversed(captured):
             gm.graph.erase_node(node)
         return gm
-
-
-def _symbol(name: str) -> sympy.Symbol:
-    return sympy.Symbol(name, integer=True, positive=True)

@@ -27,7 +27,7 @@ from fxdp.lowering.eager import forward_inputs, gradient_of, results
 from fxdp.lowering.halves import Boxed, Halves
 from fxdp.placements import Shard
 from fxdp.rules.arguments import local_shape
-from fxdp.symbols import B
+from fxdp.symbols import B, named_size
 from fxdp.torch_compat import (
     FakeTensorMode,
     compile_with_inductor,
@@ -65,9 +65,9 @@ def lower_inductor(
     fake_mode, sizes = _sizes(shapes)
     inputs = forward_inputs(gm.graph)
     tangents = [n for n in gm.graph.nodes if isinstance(note(n).slot, Tangent)]
-    env = {_symbol(name): value for name, value in sizes.items()}
+    env = {named_size(name): value for name, value in sizes.items()}
     if shapes.single:
-        env[_symbol("b")] = env[B]
+        env[named_size("b")] = env[B]
     fake_inputs = [_fake(n, values, sizes, env, fake_mode, device) for n in inputs]
     fake_tangents = [_fake(n, values, sizes, env, fake_mode, device) for n in tangents]
     function = _joint_function(gm, inputs, tangents)
@@ -88,15 +88,6 @@ def _sizes(shapes: Shapes) -> tuple[FakeTensorMode, dict[str, Any]]:
         return symbolic_sizes({name: max(value, 2 + i) for i, (name, value) in enumerate(shapes.sizes.items())})
     return FakeTensorMode(allow_non_fake_inputs=True), dict(shapes.sizes)
 
-
-def _symbol(name: str) -> Any:
-    import sympy
-
-    if name == "B":
-        return B
-    return sympy.Symbol(name, integer=True, nonnegative=True) if name in ("b", "offset") else sympy.Symbol(
-        name, integer=True, positive=True
-    )
 
 
 def _fake(

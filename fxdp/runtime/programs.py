@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_unflatten
 
-from fxdp.capture import Captured, OutputLeaf, SizeLeaf, capture
+from fxdp.capture import Captured, Condition, OutputLeaf, SizeLeaf, capture
 from fxdp.compiler import LocalProgram, emit, prepare
 from fxdp.errors import AgreementError, InputError
 from fxdp.mesh import DataMesh
@@ -26,7 +26,7 @@ from fxdp.options import Options
 from fxdp.runtime.agreement import agree, gather_objects
 from fxdp.runtime.calls import Call
 from fxdp.runtime.program import Program
-from fxdp.symbols import B
+from fxdp.symbols import B, named_size
 
 _log = logging.getLogger("fxdp")
 
@@ -44,13 +44,14 @@ class Served:
 
 @dataclass
 class _Kind:
-    """All programs of one kind of call."""
+    """All that was captured and compiled for one kind of call."""
 
     dims: tuple[tuple[int, ...], ...]
-    local: LocalProgram
-    batch_generic: Served | None = None
-    all_generic: Served | None = None
-    specialised: dict[Any, Served] = field(default_factory=dict)
+    """The dims of the first call, to which captures that are not `dynamic` belong."""
+    captured: dict[bool, list[LocalProgram]] = field(default_factory=lambda: {False: [], True: []})
+    """By `dynamic`: one capture for all sizes, or several where the model branches on sizes."""
+    generic: dict[int, Served] = field(default_factory=dict)
+    """The size-generic program of each capture, by its id."""
 
 
 class Programs:
@@ -82,29 +83,55 @@ class Programs:
     ) -> Served:
         kind = self._kinds.get(call.kind)
         if kind is None:
-            local = self._capture(args, kwargs, dynamic=False)
-            kind = self._kinds[call.kind] = _Kind(call.dims, local)
+            kind = _Kind(call.dims)
+            local = self._captured_for(kind, call, batches, args, kwargs, dynamic=False)
+            self._kinds[call.kind] = kind
             return self._emit(local, call, batches, generic=False)
-        if call.dims == kind.dims:
-            if kind.batch_generic is None:
-                kind.batch_generic = self._emit(kind.local, call, batches, generic=True)
-            return self._checked(kind.batch_generic, call, batches)
-        if kind.all_generic is None:
-            local = self._capture(args, kwargs, dynamic=True)
-            kind.all_generic = self._emit(local, call, batches, generic=True)
-        return self._checked(kind.all_generic, call, batches)
-
-    def _checked(self, served: Served, call: Call, batches: tuple[int, ...]) -> Served:
-        sizes = size_values(served.local.captured, call, batches, self._mesh.rank)
-        _check_conditions(served.local.captured, sizes)
+        local = self._captured_for(kind, call, batches, args, kwargs, dynamic=call.dims != kind.dims)
+        served = kind.generic.get(id(local))
+        if served is None:
+            served = kind.generic[id(local)] = self._emit(local, call, batches, generic=True)
         return served
 
-    def _capture(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, dynamic: bool) -> LocalProgram:
+    def _captured_for(
+        self, kind: _Kind, call: Call, batches: tuple[int, ...], args: tuple[Any, ...], kwargs: dict[str, Any],
+        *, dynamic: bool,
+    ) -> LocalProgram:  # fmt: skip
+        """A capture that is valid at these sizes, made now if there is none.
+
+        A model whose Python code branches on sizes is captured once per branch, at a size that takes it.
+        """
+        known = kind.captured[dynamic]
+        for local in known:
+            if not self._broken(local, call, batches):
+                return local
+        local = self._capture(args, kwargs, dynamic=dynamic, hint=None)
+        if self._broken(local, call, batches) and sum(batches) >= 2:
+            local = self._capture(args, kwargs, dynamic=dynamic, hint=sum(batches))
+        broken = self._broken(local, call, batches)
+        if broken:
+            listing = "\n  ".join(f"{c.expr} at {c.site}" for c in broken)
+            raise InputError(
+                f"the model's Python code decided on a size in a way that does not hold for this call, whose global "
+                f"batch is {sum(batches)}:\n  {listing}\nUse tensor operations instead of Python conditions on "
+                "sizes there, or keep the sizes within the condition"
+            )
+        known.append(local)
+        return local
+
+    def _broken(self, local: LocalProgram, call: Call, batches: tuple[int, ...]) -> list[Condition]:
+        values = size_values(local.captured, call, batches, self._mesh.rank)
+        sizes = {B if name == "B" else named_size(name): value for name, value in values.items()}
+        return [c for c in local.captured.conditions if not c.holds(sizes)]
+
+    def _capture(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], *, dynamic: bool, hint: int | None
+    ) -> LocalProgram:
         start = time.perf_counter()
         with _plain_modes():
             captured = capture(
                 self._module, args, kwargs, batch_dims=self._options.batch_dims, loss_fn=self._options.loss_fn,
-                dynamic=dynamic, differentiable="all", couple=self._mesh.size > 1,
+                dynamic=dynamic, differentiable="all", couple=self._mesh.size > 1, hint=hint,
             )  # fmt: skip
         seconds = time.perf_counter() - start
         local = prepare(captured, self._mesh, self._options)
@@ -121,7 +148,6 @@ class Programs:
 
     def _emit(self, local: LocalProgram, call: Call, batches: tuple[int, ...], *, generic: bool) -> Served:
         sizes = size_values(local.captured, call, batches, self._mesh.rank)
-        _check_conditions(local.captured, sizes)
         even = len(set(batches)) == 1 and not (generic and self._mesh.size > 1)
         with _plain_modes():
             program, graph = emit(local, self._module, sizes, generic=generic, even=even)
@@ -185,18 +211,6 @@ def _has_size_leaves(captured: Captured) -> bool:
 
 def _by_symbol(expr: sympy.Basic, sizes: dict[str, int]) -> dict[Any, sympy.Integer]:
     return {s: sympy.Integer(sizes["B" if s == B else s.name]) for s in expr.free_symbols}  # type: ignore[attr-defined]
-
-
-def _check_conditions(captured: Captured, sizes: dict[str, int]) -> None:
-    known = {B: sizes["B"], **{sympy.Symbol(n, integer=True, positive=True): v for n, v in sizes.items() if n != "B"}}
-    broken = [c for c in captured.conditions if not c.holds(known)]
-    if broken:
-        listing = "\n  ".join(f"{c.expr} at {c.site}" for c in broken)
-        raise InputError(
-            f"the model's Python code took a decision on sizes that does not hold for this call "
-            f"(B={sizes['B']}):\n  {listing}\nUse tensor operations instead of Python conditions on sizes there, "
-            "or keep the sizes within the condition"
-        )
 
 
 @contextlib.contextmanager
