@@ -216,13 +216,14 @@ def _roots(walk: Walk) -> frozenset[fx.Node]:
     """Where to reduce once what is now reduced several times further down.
 
     From each P -> R conversion walk up through ops that pass a Partial operand on without making it
-    smaller; a node reached from two conversions is reduced where it is made (placement notes, 5).
+    smaller; a node reached from two conversions is reduced where it is made (placement notes, 5). In the
+    forward one conversion is enough: the sooner a sum is started, the more of them travel together.
     """
     reached: dict[fx.Node, int] = {}
     for node, wanted in walk.conversions:
         if wanted == R and isinstance(note(node).placement, Partial):
             for ancestor in _chain(node):
-                reached[ancestor] = reached.get(ancestor, 0) + 1
+                reached[ancestor] = reached.get(ancestor, 0) + (1 if note(ancestor).backward else 2)
     shared = {n for n, count in reached.items() if count > 1}
     return frozenset(n for n in shared if not any(a in shared for a in _chain(n)[1:]))
 
@@ -269,7 +270,7 @@ class BatchDimAnalyzer:
         for _ in range(_MAX_ROUNDS):
             walk = Walk(batch, self.single_device_rng, mesh.size == 1, reduce_at, choices)
             walk.run(gm.graph)
-            if best is not None and walk.cost >= best.cost:
+            if best is not None and walk.cost > best.cost:
                 break
             best = walk
             roots = reduce_at | _roots(walk)

@@ -144,6 +144,7 @@ class _Compiler:
         forward, backward = partition_for_inductor(
             joint, inputs, self.outputs + len(self.mutations), self.fake_mode
         )
+        self._save_what_is_read(forward, backward, tangents)
         saved_order = self._saved_order(forward, backward)
         self._write_back(forward)
         code, strides = self._compile(forward, backward=False, inference=False)
@@ -171,6 +172,23 @@ class _Compiler:
             gm, inputs, self.fake_mode, backward=backward, inference=inference, fixed=fixed
         )
 
+    def _save_what_is_read(self, forward: fx.GraphModule, backward: fx.GraphModule, tangents: int) -> None:
+        """Drop collectives of the forward that the partitioner repeats in the backward, and their inputs.
+
+        It keeps them because they have side effects; nobody reads their results.
+        """
+        _keep_ancestors(backward.graph)
+        placeholders = [n for n in backward.graph.nodes if n.op == "placeholder"]
+        unread = {n.name for n in placeholders[: len(placeholders) - tangents] if not n.users}
+        for node in placeholders:
+            if node.name in unread:
+                backward.graph.erase_node(node)
+        output = forward.graph.output_node()
+        results = list(output.args[0])  # type: ignore[arg-type]
+        first = self.outputs + len(self.mutations)
+        output.args = ((*results[:first], *(n for n in results[first:] if n.name not in unread)),)
+        _keep_ancestors(forward.graph)
+
     def _saved_order(self, forward: fx.GraphModule, backward: fx.GraphModule) -> tuple[int, ...]:
         """Where each saved input of the backward stands among what the forward saves."""
         saved = forward.graph.output_node().args[0][self.outputs + len(self.mutations) :]  # type: ignore[index]
@@ -194,6 +212,17 @@ class _Compiler:
                 copy = forward.graph.call_function(aten.copy_.default, (target, value))
                 copy.meta["val"] = target.meta["val"]
         output.args = (tuple(kept),)
+
+
+def _keep_ancestors(graph: fx.Graph) -> None:
+    """Erase everything that no result depends on, collectives included."""
+    needed = {graph.output_node()}
+    for node in reversed(graph.nodes):
+        if node in needed:
+            needed.update(node.all_input_nodes)
+    for node in reversed(list(graph.nodes)):
+        if node not in needed and node.op != "placeholder":
+            graph.erase_node(node)
 
 
 def _protected(graph: fx.Graph, node: Any) -> fx.Node:
