@@ -8,8 +8,8 @@
     def test_sum(ranks: RankPool) -> None:
         assert ranks.run(4, _sum_of_ranks, 10) == [60, 60, 60, 60]
 
-`run` uses ranks that stay (each task in a fresh gloo process group); `spawn` makes ranks that end, for tests in
-which they raise, exit or are killed. Functions are found by file and name, arguments and results are pickled.
+`run` uses ranks that stay (each task in a fresh gloo process group); `spawn` makes ranks that end, for tests
+in which they raise, exit or are killed. Functions are found by file and name; arguments and results are pickled.
 Warnings are errors on ranks. No process outlives the pool, whatever happens to a task.
 """
 
