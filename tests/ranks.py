@@ -9,8 +9,8 @@
         assert ranks.run(4, _sum_of_ranks, 10) == [60, 60, 60, 60]
 
 `run` uses ranks that stay (each task in a fresh gloo process group); `spawn` makes ranks that end, for tests
-in which they raise, exit or are killed. Functions are found by file and name; arguments and results are pickled.
-Warnings are errors on ranks. No process outlives the pool, whatever happens to a task.
+in which they raise, exit or are killed. Functions are found by file and name; values are pickled. Warnings
+are errors on ranks. No process outlives the pool, whatever happens to a task.
 """
 
 from __future__ import annotations
