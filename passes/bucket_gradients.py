@@ -4,16 +4,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import fx
 
 from fxdp import ir
-from fxdp.annotations import Cause, Gradient, Note, Reason, Site, TensorType, note
+from fxdp.annotations import (
+    Cause,
+    Gradient,
+    NodeType,
+    Reason,
+    Site,
+    TensorType,
+    note,
+    tensor_operands,
+)
 from fxdp.mesh import DataMesh
 from fxdp.pass_manager import Level
-from fxdp.placements import P, R
+from fxdp.placements import P, Placement, R
 
 aten = torch.ops.aten
 
@@ -69,8 +78,8 @@ class _Reduction:
 def _deferrable(graph: fx.Graph) -> set[fx.Node]:
     """Nodes whose results flow, without another conversion, into gradients alone."""
     result = graph.output_node()
-    slots = note(result).results
-    bad = {v for v, s in zip(result.args[0], slots, strict=True) if not isinstance(s, Gradient)}  # type: ignore[arg-type]
+    results = zip(result.args[0], note(result).results, strict=True)  # type: ignore[arg-type]
+    bad = {value for value, slot in results if not isinstance(slot, Gradient)}
     found: set[fx.Node] = set()
     for node in reversed(graph.nodes):
         if node.op != "call_function" or node in bad or not node.users:
@@ -94,6 +103,10 @@ def _is_static(reduction: _Reduction) -> bool:
     return all(isinstance(n, int) for n in reduction.type.shape)
 
 
+_Chosen: TypeAlias = list[tuple[_Reduction, Piece]]
+"""The pieces of one bucket."""
+
+
 class _Bucketing:
     """Rewrites one graph."""
 
@@ -108,34 +121,35 @@ class _Bucketing:
         deferrable = _deferrable(self.graph)
         reductions = _reductions(self.graph, deferrable)
         after = self._downstream({r.done for r in reductions})
+        bucketed = [r for r in reductions if _is_static(r)]
         by_dtype: dict[torch.dtype, list[_Reduction]] = {}
-        for reduction in reductions:
-            if _is_static(reduction):
-                by_dtype.setdefault(reduction.type.dtype, []).append(reduction)
+        for reduction in bucketed:
+            by_dtype.setdefault(reduction.type.dtype, []).append(reduction)
         starts = [b for dtype, members in by_dtype.items() for b in self._start(dtype, members)]
         output = self.graph.output_node()
         for reduction in reductions:
             if not _is_static(reduction):
                 output.prepend(reduction.done)
-        self._finish(starts, output)
+        self._finish(bucketed, starts, output)
         for node in after:
             output.prepend(node)
-        for reduction in reductions:
-            if _is_static(reduction):
-                self.graph.erase_node(reduction.done)
-                self.graph.erase_node(reduction.pending)
+        for reduction in bucketed:
+            self.graph.erase_node(reduction.done)
+            self.graph.erase_node(reduction.pending)
 
     def _downstream(self, roots: set[fx.Node]) -> list[fx.Node]:
         """All that is computed from the reduced values, in order, the roots aside."""
         reached: set[fx.Node] = set(roots)
         ordered = []
         for node in self.graph.nodes:
-            if node.op == "call_function" and node not in roots and any(a in reached for a in node.all_input_nodes):
+            if node.op != "call_function" or node in roots:
+                continue
+            if any(a in reached for a in node.all_input_nodes):
                 reached.add(node)
                 ordered.append(node)
         return ordered
 
-    def _start(self, dtype: torch.dtype, members: list[_Reduction]) -> list[tuple[fx.Node, list[tuple[_Reduction, Piece]]]]:
+    def _start(self, dtype: torch.dtype, members: list[_Reduction]) -> list[tuple[fx.Node, _Chosen]]:
         members = sorted(members, key=lambda r: self.position[r.value])
         sizes = [prod(r.type.shape) for r in members]
         started = []
@@ -144,7 +158,7 @@ class _Bucketing:
             started.append((self._start_one(dtype, chosen), chosen))
         return started
 
-    def _start_one(self, dtype: torch.dtype, chosen: list[tuple[_Reduction, Piece]]) -> fx.Node:
+    def _start_one(self, dtype: torch.dtype, chosen: _Chosen) -> fx.Node:
         last = max((r.value for r, _ in chosen), key=self.position.__getitem__)
         pieces = [self._piece(last, reduction, piece) for reduction, piece in chosen]
         total = sum(p.stop - p.start for _, p in chosen)
@@ -159,11 +173,12 @@ class _Bucketing:
         size, dtype = prod(reduction.type.shape), reduction.type.dtype
         flat = self.flat.get(reduction)
         if flat is None:
-            where = reduction.value
-            flat = self.flat[reduction] = self._add(where, aten.reshape.default, (reduction.value, [size]), dtype, size)
+            value = reduction.value
+            flat = self.flat[reduction] = self._add(value, aten.reshape.default, (value, [size]), dtype, size)
         if piece.stop - piece.start == size:
             return flat
-        return self._add(last, aten.slice.Tensor, (flat, 0, piece.start, piece.stop), dtype, piece.stop - piece.start)
+        bounds = (0, piece.start, piece.stop)
+        return self._add(last, aten.slice.Tensor, (flat, *bounds), dtype, piece.stop - piece.start)
 
     def _add(self, where: fx.Node, target: Any, args: tuple[Any, ...], dtype: torch.dtype, size: int) -> fx.Node:
         """A node after `where` and all that was added there before."""
@@ -173,7 +188,9 @@ class _Bucketing:
         _describe(made, TensorType(dtype, (size,)), P)
         return made
 
-    def _finish(self, starts: list[tuple[fx.Node, list[tuple[_Reduction, Piece]]]], output: fx.Node) -> None:
+    def _finish(
+        self, bucketed: list[_Reduction], starts: list[tuple[fx.Node, _Chosen]], output: fx.Node
+    ) -> None:
         parts: dict[_Reduction, list[fx.Node]] = {}
         with self.graph.inserting_before(output):
             for pending, chosen in starts:
@@ -186,10 +203,14 @@ class _Bucketing:
                     _describe(part, TensorType(reduction.type.dtype, (size,)), R)
                     parts.setdefault(reduction, []).append(part)
                     offset += size
-            for reduction, pieces in parts.items():
-                reduction.done.replace_all_uses_with(self._whole(reduction, pieces))
+            for reduction in bucketed:
+                reduction.done.replace_all_uses_with(self._whole(reduction, parts.get(reduction)))
 
-    def _whole(self, reduction: _Reduction, pieces: list[fx.Node]) -> fx.Node:
+    def _whole(self, reduction: _Reduction, pieces: list[fx.Node] | None) -> fx.Node:
+        if pieces is None:  # the gradient has no elements, so it is whole already
+            empty = self.graph.call_function(aten.zeros_like.default, (reduction.value,))
+            _describe(empty, reduction.type, R, operands=(None,))
+            return empty
         whole = pieces[0]
         if len(pieces) > 1:
             whole = self.graph.call_function(aten.cat.default, (pieces,))
@@ -199,13 +220,17 @@ class _Bucketing:
         return shaped
 
 
-def _describe(node: fx.Node, type_: object, placement: object) -> None:
-    known: Note = note(node)
-    known.type, known.placement, known.backward = type_, placement, True  # type: ignore[assignment]
-    known.reason = Reason("bucket")
+def _describe(
+    node: fx.Node, type_: NodeType, placement: Placement, operands: tuple[Placement | None, ...] | None = None
+) -> None:
+    """A node of the bucketing: its operands are P where the result is, R where that is."""
+    known = note(node)
+    known.type, known.placement, known.backward = type_, placement, True
+    known.operands = (placement,) * len(tensor_operands(node)) if operands is None else operands
+    known.reason = Reason("bucket", known.operands)
 
 
-def _bucket_cause(chosen: list[tuple[_Reduction, Piece]]) -> Cause:
+def _bucket_cause(chosen: _Chosen) -> Cause:
     causes = [note(r.pending).cause for r, _ in chosen]
     texts = [c.text for c in causes if c is not None]
     if len(texts) == 1:

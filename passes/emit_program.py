@@ -5,19 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import sympy
+import torch
 from torch import fx
 
 from fxdp import ir
-from fxdp.annotations import Constant, Size, is_host_size, note
+from fxdp.annotations import Constant, ScalarType, Size, Slot, TensorType, is_host_size, note
 from fxdp.mesh import DataMesh
 from fxdp.pass_manager import Level
+from fxdp.placements import R
 from fxdp.runtime import collectives
+from fxdp.symbols import B
 
 LARGEST = "b_max"
 """The size slot of the largest local batch."""
 
-ROWS = Constant("rows")
-"""The slot of the row numbers at which a padded gather holds real rows."""
+ROWS = Constant("<rows>")
+"""The slot of the row numbers at which a padded gather holds real rows; no attribute has such a name."""
 
 
 @dataclass
@@ -30,8 +34,9 @@ class _Lowering:
     even: bool
 
     def run(self) -> None:
-        self.slots = {s.name: n for n in self.graph.nodes if isinstance(s := note(n).slot, Size)}
-        self.rows: fx.Node | None = None
+        self.slots: dict[Slot, fx.Node] = {
+            slot: n for n in self.graph.nodes if (slot := note(n).slot) is not None
+        }
         for node in list(self.graph.nodes):
             if node.target is ir.wait:
                 self._lower_wait(node)
@@ -41,25 +46,24 @@ class _Lowering:
             self._bind(self.sizes)
 
     def _size(self, name: str) -> fx.Node:
-        if name not in self.slots:
-            first = next(iter(self.graph.nodes))
-            with self.graph.inserting_before(first):
-                self.slots[name] = node = self.graph.placeholder(name)
-            note(node).slot = Size(name)
-        return self.slots[name]
+        symbol = sympy.Symbol(name, integer=True, nonnegative=True)
+        return self._slot(Size(name), ScalarType(symbol))
 
     def _rows(self) -> fx.Node | None:
-        if self.even:
-            return None
-        if self.rows is None:
-            first = next(iter(self.graph.nodes))
-            with self.graph.inserting_before(first):
-                self.rows = self.graph.placeholder("rows")
-            note(self.rows).slot = ROWS
-        return self.rows
+        return None if self.even else self._slot(ROWS, TensorType(torch.int64, (B,)))
 
     def _largest(self) -> fx.Node | None:
         return None if self.even else self._size(LARGEST)
+
+    def _slot(self, slot: Size | Constant, type_: ScalarType | TensorType) -> fx.Node:
+        """The placeholder of a slot, made before all others if the program has none yet."""
+        if slot not in self.slots:
+            with self.graph.inserting_before(next(iter(self.graph.nodes))):
+                self.slots[slot] = node = self.graph.placeholder(slot.name.strip("<>"))
+            known = note(node)
+            known.slot, known.type = slot, type_
+            known.placement = R if isinstance(type_, TensorType) else None
+        return self.slots[slot]
 
     def _lower(self, node: fx.Node) -> None:
         value, *rest = node.args
@@ -70,11 +74,11 @@ class _Lowering:
         elif node.target is ir.broadcast:
             self._replace(node, collectives.start_broadcast, (value, mesh.group_name))
         elif node.target is ir.all_gather:
-            args = (value, *rest, mesh.size, self._largest(), mesh.group_name)
-            self._replace(node, collectives.start_all_gather, args)
+            gathered = (value, *rest, mesh.size, self._largest(), mesh.group_name)
+            self._replace(node, collectives.start_all_gather, gathered)
         elif node.target is ir.reduce_scatter:
-            args = (value, *rest, mesh.size, self._largest(), self._rows(), mesh.group_name)
-            self._replace(node, collectives.start_reduce_scatter, args)
+            scattered = (value, *rest, mesh.size, self._largest(), self._rows(), mesh.group_name)
+            self._replace(node, collectives.start_reduce_scatter, scattered)
         elif node.target is ir.shard:
             bounds = (self._size("B"), self._size("offset"), self._size("b"))
             self._replace(node, collectives.shard, (value, *rest, *bounds))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,19 +31,13 @@ from fxdp.placements import Partial, Placement, R, Replicate, Shard
 from fxdp.rules.randomness import node_draws
 from fxdp.symbols import batch_factor, exact_quotient
 
-_START = {
-    "all_reduce": ir.all_reduce,
-    "reduce_scatter": ir.reduce_scatter,
-    "all_gather": ir.all_gather,
-    "broadcast": ir.broadcast,
-}
-
 
 @dataclass
 class _Insertion:
     """The conversions made so far, each once per (value, placement)."""
 
     graph: fx.Graph
+    replicable: frozenset[fx.Node]
     made: dict[tuple[fx.Node, Placement], fx.Node] = field(default_factory=dict)
     whole: dict[fx.Node, fx.Node] = field(default_factory=dict)
 
@@ -62,9 +57,10 @@ class _Insertion:
             return self._local(node, wanted, consumer, cause)
         if isinstance(have, Partial):
             if isinstance(wanted, Replicate):
-                return self._collective(node, "all_reduce", (have.op,), wanted, consumer, cause)
+                return self._collective(node, ir.all_reduce, (have.op,), R, consumer, cause)
             assert isinstance(wanted, Shard)
-            return self._collective(node, "reduce_scatter", _factors(node, wanted), wanted, consumer, cause)
+            factors = _factors(node, wanted)
+            return self._collective(node, ir.reduce_scatter, factors, wanted, consumer, cause)
         if isinstance(wanted, Replicate):
             return self._whole(node, consumer, cause)
         return self.convert(self.convert(node, R, consumer, cause), wanted, consumer, cause)
@@ -81,11 +77,12 @@ class _Insertion:
         return made
 
     def _collective(
-        self, node: fx.Node, name: str, args: tuple[Any, ...], wanted: Placement, consumer: fx.Node, cause: Cause
-    ) -> fx.Node:
+        self, node: fx.Node, target: Callable[..., Any], args: tuple[Any, ...], wanted: Placement,
+        consumer: fx.Node, cause: Cause,
+    ) -> fx.Node:  # fmt: skip
         """Start right after the value is there, wait right before its first use."""
         with self.graph.inserting_after(self._anchor(node)):
-            pending = self.graph.call_function(_START[name], (node, *args))
+            pending = self.graph.call_function(target, (node, *args))
         have = note(node).placement
         copy_note(node, pending, placement=wanted, slot=None, cause=cause, operands=(have,),
                   reason=Reason("convert"), rewrite=None)  # fmt: skip
@@ -100,23 +97,22 @@ class _Insertion:
             return clone
         have = note(node).placement
         assert isinstance(have, Shard)
-        return self._collective(node, "all_gather", _factors(node, have), R, consumer, cause)
+        return self._collective(node, ir.all_gather, _factors(node, have), R, consumer, cause)
 
     def _replicated_clone(self, node: fx.Node) -> fx.Node | None:
         """The node computed whole from whole operands, or None where it depends on sharded data."""
-        if node.target is ir.shard:
+        if node.target in (ir.shard, ir.partial):
             return node.args[0]  # type: ignore[return-value]
         if _is_whole(node):
             return node
         if node in self.whole:
             return self.whole[node]
-        if node.op != "call_function" or node_draws(node) or node.target in ir.CONVERSIONS:
+        if node not in self.replicable:
             return None
         clones = {}
         for source in node.all_input_nodes:
             clone = source if _is_host(source) else self._replicated_clone(source)
-            if clone is None:
-                return None
+            assert clone is not None
             clones[source] = clone
         with self.graph.inserting_after(node):
             made = self.graph.node_copy(node, lambda n: clones[n])
@@ -138,7 +134,7 @@ class _Insertion:
     def synchronize(self, node: fx.Node, cause: Cause) -> None:
         """Give all ranks rank 0's draw of a random value that is to be equal everywhere."""
         users = list(node.users)
-        done = self._collective(node, "broadcast", (), R, node.next, cause)
+        done = self._collective(node, ir.broadcast, (), R, node.next, cause)
         for user in users:
             user.replace_input_with(node, done)
 
@@ -152,6 +148,18 @@ def _factors(node: fx.Node, placement: Shard) -> tuple[Any, ...]:
     if inner is None:
         raise PlacementError(f"{node.name} of shape {type_.shape} cannot be {placement}; this is a bug in a rule")
     return placement.dim, placement.outer, inner
+
+
+def _replicable(nodes: list[fx.Node]) -> frozenset[fx.Node]:
+    """Values that each rank can compute whole, because they are whole or depend on whole values only."""
+    found: set[fx.Node] = set()
+    for node in nodes:
+        if _is_whole(node) or _is_host(node):
+            found.add(node)
+        elif node.op == "call_function" and all(a in found for a in node.all_input_nodes):
+            if not node_draws(node):
+                found.add(node)
+    return frozenset(found)
 
 
 def _is_whole(node: fx.Node) -> bool:
@@ -235,14 +243,11 @@ class InsertCollectives:
         if mesh.size == 1:
             return gm
         nodes = list(gm.graph.nodes)
-        insertion = _Insertion(gm.graph)
+        insertion = _Insertion(gm.graph, _replicable(nodes))
         for node in nodes:
             edges = _edges(node)
             if edges:
-                replaced = {
-                    i: insertion.convert(s, p, node, _cause(node, s, i)) for i, s, p in edges
-                }
-                _rewire(node, replaced)
+                _rewire(node, {i: insertion.convert(s, p, node, _cause(node, s, i)) for i, s, p in edges})
         if not self.single_device_rng:
             _synchronize_random(insertion, nodes)
         return gm

@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from fxdp import ir
-from fxdp.annotations import ScalarType, Size, TensorType, is_host_size, note
+from fxdp.annotations import ScalarType, Size, TensorType, copy_note, is_host_size, note
 from fxdp.mesh import DataMesh
 from fxdp.pass_manager import Level
 from fxdp.rules.arguments import SIZE_ARGUMENT, MinusOffset, local_target, localized
@@ -131,9 +131,8 @@ def _minus_offset(source: fx.Node, user: fx.Node, sizes: _Sizes) -> fx.Node:
     offset = sizes.of(OFFSET, user)
     with user.graph.inserting_before(user):
         made = user.graph.call_function(torch.ops.aten.sub.Tensor, (source, offset))
-    known = note(made)
-    known.type, known.placement, known.site = note(source).type, note(source).placement, note(user).site
-    known.backward, known.operands = note(user).backward, (note(source).placement,)  # type: ignore[assignment]
+    placement = note(source).placement
+    copy_note(source, made, slot=None, operands=(placement,), site=note(user).site, backward=note(user).backward)
     return made
 
 

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import torch
+from expecttest import assert_expected_inline
+
+from fxdp.annotations import Input, Output
+from fxdp.passes import Canonicalize
+from tests.graphs import Sketch, after
+
+aten = torch.ops.aten
+
+
+def test_identities_are_read_through() -> None:
+    g = Sketch()
+    x = g.add(Input(0, "x"), "f32[B, 3]")
+    relu = g.call(aten.relu.default, x, type="f32[B, 3]")
+    same = g.call(aten.detach.default, relu, type="f32[B, 3]")
+    again = g.call(aten.alias.default, same, type="f32[B, 3]")
+    gm = g.returns({Output(0): g.call(aten.mul.Tensor, again, relu, type="f32[B, 3]")})
+    assert_expected_inline(
+        after(Canonicalize(), gm),
+        """\
+mesh(dp=2)
+  %x: f32[B, 3] = input(x)
+  %relu_default: f32[B, 3] = aten.relu(%x)
+  %mul_tensor: f32[B, 3] = aten.mul.Tensor(%relu_default, %relu_default)
+  return output 0=%mul_tensor
+""",
+    )
+
+
+def test_an_identity_that_is_a_result_stays() -> None:
+    g = Sketch()
+    x = g.add(Input(0, "x"), "f32[B, 3]")
+    gm = g.returns({Output(0): g.call(aten.alias.default, x, type="f32[B, 3]")})
+    assert_expected_inline(
+        after(Canonicalize(), gm),
+        """\
+mesh(dp=2)
+  %x: f32[B, 3] = input(x)
+  %alias_default: f32[B, 3] = aten.alias(%x)
+  return output 0=%alias_default
+""",
+    )
+
+
+def test_a_detach_that_changes_the_type_stays() -> None:
+    g = Sketch()
+    x = g.add(Input(0, "x"), "f32[B, 3]")
+    fresh = g.call(aten.lift_fresh_copy.default, x, type="f64[B, 3]")
+    gm = g.returns({Output(0): g.call(aten.relu.default, fresh, type="f64[B, 3]")})
+    assert "lift_fresh_copy" in after(Canonicalize(), gm)
+
+
+def test_unused_ops_are_dropped_and_effects_kept() -> None:
+    g = Sketch()
+    x = g.add(Input(0, "x"), "f32[B, 3]")
+    unused = g.call(aten.relu.default, x, type="f32[B, 3]")
+    g.call(aten.neg.default, unused, type="f32[B, 3]")
+    flag = g.call(aten.any.default, x, type="b8[]")
+    g.call(aten._assert_async.msg, flag, "all zero")
+    gm = g.returns({Output(0): g.call(aten.cos.default, x, type="f32[B, 3]")})
+    assert_expected_inline(
+        after(Canonicalize(), gm),
+        """\
+mesh(dp=2)
+  %x: f32[B, 3] = input(x)
+  %any_default: b8[] = aten.any(%x)
+  %_assert_async_msg = aten._assert_async.msg(%any_default, all zero)
+  %cos_default: f32[B, 3] = aten.cos(%x)
+  return output 0=%cos_default
+""",
+    )
+
+
+def test_cat_loses_empty_operands_of_one_dim() -> None:
+    g = Sketch()
+    x = g.add(Input(0, "x"), "f32[B, 3]")
+    empty = g.call(aten.zeros.default, [0], type="f32[0]")
+    gm = g.returns({Output(0): g.call(aten.cat.default, [empty, x], 1, type="f32[B, 3]")})
+    assert_expected_inline(
+        after(Canonicalize(), gm),
+        """\
+mesh(dp=2)
+  %x: f32[B, 3] = input(x)
+  %cat_default: f32[B, 3] = aten.cat([%x], 1)
+  return output 0=%cat_default
+""",
+    )
+
+
+def test_cat_of_nothing_but_empty_operands_stays() -> None:
+    g = Sketch()
+    empty = g.call(aten.zeros.default, [0], type="f32[0]")
+    gm = g.returns({Output(0): g.call(aten.cat.default, [empty, empty], type="f32[0]")})
+    assert "aten.cat([%zeros_default, %zeros_default])" in after(Canonicalize(), gm)
