@@ -141,8 +141,9 @@ def _output_text(node: fx.Node) -> str:
     values = node.args[0]
     if not isinstance(values, (tuple, list)):
         return f"return {_argument_text(values)}"
-    slots = note(node).results or (None,) * len(values)
-    shown = (f"{_result_text(s)}=%{v}" for s, v in zip(slots, values, strict=True))
+    slots = note(node).results[: len(values)]
+    slots += (None,) * (len(values) - len(slots))  # a malformed graph must be shown, too
+    shown = (f"{_result_text(s)}={_argument_text(v)}" for s, v in zip(slots, values, strict=True))
     return f"return {', '.join(shown)}"
 
 

@@ -142,6 +142,7 @@ def conversions_say_what_they_do(graph: fx.Graph) -> Iterator[Fault]:
         have, give = _CONVERTS[node.target]
         if not (isinstance(before, have) and isinstance(after, give)):
             yield node, f"turns {before} into {after}"
+            continue
         sharded = after if give is Shard else before
         if isinstance(sharded, Shard) and node.args[1:3] != (sharded.dim, sharded.outer):
             yield node, f"does not name the dim and outer factor of {sharded}"

@@ -55,7 +55,8 @@ class Sketch:
     def add(self, slot: Slot | None, type: str | None, at: _Place = None) -> fx.Node:
         """A placeholder."""
         name = getattr(slot, "path", "") or getattr(slot, "name", "") or slot.__class__.__name__.lower()
-        node = self.graph.placeholder(re.sub(r"\W", "_", name))
+        taken = {n.target for n in self.graph.nodes}
+        node = self.graph.placeholder(f"{name}_{len(taken)}" if name in taken else re.sub(r"\W", "_", name))
         note(node).slot, note(node).type, note(node).placement = slot, type_of(type), at
         return node
 

@@ -1,0 +1,287 @@
+"""One malformed graph per check; the message shows the line and what is wrong with it."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+
+import pytest
+import torch
+from expecttest import assert_expected_inline
+from torch import fx
+
+import fxdp.rules  # noqa: F401 - the order of imports is any
+from fxdp import ir
+from fxdp.annotations import Buffer, Cause, Gradient, Input, Mutation, Output, Parameter, Site
+from fxdp.errors import VerifierError
+from fxdp.pass_manager import Level
+from fxdp.placements import P, R, S
+from fxdp.verifier import CHECKS, verify
+from tests.graphs import Sketch
+
+aten = torch.ops.aten
+CAUSE = Cause("consumer", "producer", Site(), "gradient of w")
+
+
+def faults(gm: fx.GraphModule, level: Level) -> list[str]:
+    """What the verifier says, without its first line."""
+    try:
+        verify(gm, level, "some-pass")
+    except VerifierError as error:
+        return [line.strip() for line in str(error).splitlines()[1:]]
+    return []
+
+
+def _sound() -> Sketch:
+    g = Sketch()
+    x = g.add(Input(0, "x"), "f32[B, 4]", S(0))
+    total = g.call(aten.sum.dim_IntList, x, [0], type="f32[4]", at=P, reads=(S(0),))
+    pending = g.call(ir.all_reduce, total, "sum", type="f32[4]", at=R, reads=(P,), cause=CAUSE)
+    done = g.call(ir.wait, pending, type="f32[4]", at=R, reads=(R,))
+    g.end = g.returns({Gradient(Parameter("w")): done}, (R,))  # type: ignore[attr-defined]
+    return g
+
+
+def test_a_sound_graph_has_no_faults() -> None:
+    gm = _sound().end  # type: ignore[attr-defined]
+    for level in (Level.CAPTURED, Level.PLACED, Level.EXPLICIT, Level.LOCAL):
+        assert faults(gm, level) == []
+
+
+def test_all_faults_are_reported_at_once() -> None:
+    g = Sketch()
+    x, again = g.add(Input(0, "x"), "f32[B]"), g.add(Input(0, "x"), "f32[B]")
+    gm = g.returns({Output(0): g.call(aten.add.Tensor, x, again), Output(1): x})
+    with pytest.raises(VerifierError) as caught:
+        verify(gm, Level.PLACED, "batch-dim-analyzer")
+    assert_expected_inline(
+        str(caught.value) + "\n",
+        """\
+after batch-dim-analyzer, the graph breaks level PLACED in 5 places:
+  %x_1: f32[B] = input(x)
+    has the slot of another placeholder
+  %add_tensor = aten.add.Tensor(%x, %x_1)
+    has no type
+  %x: f32[B] = input(x)
+    has no placement
+  %x_1: f32[B] = input(x)
+    has no placement
+  %add_tensor = aten.add.Tensor(%x, %x_1)
+    has 2 operands and 0 operand placements
+""",
+    )
+
+
+def test_every_check_has_a_malformed_graph() -> None:
+    checks = {check.__name__ for group in CHECKS.values() for check in group}
+    assert checks == {build.__name__.removeprefix("_") for build, _, _ in MALFORMED}
+
+
+# ---- CAPTURED --------------------------------------------------------------------------------------------
+
+
+def _inputs_have_slots() -> fx.GraphModule:
+    g = Sketch()
+    g.add(Parameter("w"), "f32[3]")
+    g.add(Parameter("w"), "f32[3]")
+    return g.returns({Output(0): g.add(None, "f32[3]")})
+
+
+def _results_have_slots() -> fx.GraphModule:
+    g = Sketch()
+    x = g.add(Input(0, "x"), "f32[3]")
+    gm = g.returns({Output(0): x})
+    gm.graph.output_node().args = ((x, x),)
+    return gm
+
+
+def _tensors_have_types() -> fx.GraphModule:
+    g = Sketch()
+    x = g.add(Input(0, "x"), "f32[3]")
+    return g.returns({Output(0): g.call(aten.neg.default, g.call(aten.relu.default, x), type="f32[3]")})
+
+
+def _outputs_are_in_order() -> fx.GraphModule:
+    g = Sketch()
+    x = g.add(Input(0, "x"), "f32[3]")
+    return g.returns({Output(1): x, Output(0): x})
+
+
+# ---- PLACED ----------------------------------------------------------------------------------------------
+
+
+def _tensors_are_placed() -> fx.GraphModule:
+    g = Sketch()
+    x = g.add(Input(0, "x"), "f32[B]", S(0))
+    y = g.call(aten.relu.default, x, type="f32[B]", reads=(S(0),))
+    z = g.call(aten.add.Tensor, x, y, type="f32[B]", at=S(0), reads=(S(0),))
+    w = g.call(aten.neg.default, z, type="f32[B]", at=S(0))
+    return g.returns({Output(0): w})
+
+
+def _shards_fit_shapes() -> fx.GraphModule:
+    g = Sketch()
+    x = g.add(Input(0, "x"), "f32[B, 4, B - 1, B*B]", S(0))
+    for at in (S(1), S(2), S(3), S(4), S(0, 2)):
+        x = g.call(aten.neg.default, x, type="f32[B, 4, B - 1, B*B]", at=at, reads=(R,))
+    parts = g.call(aten.split.Tensor, x, 2, type="(f32[B], f32[3])", at=(S(0), S(0)), reads=(R,))
+    return g.returns({Output(0): g.call(operator.getitem, parts, 0, type="f32[B]", at=S(0))})
+
+
+# ---- EXPLICIT --------------------------------------------------------------------------------------------
+
+
+def _edges_need_no_conversion() -> fx.GraphModule:
+    g = Sketch()
+    x = g.add(Input(0, "x"), "f32[B]", S(0))
+    y = g.call(aten.det.default, x, type="f32[]", at=R, reads=(R,))
+    return g.returns({Output(0): y, Output(1): x}, (R, R))
+
+
+def _conversions_say_what_they_do() -> fx.GraphModule:
+    g = Sketch()
+    x = g.add(Input(0, "x"), "f32[B, B]", S(0))
+    summed = g.call(ir.all_reduce, x, "sum", type="f32[B, B]", at=R, reads=(S(0),), cause=CAUSE)
+    done = g.call(ir.wait, summed, type="f32[B, B]", at=S(1), reads=(R,))
+    cut = g.call(ir.shard, g.add(Parameter("w"), "f32[B, B]", R), 1, 1, type="f32[B, B]", at=S(0), reads=(R,))
+    return g.returns({Output(0): done, Output(1): cut})
+
+
+def _collectives_have_one_wait() -> fx.GraphModule:
+    g = Sketch()
+    x = g.add(Input(0, "x"), "f32[B]", S(0))
+    gather = g.call(ir.all_gather, x, 0, 1, 1, type="f32[B]", at=R, reads=(S(0),), cause=CAUSE)
+    first = g.call(ir.wait, gather, type="f32[B]", at=R, reads=(R,))
+    second = g.call(ir.wait, gather, type="f32[B]", at=R, reads=(R,))
+    third = g.call(ir.wait, x, type="f32[B]", at=S(0), reads=(S(0),))
+    return g.returns({Output(0): first, Output(1): second, Output(2): third})
+
+
+def _collectives_have_causes() -> fx.GraphModule:
+    g = Sketch()
+    x = g.add(Input(0, "x"), "f32[B]", S(0))
+    gather = g.call(ir.all_gather, x, 0, 1, 1, type="f32[B]", at=R, reads=(S(0),))
+    return g.returns({Output(0): g.call(ir.wait, gather, type="f32[B]", at=R, reads=(R,))})
+
+
+def _partial_flows_through_linear_ops() -> fx.GraphModule:
+    g = Sketch()
+    x = g.add(Input(0, "x"), "f32[B]", S(0))
+    total = g.call(aten.sum.default, x, type="f32[]", at=P, reads=(S(0),))
+    lost = g.call(aten.neg.default, total, type="f32[]", at=R, reads=(P,))
+    bent = g.call(aten.exp.default, total, type="f32[]", at=P, reads=(P,))
+    square = g.call(aten.mul.Tensor, total, total, type="f32[]", at=P, reads=(P, P))
+    more = g.call(aten.add.Tensor, total, lost, type="f32[]", at=P, reads=(P, R))
+    filled = g.call(aten.masked_fill.Scalar, total, lost, 1.0, type="f32[]", at=P, reads=(P, R))
+    good = g.call(aten.mul.Tensor, total, lost, type="f32[]", at=P, reads=(P, R))
+    return g.returns({Output(i): n for i, n in enumerate((lost, bent, square, more, filled, good))}, (R,))
+
+
+def _results_are_not_partial() -> fx.GraphModule:
+    g = Sketch()
+    x = g.add(Input(0, "x"), "f32[B]", S(0))
+    total = g.call(aten.sum.default, x, type="f32[]", at=P, reads=(S(0),))
+    return g.returns({Mutation(Buffer("total")): total}, (P,))
+
+
+# ---- LOCAL, EMITTED --------------------------------------------------------------------------------------
+
+
+def _sizes_are_own() -> fx.GraphModule:
+    g = Sketch()
+    x = g.add(Input(0, "x"), "f32[B, 3]", S(0))
+    size = g.call(aten.sym_size.int, x, 0, type="int(B)")
+    return g.returns(
+        {Output(0): g.call(aten.view.default, x, [size, 3], type="f32[B, 3]", at=S(0), reads=(S(0),))}, (S(0),)
+    )
+
+
+def _everything_is_executable() -> fx.GraphModule:
+    g = Sketch()
+    x = g.add(Input(0, "x"), "f32[3]", R)
+    term = g.call(ir.partial, x, type="f32[3]", at=R, reads=(R,))
+    method = g.graph.call_method("neg", (term,))
+    method.meta = dict(x.meta)
+    return g.returns({Output(0): method}, (R,))
+
+
+MALFORMED: list[tuple[Callable[[], fx.GraphModule], Level, list[str]]] = [
+    (_inputs_have_slots, Level.CAPTURED, ["has the slot of another placeholder", "has no slot"]),
+    (
+        _results_have_slots,
+        Level.CAPTURED,
+        ["has 2 results and 1 slots"],
+    ),
+    (_tensors_have_types, Level.CAPTURED, ["has no type"]),
+    (_outputs_are_in_order, Level.CAPTURED, ["has outputs [1, 0]"]),
+    (
+        _tensors_are_placed,
+        Level.PLACED,
+        [
+            "has no placement",
+            "has 2 operands and 1 operand placements",
+            "has 1 operands and 0 operand placements",
+        ],
+    ),
+    (
+        _shards_fit_shapes,
+        Level.PLACED,
+        [f"cannot be {at}: that dim is no multiple of the batch" for at in (S(1), S(2), S(3), S(4), S(0, 2), S(0))],
+    ),
+    (
+        _edges_need_no_conversion,
+        Level.EXPLICIT,
+        ["reads %x as R, which is S(0)", "reads %x as R, which is S(0)"],
+    ),
+    (
+        _conversions_say_what_they_do,
+        Level.EXPLICIT,
+        ["turns S(0) into R", "turns R into S(1)", "does not name the dim and outer factor of S(0)"],
+    ),
+    (
+        _collectives_have_one_wait,
+        Level.EXPLICIT,
+        ["needs exactly one wait, has 2 users", "waits for what is no collective"],
+    ),
+    (_collectives_have_causes, Level.EXPLICIT, ["has no cause"]),
+    (
+        _partial_flows_through_linear_ops,
+        Level.EXPLICIT,
+        [
+            "reads a Partial value but gives none",
+            "reads a Partial value in which it is not linear",
+            "reads a Partial value in which it is not linear",
+            "reads a Partial value in which it is not linear",
+            "reads a Partial value in which it is not linear",
+        ],
+    ),
+    (_results_are_not_partial, Level.EXPLICIT, ["leaves the program as a Partial value"]),
+    (_sizes_are_own, Level.LOCAL, ["reads a size from the tensor %x"]),
+    (
+        _everything_is_executable,
+        Level.EMITTED,
+        ["is not lowered", "is a call_method, which later stages do not run"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("build", "level", "expected"), MALFORMED, ids=lambda v: getattr(v, "__name__", ""))
+def test_malformed(build: Callable[[], fx.GraphModule], level: Level, expected: list[str]) -> None:
+    check = next(c for group in CHECKS.values() for c in group if c.__name__ == build.__name__.removeprefix("_"))
+    gm = build()
+    assert [what for _, what in check(gm.graph)] == expected
+    assert set(expected) <= set(faults(gm, level)), "the level includes the check"
+
+
+def test_levels_below_do_not_ask_for_more() -> None:
+    assert faults(_edges_need_no_conversion(), Level.PLACED) == []
+    assert faults(_sizes_are_own(), Level.EXPLICIT) == []
+
+
+def test_results_need_slots_of_their_own() -> None:
+    g = Sketch()
+    x = g.add(Input(0, "x"), "f32[3]")
+    gm = g.returns({Output(0): x})
+    gm.graph.output_node().args = ((x, x),)
+    gm.graph.output_node().meta["fxdp"].results = (Output(0), Output(0))
+    assert "has results without a slot of their own" in faults(gm, Level.CAPTURED)
