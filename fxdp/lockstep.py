@@ -37,8 +37,7 @@ from fxdp.parts import combine, join_parts, take_part
 from fxdp.placements import Partial, Placement, Replicate, Shard
 from fxdp.rules.arguments import local_shape
 from fxdp.rules.randomness import node_draws
-from fxdp.symbols import B, LOCAL, OFFSET, named_size
-
+from fxdp.symbols import LOCAL, OFFSET, B, named_size
 
 aten = torch.ops.aten
 
@@ -76,6 +75,7 @@ class LockStep:
     sizes : every rank's batch; their sum is the global batch.
     symbols : values of further dynamic sizes.
     tolerance : largest relative error (of the largest value) that counts as equal.
+    single_device_rng : the ranks' generators are in the same state, as with `rng="single-device"`.
     """
 
     local: fx.GraphModule
@@ -84,6 +84,7 @@ class LockStep:
     symbols: Mapping[str, int] = field(default_factory=dict)
     tolerance: float = 1e-9
     stop_at_first: bool = True
+    single_device_rng: bool = False
     faults: list[Fault] = field(default_factory=list)
 
     def run(self, slots: Mapping[Slot, Any]) -> dict[ResultSlot, Tensor]:
@@ -127,7 +128,18 @@ class LockStep:
             return [value] * self.world
         if node.target in ir.CONVERSIONS:
             return self._convert(node)
+        if self.single_device_rng and node_draws(node):
+            return self._draw_alike(node)
         return [self._call(node, r) for r in range(self.world)]
+
+    def _draw_alike(self, node: fx.Node) -> list[Any]:
+        """Every rank draws what one device would."""
+        values = []
+        before = torch.get_rng_state()
+        for rank in range(self.world):
+            torch.set_rng_state(before)
+            values.append(self._call(node, rank))
+        return values
 
     def _call(self, node: fx.Node, rank: int) -> Any:
         return _execute(node, lambda n: self._ranks[n][rank])
@@ -262,10 +274,11 @@ class LockStep:
         An op of one operand (a view of such a sum) inherits its operand's floor.
         """
         if node not in self._floors:
-            tensors = [n for n in node.all_input_nodes if isinstance(self._whole.get(n.name), Tensor)]
-            floor = 1e-3 * max((_magnitude(self._whole[n.name]) for n in tensors), default=0.0)
+            tensors = [n for n in node.all_input_nodes if isinstance(self._ranks[n][0], Tensor)]
+            terms = (_magnitude(value) for n in tensors for value in self._ranks[n])
+            floor = 1e-3 * max(terms, default=0.0)
             if len(tensors) == 1:
-                floor = max(floor, self._floors.get(tensors[0], 0.0))
+                floor = max(floor, self._floor(tensors[0]))
             self._floors[node] = floor
         return self._floors[node]
 

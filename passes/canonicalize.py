@@ -24,7 +24,7 @@ class Canonicalize:
     after:  `%mul = aten.mul.Tensor(%relu, %grad)`
 
     An identity of an input that is itself a result stays, so that no result is an input. `cat` loses the
-    empty 1-d operands that torch lets it have (an empty key-value cache), which no rule could place.
+    operands that are empty whatever the batch (an empty key-value cache), which no rule could place.
     """
 
     name = "canonicalize"
@@ -52,14 +52,22 @@ def _same_type(node: fx.Node) -> bool:
 
 
 def _drop_empty_operands(cat: fx.Node) -> None:
-    """Torch's legacy: `cat([empty(0), x])` of any `x` is `x`."""
+    """`cat([nothing, x])` is `x`, also torch's legacy of a 1-d nothing beside any `x`."""
     whole = note(cat).type
-    if not isinstance(whole, TensorType) or len(whole.shape) == 1:
+    if not isinstance(whole, TensorType):
         return
     operands: list[fx.Node] = list(cat.args[0])  # type: ignore[arg-type]
-    kept = [n for n in operands if not (isinstance(t := note(n).type, TensorType) and t.shape == (0,))]
-    if kept and len(kept) < len(operands):
+    types = [note(n).type for n in operands]
+    dim = int(cat.args[1] if len(cat.args) > 1 else cat.kwargs.get("dim", 0))  # type: ignore[arg-type]
+    kept = [n for n, t in zip(operands, types, strict=True) if not _is_empty(t, dim % len(whole.shape))]
+    if any(note(n).type.dtype == whole.dtype for n in kept):  # type: ignore[union-attr]
         cat.args = (kept, *cat.args[1:])
+
+
+def _is_empty(type_: object, dim: int) -> bool:
+    if not isinstance(type_, TensorType):
+        return False
+    return type_.shape == (0,) or (dim < len(type_.shape) and type_.shape[dim] == 0)
 
 
 def _erase_unused(graph: fx.Graph) -> None:

@@ -85,6 +85,7 @@ def _check_split(
     expected, tangents = eager(module, args, kwargs, reference, local.options.loss_fn)
     symbols = {name: tensors[index].shape[dim] for name, (index, dim) in reference.symbols.items()}
     runner = LockStep(local.gm, reference.gm, split, symbols, tolerance)
+    runner.single_device_rng = local.options.single_device_rng
     found = runner.run(_slots(module, reference, tensors, tangents))
     assert not runner.faults, f"split {tuple(split)}:\n" + "\n".join(map(str, runner.faults))
     _same_results(found, expected, tolerance)
@@ -98,7 +99,8 @@ def first_samples(tree: Any, batch: Sequence[int | None], size: int) -> Any:
     for leaf in leaves:
         if isinstance(leaf, Tensor):
             dim = next(dims)
-            leaf = leaf if dim is None else leaf.narrow(dim, 0, size).clone().detach().requires_grad_(leaf.requires_grad)
+            part = leaf if dim is None else leaf.narrow(dim, 0, size)
+            leaf = part.detach().clone().requires_grad_(leaf.requires_grad)
         cut.append(leaf)
     return pytree.tree_unflatten(cut, spec)
 

@@ -70,7 +70,7 @@ class _Differentiated(nn.Module):
             wanted = [output.requires_grad for output in outputs]
         self.detached = tuple(i for i, o in enumerate(outputs) if o.requires_grad and not wanted[i])
         outputs = [o.detach() if i in self.detached else o for i, o in enumerate(outputs)]
-        seen = {id(tensor) for tensor in tensors}
+        seen = {id(tensor) for tensor in (*tensors, *self.parameters())}
         cloned = set()
         for index, output in enumerate(outputs):
             if output.requires_grad and (output._base is not None or output.is_leaf or id(output) in seen):

@@ -1,0 +1,135 @@
+"""Randomness: different masks on shards, the same in both directions, one seed for all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+import fxdp
+from tests.exactness.cases import D, Model, linear, rows
+from tests.ranks import RankPool
+
+SPLITS = ((4, 3), (5, 2, 0, 1))
+
+RANDOM = {
+    "dropout": lambda fc, x: F.dropout(fc(x), 0.5),
+    "dropout_of_weights": lambda fc, x: x @ F.dropout(fc.weight, 0.5),
+    "dropout2d": lambda fc, x: F.dropout2d(fc(x)[:, :, None, None], 0.5),
+    "alpha_dropout": lambda fc, x: F.alpha_dropout(fc(x), 0.5, training=True),
+    "noise": lambda fc, x: fc(x + torch.randn_like(x)) + torch.rand(x.shape[0], 1),
+    "shared_noise": lambda fc, x: fc(x) * torch.rand(D),
+    "bernoulli": lambda fc, x: fc(x) * torch.bernoulli(x.sigmoid()),
+    "gumbel": lambda fc, x: F.gumbel_softmax(fc(x), hard=False),
+    "reparametrized": lambda fc, x: fc(x) * torch.empty_like(x).normal_() + torch.normal(x, 1.0),
+    "permutation": lambda fc, x: fc(x)[torch.randperm(len(x))].square() * x,
+    "mixup": lambda fc, x: fc(0.3 * x + 0.7 * x[torch.randperm(x.shape[0])]),
+    "stochastic_depth": lambda fc, x: x + fc(x) * (torch.rand(len(x), 1) > 0.5),
+    "attention": lambda fc, x: F.scaled_dot_product_attention(
+        fc(x)[:, None, None], x[:, None, None], x[:, None, None], dropout_p=0.5
+    ),
+    "rrelu": lambda fc, x: F.rrelu(fc(x), training=True),
+    "multinomial": lambda fc, x: fc(x).gather(1, torch.multinomial(x.softmax(1), 1)),
+    "checkpointed": lambda fc, x: checkpoint(lambda y: F.dropout(fc(y)).relu(), x, use_reentrant=False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("rng", ["sharded", "single-device"])
+@pytest.mark.parametrize("name", RANDOM)
+def test_given_the_numbers_all_is_exact(name: str, rng: str) -> None:
+    """The lock-step reference uses the numbers that the ranks drew."""
+    model = Model(lambda fc, x: RANDOM[name](fc, x).square().mean(), linear())
+    exact_random(model, rows(), rng=rng)
+
+
+def exact_random(model: nn.Module, x: Tensor, rng: str) -> None:
+    """Exact node by node; eager draws other numbers, so results are not compared with it."""
+    from fxdp.lockstep import LockStep
+    from fxdp.options import Options
+    from tests.lockstep import _slots, captured, prepared
+
+    found = captured(model, (x,), {}, Options(rng=rng))
+    for split in SPLITS:
+        part = x[: sum(split)]
+        local, reference = prepared(found, len(split), Options(rng=rng))
+        runner = LockStep(local.gm, reference.gm, split, single_device_rng=rng == "single-device")
+        runner.run(_slots(model, reference, [part], {0: torch.tensor(1.0)}))
+        assert not runner.faults, "\n".join(map(str, runner.faults))
+
+
+class Noisy(nn.Module):
+    """Returns its dropout masks: of the batch, and of a value that all samples share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 16)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        y = self.fc(x)
+        return {
+            "own": F.dropout(torch.ones_like(y)),
+            "shared": F.dropout(torch.ones(7)),
+            "loss": F.dropout(y).square().mean() + (y + torch.randn_like(y)).tanh().mean(),
+            "rand": torch.rand(x.shape[0], 3),
+        }
+
+
+def _draw(seed: int, split: list[int], rng: str) -> dict[str, Any]:
+    torch.set_default_dtype(torch.float64)
+    torch.manual_seed(0)
+    model, x = Noisy(), torch.randn(sum(split), 4)
+    compiled = fxdp.compile(model, rng=rng, compute="eager")
+    torch.manual_seed(seed)
+    own = x.split(split)[dist.get_rank()]
+    outs = []
+    for _ in range(2):
+        out = compiled(own)
+        out["loss"].backward()
+        outs.append({name: value.detach() for name, value in out.items()})
+    assert model.fc.weight.grad is not None
+    return {"outs": outs, "grad": model.fc.weight.grad, "next": torch.rand(1)}
+
+
+def _runs(ranks: RankPool, split: list[int], rng: str) -> list[list[dict[str, Any]]]:
+    return [ranks.run(len(split), _draw, seed, split, rng) for seed in (5, 5, 6)]
+
+
+@pytest.mark.parametrize("split", [[3], [2, 3], [3, 0, 1, 1]], ids=str)
+def test_single_device_numbers_are_eagers_bit_for_bit(ranks: RankPool, split: list[int]) -> None:
+    found = ranks.run(len(split), _draw, 5, split, "single-device")
+    torch.manual_seed(0)
+    model, x = Noisy(), torch.randn(sum(split), 4)
+    torch.manual_seed(5)
+    for step in range(2):
+        expected = model(x)
+        expected["loss"].backward()
+        for name in ("own", "rand"):
+            assert torch.equal(torch.cat([rank["outs"][step][name] for rank in found]), expected[name])
+        for rank in found:
+            assert torch.equal(rank["outs"][step]["shared"], expected["shared"])
+            torch.testing.assert_close(rank["outs"][step]["loss"], expected["loss"], rtol=1e-12, atol=0)
+    after = torch.rand(1)
+    for rank in found:
+        torch.testing.assert_close(rank["grad"], model.fc.weight.grad, rtol=1e-9, atol=1e-12)
+        assert torch.equal(rank["next"], after), "the user's generator moves on as on one device"
+
+
+def test_sharded_numbers_differ_between_ranks_and_come_from_one_seed(ranks: RankPool) -> None:
+    first, again, other = _runs(ranks, [3, 3], "sharded")
+    for a, b, c in zip(first, again, other, strict=True):
+        assert torch.equal(a["outs"][0]["own"], b["outs"][0]["own"])
+        assert torch.equal(a["grad"], b["grad"])
+        assert not torch.equal(a["outs"][0]["own"], c["outs"][0]["own"])
+        assert not torch.equal(a["outs"][0]["own"], a["outs"][1]["own"]), "each step draws anew"
+    one, two = first
+    assert not torch.equal(one["outs"][0]["own"], two["outs"][0]["own"]), "shards have masks of their own"
+    assert torch.equal(one["outs"][0]["shared"], two["outs"][0]["shared"])
+    assert torch.equal(one["outs"][0]["loss"], two["outs"][0]["loss"])
+    assert torch.equal(one["next"], two["next"])
+    keep = torch.cat([rank["outs"][0]["own"] for rank in first]).bool().double().mean()
+    assert 0.3 < keep < 0.7
