@@ -101,7 +101,7 @@ class LockStep:
                 self._ranks[node] = self._run(node)
                 if node.op != "placeholder":
                     self._check(node)
-            except (RuntimeError, IndexError, TypeError, ValueError) as error:
+            except (RuntimeError, IndexError, TypeError, ValueError, ArithmeticError) as error:
                 self._fault(node, f"cannot run: {error}")
                 return {}
             if self.faults and self.stop_at_first:
@@ -320,8 +320,8 @@ def difference(a: Tensor, b: Tensor, floor: float = 0.0) -> float:
         return 0.0
     if not (a.is_floating_point() or a.is_complex()):
         return 0.0 if torch.equal(a, b) else float("inf")
-    finite = torch.isfinite(b)
-    if not torch.equal(finite, torch.isfinite(a)):
+    finite = torch.isfinite(a) & torch.isfinite(b)
+    if not torch.allclose(a[~finite], b[~finite], equal_nan=True):
         return float("inf")
     a, b = a[finite], b[finite]
     if a.numel() == 0:
