@@ -19,6 +19,7 @@ from fxdp.errors import PlacementError
 from fxdp.graph_text import graph_text
 from fxdp.lowering import Halves, lower_eager, lower_inductor
 from fxdp.lowering.inductor import Shapes
+from fxdp.lowering.turns import Turn
 from fxdp.mesh import DataMesh
 from fxdp.options import Options
 from fxdp.pass_manager import Level, Pass, PassManager
@@ -32,6 +33,7 @@ from fxdp.passes import (
 )
 from fxdp.plan import CommRow, Plan, communication, program_text, replicated_ops
 from fxdp.rules.randomness import node_draws
+from fxdp.runtime.agreement import gather_objects
 from fxdp.runtime.program import Program
 
 
@@ -118,8 +120,6 @@ def emit(
     halves = _lower(gm, values, sizes, local, generic=generic, device=_device(module, local.mesh))
     seeded = local.mesh.size > 1 and not local.options.single_device_rng and any(map(node_draws, gm.graph.nodes))
     program = Program.bind(gm, halves, values, world=local.mesh.size, rank=local.mesh.rank, seeded=seeded)
-    if halves.trains:
-        halves.backward(program.usual_zeros())
     local.seconds["emit-program"] = local.seconds.get("emit-program", 0.0) + manager.seconds["emit-program"]
     local.seconds["lowering"] = local.seconds.get("lowering", 0.0) + time.perf_counter() - start
     return program, gm
@@ -131,7 +131,14 @@ def _lower(
 ) -> Halves:  # fmt: skip
     if local.options.compute == "eager":
         return lower_eager(gm)
-    return lower_inductor(gm, values, Shapes(sizes, generic, local.mesh.size == 1), device)
+    turn = Turn()
+    if local.mesh.links is not None:
+        turn = Turn(local.mesh.rank % 2 == 1, lambda: _barrier(local.mesh))
+    return lower_inductor(gm, values, Shapes(sizes, generic, local.mesh.size == 1), device, turn)
+
+
+def _barrier(mesh: DataMesh) -> None:
+    gather_objects(mesh, None)
 
 
 def copy_graph(gm: fx.GraphModule) -> fx.GraphModule:

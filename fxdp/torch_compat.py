@@ -158,6 +158,11 @@ def boxed_code(gm: fx.GraphModule) -> Callable[[list[Any]], Any]:
     return gm.forward
 
 
+def static_mode() -> FakeTensorMode:
+    """A fake mode for fixed sizes; Inductor's cache wants it to have a shape environment all the same."""
+    return FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True, allow_non_fake_inputs=True)
+
+
 def symbolic_sizes(hints: Mapping[str, int]) -> tuple[FakeTensorMode, dict[str, Any]]:
     """A fake mode and one backed, unconstrained SymInt per name."""
     env = ShapeEnv(duck_shape=False, specialize_zero_one=False)

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from fxdp.annotations import Gradient, Input, Mutation, Output, Parameter, Tangent, note
+from fxdp.annotations import Gradient, Input, Mutation, Output, Parameter, Tangent, TensorType, note
 from fxdp.lowering.halves import Halves
+from fxdp.lowering.tangents import usual_zeros
 from fxdp.torch_compat import boxed_code
 
 aten = torch.ops.aten
@@ -24,15 +25,26 @@ def lower_eager(gm: fx.GraphModule) -> Halves:
     saved = _saved(gm.graph, forward_nodes)
     forward, outputs = _forward_graph(gm, forward_nodes, saved)
     backward = _backward_graph(gm, forward_nodes, saved)
-    return Halves(
+    tangents = [tensor_type(n) for n in gm.graph.nodes if isinstance(note(n).slot, Tangent)]
+    halves = Halves(
         boxed_code(forward),
         outputs,
         forward,
         backward,
         tuple(range(len(saved))),
-        sum(isinstance(note(n).slot, Tangent) for n in gm.graph.nodes),
+        len(tangents),
         boxed_code,
     )
+    if halves.trains:
+        halves.backward(usual_zeros(tangents))
+    return halves
+
+
+def tensor_type(node: fx.Node) -> TensorType:
+    """The type of a node that is a tensor."""
+    type_ = note(node).type
+    assert isinstance(type_, TensorType)
+    return type_
 
 
 def results(graph: fx.Graph) -> list[tuple[Any, fx.Node]]:

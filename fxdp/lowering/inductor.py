@@ -23,8 +23,11 @@ from fxdp.annotations import (
     TensorType,
     note,
 )
-from fxdp.lowering.eager import forward_inputs, gradient_of, results
+from fxdp.lowering.eager import forward_inputs, gradient_of, results, tensor_type
+from fxdp.errors import StateError
 from fxdp.lowering.halves import Boxed, Halves
+from fxdp.lowering.tangents import usual_zeros
+from fxdp.lowering.turns import Turn
 from fxdp.placements import Shard
 from fxdp.rules.arguments import local_shape
 from fxdp.symbols import B, named_size
@@ -34,6 +37,7 @@ from fxdp.torch_compat import (
     interpret_sympy,
     joint_passes_for_inference,
     partition_for_inductor,
+    static_mode,
     symbolic_sizes,
     trace_for_inductor,
 )
@@ -56,11 +60,12 @@ class Shapes:
 
 
 def lower_inductor(
-    gm: fx.GraphModule, values: Mapping[Slot, Any], shapes: Shapes, device: torch.device
+    gm: fx.GraphModule, values: Mapping[Slot, Any], shapes: Shapes, device: torch.device, turn: Turn
 ) -> Halves:
     """Compile an emitted program.
 
-    `values` holds the real parameters, buffers and constants, whose strides the code may rely on.
+    `values` holds the real parameters, buffers and constants, whose strides the code may rely on; `turn` says
+    which half this rank compiles first.
     """
     fake_mode, sizes = _sizes(shapes)
     inputs = forward_inputs(gm.graph)
@@ -76,9 +81,11 @@ def lower_inductor(
     mutations = [s for s, _ in results(gm.graph) if isinstance(s, Mutation)]
     slots = [note(n).slot for n in inputs]
     fixed = sum(isinstance(s, (Parameter, Buffer, Constant)) for s in slots)
-    compiler = _Compiler(fake_mode, slots, mutations, len(outputs), fixed, shapes.generic)
+    keeps_strides = shapes.generic or not _chooses_layouts(joint)
+    compiler = _Compiler(fake_mode, slots, mutations, len(outputs), fixed, keeps_strides)
     if tangents or gradient_of(gm.graph):
-        return compiler.training(joint, [*fake_inputs, *fake_tangents], len(tangents))
+        types = [tensor_type(n) for n in tangents]
+        return compiler.training(joint, [*fake_inputs, *fake_tangents], types, turn)
     return compiler.inference(joint, fake_inputs, device)
 
 
@@ -86,7 +93,7 @@ def _sizes(shapes: Shapes) -> tuple[FakeTensorMode, dict[str, Any]]:
     if shapes.generic:
         # 0 and 1 would be taken for constants: let the hints be ordinary numbers
         return symbolic_sizes({name: max(value, 2 + i) for i, (name, value) in enumerate(shapes.sizes.items())})
-    return FakeTensorMode(allow_non_fake_inputs=True), dict(shapes.sizes)
+    return static_mode(), dict(shapes.sizes)
 
 
 
@@ -138,22 +145,33 @@ class _Compiler:
     mutations: list[Mutation]
     outputs: int
     fixed: int
-    generic: bool
+    keeps_strides: bool
+    """Whether results keep the strides they were traced with, so that both halves can be compiled at once."""
 
-    def training(self, joint: fx.GraphModule, inputs: list[Any], tangents: int) -> Halves:
+    def training(self, joint: fx.GraphModule, inputs: list[Any], tangents: list[TensorType], turn: Turn) -> Halves:
         forward, backward = partition_for_inductor(
             joint, inputs, self.outputs + len(self.mutations), self.fake_mode
         )
-        self._save_what_is_read(forward, backward, tangents)
+        self._save_what_is_read(forward, backward, len(tangents))
         saved_order = self._saved_order(forward, backward)
         self._write_back(forward)
-        code, strides = self._compile(forward, backward=False, inference=False)
-        _restride(backward, strides[self.outputs :], saved_order, self.generic)
+        halves = Halves(
+            _not_compiled, self.outputs, forward, backward, saved_order, len(tangents), self._compile_backward
+        )
 
-        def compile_backward(graph: fx.GraphModule) -> Boxed:
-            return self._compile(graph, backward=True, inference=False)[0]  # type: ignore[no-any-return]
+        def compile_forward() -> None:
+            halves.forward, strides = self._compile(forward, backward=False, inference=False)
+            if not self.keeps_strides:
+                _restride(backward, strides[self.outputs :], saved_order)
 
-        return Halves(code, self.outputs, forward, backward, saved_order, tangents, compile_backward)
+        def compile_backward() -> None:
+            halves.backward(usual_zeros(tangents))
+
+        turn.run(compile_forward, compile_backward, independent=self.keeps_strides)
+        return halves
+
+    def _compile_backward(self, graph: fx.GraphModule) -> Boxed:
+        return self._compile(graph, backward=True, inference=False)[0]  # type: ignore[no-any-return]
 
     def inference(self, joint: fx.GraphModule, inputs: list[Any], device: torch.device) -> Halves:
         joint = joint_passes_for_inference(joint, device, self.fake_mode)
@@ -165,7 +183,7 @@ class _Compiler:
         gm.recompile()
         inputs = [n.meta["val"] for n in gm.graph.nodes if n.op == "placeholder"]
         output = gm.graph.output_node()
-        visible = range(len(output.args[0]) if self.generic else self.outputs)  # type: ignore[arg-type]
+        visible = range(len(output.args[0]) if self.keeps_strides else self.outputs)  # type: ignore[arg-type]
         output.meta["user_visible_output_idxs"] = [] if backward else list(visible)
         fixed = 0 if backward else self.fixed
         return compile_with_inductor(
@@ -232,12 +250,8 @@ def _protected(graph: fx.Graph, node: Any) -> fx.Node:
     return made
 
 
-def _restride(
-    backward: fx.GraphModule, strides: list[Any], saved_order: tuple[int, ...], generic: bool
-) -> None:
+def _restride(backward: fx.GraphModule, strides: list[Any], saved_order: tuple[int, ...]) -> None:
     """Tell the backward how Inductor laid out what the forward saves."""
-    if generic:
-        return  # all outputs keep their strides there
     placeholders = [n for n in backward.graph.nodes if n.op == "placeholder"]
     for node, position in zip(placeholders, saved_order, strict=False):
         value = node.meta["val"]
@@ -246,3 +260,10 @@ def _restride(
             node.meta["val"] = value.as_strided(value.shape, stride)
 
 
+def _chooses_layouts(joint: fx.GraphModule) -> bool:
+    """Whether Inductor would rather lay values out in its own way: it does for convolutions."""
+    return any(n.target is aten.convolution.default for n in joint.graph.nodes)
+
+
+def _not_compiled(_: list[Any]) -> Any:
+    raise StateError("the forward is not compiled yet; this is a bug in fxdp")

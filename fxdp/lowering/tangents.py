@@ -29,6 +29,13 @@ _LINEAR = frozenset(
 )  # fmt: skip
 
 
+def usual_zeros(tangents: Sequence[TensorType]) -> frozenset[int]:
+    """The tangents that a training loop leaves zero: all but the scalars', where there is a scalar."""
+    if all(t.shape for t in tangents):
+        return frozenset()
+    return frozenset(i for i, t in enumerate(tangents) if t.shape)
+
+
 def without_tangents(gm: fx.GraphModule, zero: Sequence[int], tangents: int) -> tuple[fx.GraphModule, tuple[int, ...]]:
     """The backward without the tangents numbered `zero`, and the numbers of those it still takes.
 

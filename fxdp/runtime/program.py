@@ -26,7 +26,6 @@ class TangentSlot:
     output: int
     dtype: torch.dtype
     sharded: bool
-    scalar: bool
 
 
 Like: TypeAlias = "tuple[torch.Size, torch.device]"
@@ -110,12 +109,6 @@ class Program:
             grad = grad / self.world
         return grad.contiguous()
 
-    def usual_zeros(self) -> frozenset[int]:
-        """The tangents that a training loop leaves zero: all but the scalars', where there is a scalar."""
-        if not any(slot.scalar for slot in self.tangents):
-            return frozenset()
-        return frozenset(i for i, slot in enumerate(self.tangents) if not slot.scalar)
-
     def _say_scaled(self) -> None:
         if not self._warned:
             self._warned = True
@@ -179,5 +172,4 @@ def _tangent_slot(node: fx.Node) -> TangentSlot:
     known = note(node)
     assert isinstance(known.slot, Tangent)
     assert isinstance(known.type, TensorType)
-    sharded = isinstance(known.placement, Shard)
-    return TangentSlot(known.slot.index, known.type.dtype, sharded, not known.type.shape)
+    return TangentSlot(known.slot.index, known.type.dtype, isinstance(known.placement, Shard))
