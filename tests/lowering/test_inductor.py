@@ -1,0 +1,67 @@
+"""Both lowerings on whole models of one rank: tiny ones, for Inductor takes its time."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fxdp
+from fxdp.module import CompiledModule
+
+# torch warns when it imports Inductor
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.:DeprecationWarning")
+
+
+class Everything(nn.Module):
+    """BatchNorm's buffers, a buffer that the backward reads, a frozen and an unused parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(3, 4), nn.BatchNorm1d(4)
+        self.frozen = nn.Parameter(torch.ones(4), requires_grad=False)
+        self.unused = nn.Parameter(torch.ones(2))
+        self.register_buffer("scale", torch.ones(()))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.norm(self.linear(x)) * self.frozen
+        z = torch.tanh(y) * self.scale.clone()
+        self.scale.mul_(0.5)
+        return z.square().sum(), z.detach()
+
+
+def _step(model: Any, x: Tensor) -> dict[str, Tensor | None]:
+    x = x.clone().requires_grad_()
+    loss, shown = model(x)
+    (loss * 3).backward()
+    found = {"loss": loss.detach(), "shown": shown, "x": x.grad}
+    found |= {f"{n}.grad": p.grad for n, p in model.named_parameters()}
+    return found | {n: b.clone() for n, b in model.named_buffers()}
+
+
+@pytest.mark.parametrize("compute", ["eager", "inductor"])
+def test_steps_are_eager_s_own(compute: str) -> None:
+    """The first sizes get a program, the second make it generic, further ones compile nothing."""
+    torch.manual_seed(0)
+    model = Everything().double()
+    twin = copy.deepcopy(model)
+    compiled: CompiledModule = fxdp.compile(model, compute=compute)
+    for step, batch in enumerate((4, 7, 2, 4)):
+        x = torch.randn(batch, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(step))
+        torch.testing.assert_close(_step(compiled, x), _step(twin, x))
+    assert compiled._programs.compiled == 2
+    assert model.unused.grad is None
+    assert model.frozen.grad is None
+
+
+@pytest.mark.parametrize("compute", ["eager", "inductor"])
+def test_inference(compute: str) -> None:
+    model = nn.Sequential(nn.Linear(3, 2), nn.Dropout()).eval()
+    compiled = fxdp.compile(model, compute=compute)
+    x = torch.randn(5, 3)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), model(x))
+        assert not compiled(x).requires_grad
