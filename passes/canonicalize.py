@@ -13,12 +13,18 @@ from fxdp.pass_manager import Level
 
 aten = torch.ops.aten
 
-_IDENTITIES = frozenset({aten.detach.default, aten.alias.default, aten.lift_fresh_copy.default})
+_IDENTITIES = frozenset(
+    {
+        aten.detach.default, aten.alias.default, aten.lift_fresh_copy.default,
+        aten.slice.Tensor, aten.slice_backward.default, aten.expand.default,
+    }
+)  # fmt: skip
+"""Ops that, where they change neither shape nor dtype, change nothing."""
 
 
 @dataclass(frozen=True)
 class Canonicalize:
-    """After it no identity op (`detach`, `alias`) and no unused op is left.
+    """After it no identity op (`detach`, `alias`, `x[:]`) and no unused op is left.
 
     before: `%detach = aten.detach(%relu)` and `%mul = aten.mul.Tensor(%detach, %grad)`
     after:  `%mul = aten.mul.Tensor(%relu, %grad)`

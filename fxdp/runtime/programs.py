@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -215,9 +216,13 @@ def _by_symbol(expr: sympy.Basic, sizes: dict[str, int]) -> dict[Any, sympy.Inte
 
 @contextlib.contextmanager
 def _plain_modes() -> Iterator[None]:
-    """Compile outside of inference mode, gradients on or off as they are."""
+    """Compile outside of inference mode, gradients on or off as they are.
+
+    Inductor warns about itself (deprecations, tunables), which must not end a program run with `-W error`.
+    """
     enabled = torch.is_grad_enabled()
-    with torch.inference_mode(False), torch.set_grad_enabled(enabled):
+    with torch.inference_mode(False), torch.set_grad_enabled(enabled), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         yield
 
 
