@@ -10,7 +10,7 @@ import contextlib
 import logging
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,11 +19,13 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_unflatten
 
+from fxdp.annotations import Input, Site, TensorType, note
 from fxdp.capture import Captured, Condition, OutputLeaf, SizeLeaf, capture
 from fxdp.compiler import LocalProgram, emit, prepare
 from fxdp.errors import AgreementError, InputError
 from fxdp.mesh import DataMesh
 from fxdp.options import Options
+from fxdp.plan import evaluate
 from fxdp.runtime.agreement import agree, gather_objects
 from fxdp.runtime.calls import Call
 from fxdp.runtime.program import Program
@@ -88,11 +90,20 @@ class Programs:
             local = self._captured_for(kind, call, batches, args, kwargs, dynamic=False)
             self._kinds[call.kind] = kind
             return self._emit(local, call, batches, generic=False)
-        local = self._captured_for(kind, call, batches, args, kwargs, dynamic=call.dims != kind.dims)
+        dynamic = self._needs_open_dims(kind, call, batches)
+        local = self._captured_for(kind, call, batches, args, kwargs, dynamic=dynamic)
         served = kind.generic.get(id(local))
         if served is None:
             served = kind.generic[id(local)] = self._emit(local, call, batches, generic=True)
         return served
+
+    def _needs_open_dims(self, kind: _Kind, call: Call, batches: tuple[int, ...]) -> bool:
+        """Other dims than the first call's; or the first's, which a program of any dims serves as well."""
+        if call.dims != kind.dims:
+            return True
+        if any(id(local) in kind.generic for local in kind.captured[False]):
+            return False
+        return any(not self._broken(local, call, batches) for local in kind.captured[True])
 
     def _captured_for(
         self, kind: _Kind, call: Call, batches: tuple[int, ...], args: tuple[Any, ...], kwargs: dict[str, Any],
@@ -121,9 +132,11 @@ class Programs:
         return local
 
     def _broken(self, local: LocalProgram, call: Call, batches: tuple[int, ...]) -> list[Condition]:
+        """What the capture relies on and this call does not fulfil."""
         values = size_values(local.captured, call, batches, self._mesh.rank)
         sizes = {B if name == "B" else named_size(name): value for name, value in values.items()}
-        return [c for c in local.captured.conditions if not c.holds(sizes)]
+        relied = [*local.captured.conditions, *_fixed_dims(local, call, values)]
+        return [c for c in relied if not c.holds(sizes)]
 
     def _capture(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], *, dynamic: bool, hint: int | None
@@ -186,6 +199,20 @@ def size_values(captured: Captured, call: Call, batches: Sequence[int], rank: in
     for name, (index, dim) in captured.symbols.items():
         sizes[name] = call.tensors[index].shape[dim]
     return sizes
+
+
+def _fixed_dims(local: LocalProgram, call: Call, values: Mapping[str, int]) -> list[Condition]:
+    """The call's sizes that are not those of the captured inputs: a loop over a dim fixes its size."""
+    found = []
+    for node in local.gm.graph.find_nodes(op="placeholder"):
+        slot, type_ = note(node).slot, note(node).type
+        if not isinstance(slot, Input) or not isinstance(type_, TensorType):
+            continue
+        sizes = zip(type_.shape, call.tensors[slot.index].shape, strict=True)
+        for dim, (captured, own) in enumerate(sizes):
+            if dim != local.captured.batch[slot.index] and evaluate(captured, values) != own:
+                found.append(Condition(sympy.false, Site(code=f"{slot.path}.shape[{dim}] == {captured}")))
+    return found
 
 
 def row_numbers(batches: Sequence[int]) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import fxdp
 from fxdp.errors import CaptureError, FxdpError, InputError
 from tests.exactness.cases import D, Model, classes, exact, exact_body, linear, rows, traffic
 from tests.lockstep import check
@@ -200,3 +201,31 @@ def test_batch_dims_that_fit_no_input() -> None:
     for wrong in (5, ((0, 0), {}), ((0,), {"z": 1})):
         with pytest.raises(InputError, match="batch_dims"):
             exact_body(lambda fc, x: fc(x), rows(), batch_dims=wrong)
+
+
+SIZED = {
+    "free": lambda fc, x: (fc(x) * x.mean(1, keepdim=True)).square().mean() / x.shape[1],
+    "loop_over_the_length": lambda fc, x: (
+        sum(0.5**i * fc(x[:, i]) for i in range(x.shape[1])).square().mean()
+    ),
+    "branch_on_the_length": lambda fc, x: fc(x).mean() if x.shape[1] > 4 else fc(x).sum(),
+    "branch_on_the_batch": lambda fc, x: fc(x).mean() if x.shape[0] > 3 else fc(x).sum(),
+}
+
+
+@pytest.mark.parametrize("name", SIZED)
+@pytest.mark.parametrize("lengths", [(6, 1, 7, 2, 6), (1, 6, 1, 7), (6, 7, 1, 2)], ids=str)
+def test_other_lengths_and_batches_at_later_calls(name: str, lengths: tuple[int, ...]) -> None:
+    """A program serves only the sizes that it was captured for; the others are captured anew."""
+    model = Model(SIZED[name], linear())
+    compiled = fxdp.compile(model, compute="eager")
+    for step, length in enumerate(lengths):
+        x = torch.randn(4 - step % 2, length, D)
+        loss, expected = compiled(x), model(x)
+        loss.backward()
+        found = model.layers[0].weight.grad
+        model.zero_grad()
+        expected.backward()
+        torch.testing.assert_close(loss, expected, rtol=1e-12, atol=0)
+        torch.testing.assert_close(found, model.layers[0].weight.grad, rtol=1e-9, atol=1e-12)
+        model.zero_grad()

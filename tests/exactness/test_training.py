@@ -53,7 +53,7 @@ def _parameter_error(model: nn.Module, twin: nn.Module) -> float:
     return max(difference(a, b) for a, b in pairs)
 
 
-# ---- three steps of a loop ----------------------------------------------------------------------------------
+# ---- three steps of a loop ----
 
 
 def _train(name: str, split: list[int]) -> float:
@@ -69,7 +69,7 @@ def _train(name: str, split: list[int]) -> float:
         for net, optimizer, inputs in zip(
             (compiled, twin), optimizers, (_cut(whole, split), whole), strict=True
         ):
-            loss_of(net(*inputs)).backward()
+            loss_of(net(*given)).backward()
             norms.append(nn.utils.clip_grad_norm_(net.parameters(), 0.1))
             optimizer.step()
             optimizer.zero_grad()
@@ -83,7 +83,7 @@ def test_three_steps_of_adamw_with_clipping(ranks: RankPool) -> None:
         assert max(ranks.run(world, _train, "mlp", split)) <= 1e-9
 
 
-# ---- accumulation -------------------------------------------------------------------------------------------
+# ---- accumulation ----
 
 
 def _accumulate(splits: list[list[int]]) -> list[float]:
@@ -127,7 +127,7 @@ def test_two_forwards_before_one_backward(ranks: RankPool) -> None:
         assert max(errors) <= 1e-9
 
 
-# ---- modes and sizes ----------------------------------------------------------------------------------------
+# ---- modes and sizes ----
 
 
 class Moody(nn.Module):
@@ -265,7 +265,7 @@ def test_parameters_used_on_some_steps_and_frozen_later(ranks: RankPool) -> None
         assert max(errors) <= 1e-9
 
 
-# ---- losses outside, one rank, state ------------------------------------------------------------------------
+# ---- losses outside, one rank, state ----
 
 
 def _loss_outside(split: list[int]) -> tuple[list[float], list[str]]:
@@ -395,7 +395,7 @@ def test_conversion_after_the_first_call(ranks: RankPool) -> None:
     ranks.run(2, _converted)
 
 
-# ---- traffic ------------------------------------------------------------------------------------------------
+# ---- traffic ----
 
 
 class Wide(nn.Module):
