@@ -82,7 +82,9 @@ class LocalProgram:
     def plan(self, sizes: Mapping[str, int]) -> Plan:
         """The plan at the given sizes (`B` and further symbols)."""
         rows = communication(self.gm, sizes)
-        return Plan(self.text, rows, self._causes(sizes), replicated_ops(self.gm), dict(self.seconds), self.nodes)
+        return Plan(
+            self.text, rows, self._causes(sizes), replicated_ops(self.gm), dict(self.seconds), self.nodes
+        )
 
     def _causes(self, sizes: Mapping[str, int]) -> tuple[CommRow, ...]:
         return communication(self.causes, sizes) if self.causes is not None else ()
@@ -118,7 +120,9 @@ def emit(
     values = slot_values(gm, module, local.captured)
     start = time.perf_counter()
     halves = _lower(gm, values, sizes, local, generic=generic, device=_device(module, local.mesh))
-    seeded = local.mesh.size > 1 and not local.options.single_device_rng and any(map(node_draws, gm.graph.nodes))
+    seeded = (
+        local.mesh.size > 1 and not local.options.single_device_rng and any(map(node_draws, gm.graph.nodes))
+    )
     program = Program.bind(gm, halves, values, world=local.mesh.size, rank=local.mesh.rank, seeded=seeded)
     local.seconds["emit-program"] = local.seconds.get("emit-program", 0.0) + manager.seconds["emit-program"]
     local.seconds["lowering"] = local.seconds.get("lowering", 0.0) + time.perf_counter() - start
@@ -171,12 +175,10 @@ def _device(module: nn.Module, mesh: DataMesh) -> torch.device:
 
 
 def _refuse_fallbacks(gm: fx.GraphModule) -> None:
-    forced = [text for text in replicated_ops(gm)]
+    forced = replicated_ops(gm)
     if forced:
         listing = "\n  ".join(forced)
         raise PlacementError(
             f"strict=True: {len(forced)} ops have no placement rule and would run replicated:\n  {listing}\n"
             "Add rules with fxdp.register_rule, or compile with strict=False"
         )
-
-

@@ -59,5 +59,5 @@ def _spelled(placement: Placement, sizes: Mapping[str, int] | None) -> tuple[str
 def _number(size: Dim, sizes: Mapping[str, int] | None) -> int:
     if sizes is None or isinstance(size, int):
         return hint(size)
-    names = {s: sizes["B" if s == B else s.name] for s in size.free_symbols}  # type: ignore[attr-defined]
+    names = {s: sizes["B" if s == B else s.name] for s in size.free_symbols}
     return int(size.xreplace({s: sympy.Integer(n) for s, n in names.items()}))

@@ -173,11 +173,11 @@ class LockStep:
 
     def _convert(self, node: fx.Node) -> list[Any]:
         values = self._ranks[node.args[0]]  # type: ignore[index]
-        rest = [self._ranks[a][0] if isinstance(a, fx.Node) else a for a in node.args[1:]]
+        rest: list[Any] = [self._ranks[a][0] if isinstance(a, fx.Node) else a for a in node.args[1:]]
         if node.target is ir.all_reduce:
             return [torch.stack(values).sum(0).to(values[0].dtype)] * self.world
         if node.target is ir.reduce_scatter:
-            return self._split(sum(values[1:], values[0]), Shard(*rest[:2]))  # type: ignore[arg-type]
+            return self._split(sum(values[1:], values[0]), Shard(*rest[:2]))
         if node.target is ir.all_gather:
             return [join_parts(values, rest[0], rest[1], self.sizes)] * self.world
         if node.target is ir.broadcast:
@@ -294,18 +294,19 @@ class LockStep:
 
     def _results(self, node: fx.Node) -> dict[ResultSlot, Tensor]:
         results: dict[ResultSlot, Tensor] = {}
-        placements = note(node).operands or [note(v).placement for v in node.args[0]]  # type: ignore[union-attr]
-        for slot, value, placement in zip(note(node).results, node.args[0], placements, strict=True):  # type: ignore[arg-type]
+        values: Sequence[fx.Node] = node.args[0]  # type: ignore[assignment]
+        placements = note(node).operands or [note(v).placement for v in values]
+        for slot, value, placement in zip(note(node).results, values, placements, strict=True):
             if slot is not None:
-                results[slot] = self._combine(self._ranks[value], placement)  # type: ignore[index,arg-type]
+                results[slot] = self._combine(self._ranks[value], placement)  # type: ignore[arg-type]
         return results
 
     def local_outputs(self) -> list[list[Tensor]]:
         """Every rank's own outputs, in order, as `compiled(...)` would return them."""
         node = self.local.graph.output_node()
-        pairs = zip(note(node).results, node.args[0], strict=True)  # type: ignore[arg-type]
-        chosen = [v for s, v in pairs if isinstance(s, Output)]
-        return [[self._ranks[v][r] for v in chosen] for r in range(self.world)]  # type: ignore[index]
+        values: Sequence[fx.Node] = node.args[0]  # type: ignore[assignment]
+        chosen = [v for s, v in zip(note(node).results, values, strict=True) if isinstance(s, Output)]
+        return [[self._ranks[v][r] for v in chosen] for r in range(self.world)]
 
 
 def difference(a: Tensor, b: Tensor, floor: float = 0.0) -> float:

@@ -41,8 +41,10 @@ class Options:
         ]
         if not self.bucket_mb > 0:
             faults.append(f"bucket_mb is {self.bucket_mb!r}, expected a size in MiB above 0")
-        if self.loss_fn is not None and not callable(self.loss_fn):
-            faults.append(f"loss_fn is a {type(self.loss_fn).__name__}, expected a callable (output, target) -> loss")
+        loss_fn: Any = self.loss_fn
+        if loss_fn is not None and not callable(loss_fn):
+            kind = type(loss_fn).__name__
+            faults.append(f"loss_fn is a {kind}, expected a callable (output, target) -> loss")
         if faults:
             raise InputError("fxdp.compile was given options it does not know:\n  " + "\n  ".join(faults))
 

@@ -19,7 +19,7 @@ def take_part(value: Tensor, dim: int, outer: int, batch: int, start: int, size:
     if outer == 1:
         inner = length // batch
         return value.narrow(dim, start * inner, size * inner)
-    blocks = value.unflatten(dim, (outer, batch, length // (outer * batch)))
+    blocks = unflatten(value, dim, outer, batch, length // (outer * batch))
     return blocks.narrow(dim + 1, start, size).flatten(dim, dim + 2)
 
 
@@ -29,8 +29,13 @@ def join_parts(parts: Sequence[Tensor], dim: int, outer: int, sizes: Sequence[in
         return torch.cat(tuple(parts), dim)
     factors = [_inner(p.shape[dim], outer, n) for p, n in zip(parts, sizes, strict=True)]
     inner = next((f for f in factors if f is not None), 1)
-    blocks = [p.unflatten(dim, (outer, n, inner)) for p, n in zip(parts, sizes, strict=True)]
+    blocks = [unflatten(p, dim, outer, n, inner) for p, n in zip(parts, sizes, strict=True)]
     return torch.cat(blocks, dim + 1).flatten(dim, dim + 2)
+
+
+def unflatten(value: Tensor, dim: int, outer: int, batch: int, inner: int) -> Tensor:
+    """`outer x batch x inner` as three dims in place of `dim`; any of them may be 0."""
+    return value.reshape(*value.shape[:dim], outer, batch, inner, *value.shape[dim + 1 :])
 
 
 def _inner(length: int, outer: int, size: int) -> int | None:

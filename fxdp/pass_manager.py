@@ -44,12 +44,19 @@ class Pass(Protocol):
     """A frozen dataclass with a name and two levels; options are its fields."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """A verb phrase in lower case with hyphens, as its file's name."""
+
     @property
-    def requires(self) -> Level: ...
+    def requires(self) -> Level:
+        """What must hold of the graph before."""
+
     @property
-    def ensures(self) -> Level: ...
-    def run(self, gm: fx.GraphModule, mesh: DataMesh) -> fx.GraphModule: ...
+    def ensures(self) -> Level:
+        """What holds of it afterwards."""
+
+    def run(self, gm: fx.GraphModule, mesh: DataMesh) -> fx.GraphModule:
+        """The graph after the pass, which may be the same object, changed."""
 
 
 @dataclass

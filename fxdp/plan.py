@@ -82,7 +82,7 @@ def evaluate(size: Dim, sizes: Mapping[str, int]) -> int:
     """The value of a size expression."""
     if isinstance(size, int):
         return size
-    return int(size.xreplace({s: sizes["B"] if s == B else sizes[s.name] for s in size.free_symbols}))  # type: ignore[arg-type]
+    return int(size.xreplace({s: sizes["B"] if s == B else sizes[s.name] for s in size.free_symbols}))
 
 
 def replicated_ops(gm: fx.GraphModule) -> tuple[str, ...]:

@@ -175,7 +175,7 @@ def _is_linear(node: fx.Node, wanted: tuple[Placement | None, ...]) -> bool:
     if torch.Tag.pointwise not in target.tags or target._schema.name.endswith("_backward"):
         return True
     if target is torch.ops.aten.masked_fill.Scalar:
-        return node.args[2] == 0
+        return bool(node.args[2] == 0)
     named = [(a.name, v) for a, v in zip(target._schema.arguments, node.args, strict=False)]
     tensors = [n for n, v in [*named, *node.kwargs.items()] if _is_tensor(v)]
     terms = {n for n, p in zip(tensors, wanted, strict=True) if isinstance(p, Partial)}

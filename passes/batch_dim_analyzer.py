@@ -24,7 +24,6 @@ from fxdp.annotations import (
 from fxdp.mesh import DataMesh
 from fxdp.pass_manager import Level
 from fxdp.placements import P, Partial, Placement, R, Shard
-
 from fxdp.rules.chooser import choose, conversion_cost, size_bytes
 from fxdp.rules.iota import iota_dim
 from fxdp.rules.randomness import draws
@@ -135,12 +134,13 @@ class Walk:
         assert isinstance(source, fx.Node)
         placements = note(source).placement
         assert isinstance(placements, tuple)
-        placement = placements[node.args[1]]  # type: ignore[index]
-        self._settle(
-            node, placement or R, note(source).reason or Reason("getitem"), replicable=self.values[source].replicable
-        )
+        placement = placements[node.args[1]] or R  # type: ignore[index]
+        reason = note(source).reason or Reason("getitem")
+        self._settle(node, placement, reason, replicable=self.values[source].replicable)
 
-    def _settle(self, node: fx.Node, placement: Placement, reason: Reason, *, replicable: bool = False) -> None:
+    def _settle(
+        self, node: fx.Node, placement: Placement, reason: Reason, *, replicable: bool = False
+    ) -> None:
         known = note(node)
         known.placement, known.reason, known.operands = placement, reason, ()
         self._set(node, placement, replicable)
@@ -195,7 +195,7 @@ def _outputs(graph: fx.Graph) -> dict[int, fx.Node]:
     result = graph.output_node()
     slots = note(result).results
     values = result.args[0]
-    return {s.index: v for s, v in zip(slots, values, strict=True) if isinstance(s, Output)}  # type: ignore[arg-type,misc]
+    return {s.index: v for s, v in zip(slots, values, strict=True) if isinstance(s, Output)}  # type: ignore[arg-type]
 
 
 def _bytes(node: fx.Node) -> int:

@@ -84,7 +84,9 @@ def _deferrable(graph: fx.Graph) -> set[fx.Node]:
     for node in reversed(graph.nodes):
         if node.op != "call_function" or node in bad or not node.users:
             continue
-        if all(user is result or (user in found and user.target not in ir.CONVERSIONS) for user in node.users):
+        if all(
+            user is result or (user in found and user.target not in ir.CONVERSIONS) for user in node.users
+        ):
             found.add(node)
     return found
 
@@ -95,7 +97,7 @@ def _reductions(graph: fx.Graph, deferrable: set[fx.Node]) -> list[_Reduction]:
         if node.target is ir.all_reduce and node.args[1] == "sum":
             (done,) = node.users
             if done in deferrable:
-                found.append(_Reduction(node.args[0], node, done))  # type: ignore[arg-type]
+                found.append(_Reduction(node.args[0], node, done))
     return found
 
 
@@ -180,7 +182,9 @@ class _Bucketing:
         bounds = (0, piece.start, piece.stop)
         return self._add(last, aten.slice.Tensor, (flat, *bounds), dtype, piece.stop - piece.start)
 
-    def _add(self, where: fx.Node, target: Any, args: tuple[Any, ...], dtype: torch.dtype, size: int) -> fx.Node:
+    def _add(
+        self, where: fx.Node, target: Any, args: tuple[Any, ...], dtype: torch.dtype, size: int
+    ) -> fx.Node:
         """A node after `where` and all that was added there before."""
         with self.graph.inserting_after(self.tail.get(where, where)):
             made = self.graph.call_function(target, args)

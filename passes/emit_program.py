@@ -91,7 +91,9 @@ class _Lowering:
         if pending.target is collectives.start_all_gather:
             self._replace(node, collectives.finish_all_gather, (pending, pending.args[1], self._rows()))
         elif pending.target is collectives.start_reduce_scatter:
-            self._replace(node, collectives.finish_reduce_scatter, (pending, pending.args[1], self._size("b")))
+            self._replace(
+                node, collectives.finish_reduce_scatter, (pending, pending.args[1], self._size("b"))
+            )
         else:
             self._replace(node, collectives.finish, (pending,))
 
@@ -108,7 +110,7 @@ class _Lowering:
                 known[node] = sizes[slot.name]
             elif is_host_size(node) and all(a in known for a in node.all_input_nodes):
                 args = fx.map_arg(node.args, known.__getitem__)
-                known[node] = node.target(*args)  # type: ignore[operator]
+                known[node] = node.target(*args)
             elif any(a in known for a in node.all_input_nodes):
                 node.args, node.kwargs = fx.map_arg((node.args, node.kwargs), lambda n: known.get(n, n))
         for node in reversed(known):
@@ -141,5 +143,3 @@ class EmitProgram:
         sizes = None if self.sizes is None else dict(self.sizes)
         _Lowering(gm.graph, mesh, sizes, self.even).run()
         return gm
-
-

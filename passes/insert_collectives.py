@@ -72,8 +72,10 @@ class _Insertion:
                 made = self.graph.call_function(ir.shard, (node, wanted.dim, wanted.outer))
             else:
                 made = self.graph.call_function(ir.partial, (node,))
-        copy_note(node, made, placement=wanted, slot=None, cause=cause, operands=(R,), reason=Reason("convert"),
-                  backward=note(consumer).backward, rewrite=None)  # fmt: skip
+        copy_note(
+            node, made, placement=wanted, slot=None, cause=cause, operands=(R,), reason=Reason("convert"),
+            backward=note(consumer).backward, rewrite=None,
+        )  # fmt: skip
         return made
 
     def _collective(
@@ -146,7 +148,9 @@ def _factors(node: fx.Node, placement: Shard) -> tuple[Any, ...]:
     factor = batch_factor(type_.shape[placement.dim])
     inner = None if factor is None else exact_quotient(factor, placement.outer)
     if inner is None:
-        raise PlacementError(f"{node.name} of shape {type_.shape} cannot be {placement}; this is a bug in a rule")
+        raise PlacementError(
+            f"{node.name} of shape {type_.shape} cannot be {placement}; this is a bug in a rule"
+        )
     return placement.dim, placement.outer, inner
 
 
@@ -156,9 +160,10 @@ def _replicable(nodes: list[fx.Node]) -> frozenset[fx.Node]:
     for node in nodes:
         if _is_whole(node) or _is_host(node):
             found.add(node)
-        elif node.op == "call_function" and all(a in found for a in node.all_input_nodes):
-            if not node_draws(node):
-                found.add(node)
+        elif node.op != "call_function" or node_draws(node):
+            continue
+        elif all(a in found for a in node.all_input_nodes):
+            found.add(node)
     return frozenset(found)
 
 

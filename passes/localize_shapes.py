@@ -17,7 +17,7 @@ from fxdp.pass_manager import Level
 from fxdp.rules.arguments import SIZE_ARGUMENT, MinusOffset, local_target, localized
 from fxdp.rules.registry import Alternative, Operand
 from fxdp.rules.view import op_view
-from fxdp.symbols import B, LOCAL, OFFSET, named_size
+from fxdp.symbols import LOCAL, OFFSET, B, named_size
 from fxdp.torch_compat import OpOverload, interpret_sympy
 
 _NAMES = {B: "global_batch", LOCAL: "local_batch", OFFSET: "offset"}
@@ -132,7 +132,9 @@ def _minus_offset(source: fx.Node, user: fx.Node, sizes: _Sizes) -> fx.Node:
     with user.graph.inserting_before(user):
         made = user.graph.call_function(torch.ops.aten.sub.Tensor, (source, offset))
     placement = note(source).placement
-    copy_note(source, made, slot=None, operands=(placement,), site=note(user).site, backward=note(user).backward)
+    copy_note(
+        source, made, slot=None, operands=(placement,), site=note(user).site, backward=note(user).backward
+    )
     return made
 
 

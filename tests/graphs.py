@@ -18,7 +18,7 @@ import sympy
 import torch
 from torch import fx
 
-from fxdp.annotations import Note, NodeType, ResultSlot, ScalarType, Size, Slot, TensorType, note
+from fxdp.annotations import NodeType, Note, ResultSlot, ScalarType, Size, Slot, TensorType, note
 from fxdp.graph_text import graph_text
 from fxdp.mesh import DataMesh, resolve_mesh
 from fxdp.pass_manager import Pass

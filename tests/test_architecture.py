@@ -110,7 +110,11 @@ def test_rules_know_neither_passes_nor_the_runtime() -> None:
 def test_the_runtime_imports_no_pass() -> None:
     for name, tree in trees():
         if name.startswith(("runtime", "links")) and name != "runtime.programs":
-            assert not {other.split(".")[0] for other in ours(tree)} & {"passes", "pass_manager", "compiler"}, name
+            assert not {other.split(".")[0] for other in ours(tree)} & {
+                "passes",
+                "pass_manager",
+                "compiler",
+            }, name
 
 
 def test_passes_do_not_import_each_other() -> None:
@@ -158,7 +162,9 @@ def test_nothing_prints_but_the_command_line() -> None:
 
 def test_the_environment_is_read_in_settings() -> None:
     for name, tree in trees():
-        reads = [n for n in ast.walk(tree) if isinstance(n, ast.Attribute) and n.attr in ("environ", "getenv")]
+        reads = [
+            n for n in ast.walk(tree) if isinstance(n, ast.Attribute) and n.attr in ("environ", "getenv")
+        ]
         assert not reads or name in ("settings", "demo.launch"), name
 
 
@@ -186,7 +192,9 @@ def test_public_names() -> None:
 def test_one_pass_per_file_named_after_it() -> None:
     for name, tree in trees():
         if name.startswith("passes."):
-            classes = [n.name for n in tree.body if isinstance(n, ast.ClassDef) and not n.name.startswith("_")]
+            classes = [
+                n.name for n in tree.body if isinstance(n, ast.ClassDef) and not n.name.startswith("_")
+            ]
             expected = "".join(word.capitalize() for word in name.removeprefix("passes.").split("_"))
             assert classes[-1] == expected, "the pass is the last class of its file"
             assert getattr(fxdp.passes, expected).name == name.removeprefix("passes.").replace("_", "-")

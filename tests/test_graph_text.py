@@ -33,12 +33,16 @@ def test_each_kind_of_slot_and_result() -> None:
     g.size("B")
     w, count = g.add(Parameter("fc.weight"), "f32[3, 4]", R), g.add(Buffer("count"), "i64[]", R)
     g.add(Constant("table"), "b8[2]", R)
-    x, y = g.add(Input(0, "x"), "f32[B, 3]", S(0)), g.add(Input(1), "bf16[2*B]", S(0, 2))
+    g.add(Input(0, "x"), "f32[B, 3]", S(0))
+    g.add(Input(1), "bf16[2*B]", S(0, 2))
     tangent = g.add(Tangent(0), "f32[B, 4]", S(0))
     gm = g.returns(
-        {Output(0): tangent, Mutation(Buffer("count")): count, Gradient(Parameter("fc.weight")): w, Gradient(Input(1)): y}
+        {
+            Output(0): tangent,
+            Mutation(Buffer("count")): count,
+            Gradient(Parameter("fc.weight")): w,
+        }
     )
-    assert x.op == "placeholder"
     assert_expected_inline(
         text(gm),
         """\
@@ -50,7 +54,7 @@ mesh(dp=2)
   %x: f32[B, 3] {dp=S(0)} = input(x)
   %input_1: bf16[2*B] {dp=S(0, 2)} = input(1)
   %tangent: f32[B, 4] {dp=S(0)} = tangent(0)
-  return output 0=%tangent, new buffer(count)=%count, gradient param(fc.weight)=%fc_weight, gradient input(1)=%input_1
+  return output 0=%tangent, new buffer(count)=%count, gradient param(fc.weight)=%fc_weight
 """,
     )
 

@@ -35,7 +35,9 @@ class Step:
 def _graph() -> fx.GraphModule:
     g = Sketch()
     x = g.add(Input(0, "x"), "f32[B]", S(0))
-    return g.returns({Output(0): g.call(aten.relu.default, x, type="f32[B]", at=S(0), reads=(S(0),))}, (S(0),))
+    return g.returns(
+        {Output(0): g.call(aten.relu.default, x, type="f32[B]", at=S(0), reads=(S(0),))}, (S(0),)
+    )
 
 
 def test_a_pass_that_comes_too_early_is_refused() -> None:

@@ -192,7 +192,8 @@ def _sizes_are_own() -> fx.GraphModule:
     x = g.add(Input(0, "x"), "f32[B, 3]", S(0))
     size = g.call(aten.sym_size.int, x, 0, type="int(B)")
     return g.returns(
-        {Output(0): g.call(aten.view.default, x, [size, 3], type="f32[B, 3]", at=S(0), reads=(S(0),))}, (S(0),)
+        {Output(0): g.call(aten.view.default, x, [size, 3], type="f32[B, 3]", at=S(0), reads=(S(0),))},
+        (S(0),),
     )
 
 
@@ -226,7 +227,10 @@ MALFORMED: list[tuple[Callable[[], fx.GraphModule], Level, list[str]]] = [
     (
         _shards_fit_shapes,
         Level.PLACED,
-        [f"cannot be {at}: that dim is no multiple of the batch" for at in (S(1), S(2), S(3), S(4), S(0, 2), S(0))],
+        [
+            f"cannot be {at}: that dim is no multiple of the batch"
+            for at in (S(1), S(2), S(3), S(4), S(0, 2), S(0))
+        ],
     ),
     (
         _edges_need_no_conversion,
@@ -267,7 +271,9 @@ MALFORMED: list[tuple[Callable[[], fx.GraphModule], Level, list[str]]] = [
 
 @pytest.mark.parametrize(("build", "level", "expected"), MALFORMED, ids=lambda v: getattr(v, "__name__", ""))
 def test_malformed(build: Callable[[], fx.GraphModule], level: Level, expected: list[str]) -> None:
-    check = next(c for group in CHECKS.values() for c in group if c.__name__ == build.__name__.removeprefix("_"))
+    check = next(
+        c for group in CHECKS.values() for c in group if c.__name__ == build.__name__.removeprefix("_")
+    )
     gm = build()
     assert [what for _, what in check(gm.graph)] == expected
     assert set(expected) <= set(faults(gm, level)), "the level includes the check"

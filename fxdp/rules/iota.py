@@ -35,7 +35,8 @@ def iota_dim(node: fx.Node, known: dict[fx.Node, int]) -> int | None:
         return None
     dim = known[source]
     if target in _SAME:
-        return dim + _ndim(node) - _ndim(source) if _is_whole(node, dim + _ndim(node) - _ndim(source)) else None
+        dim += _ndim(node) - _ndim(source)
+        return dim if _is_whole(node, dim) else None
     if target is aten.unsqueeze.default:
         at = int(node.args[1]) % _ndim(node)  # type: ignore[arg-type]
         return dim + 1 if at <= dim else dim
@@ -72,7 +73,7 @@ def _ndim(node: fx.Node) -> int:
 
 
 def _is_whole(node: fx.Node, dim: int) -> bool:
-    return _shape(node)[dim] == B
+    return bool(_shape(node)[dim] == B)
 
 
 def _only_batch_dim(node: fx.Node, source: fx.Node) -> int | None:

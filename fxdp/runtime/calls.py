@@ -87,8 +87,9 @@ class CallReader:
             if leaf.device.type != self._device_type
         ]
         if wrong:
+            device = self._device_type
             raise InputError(
-                f"the model is on {self._device_type}, but {'; '.join(wrong)}. Move inputs with .to({self._device_type!r})"
+                f"the model is on {device}, but {'; '.join(wrong)}. Move inputs with .to({device!r})"
             )
 
     def digest(self, value: tuple[Any, ...]) -> int:

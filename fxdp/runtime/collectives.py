@@ -14,14 +14,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fxdp.parts import take_part
+from fxdp.parts import take_part, unflatten
 
 _c10d = torch.ops._c10d_functional
 
 
 def front(value: Tensor, dim: int, outer: int, inner: int) -> Tensor:
     """`[.., outer * b * inner, ..]` to contiguous `[b, .., outer, inner, ..]`."""
-    blocks = value.unflatten(dim, (outer, value.shape[dim] // (outer * inner), inner))
+    blocks = unflatten(value, dim, outer, value.shape[dim] // (outer * inner), inner)
     return blocks.movedim(dim + 1, 0).contiguous()
 
 
@@ -65,7 +65,14 @@ def finish_all_gather(pending: Tensor, dim: int, rows: Tensor | None) -> Tensor:
 
 
 def start_reduce_scatter(
-    value: Tensor, dim: int, outer: int, inner: int, world: int, largest: int | None, rows: Tensor | None, group: str
+    value: Tensor,
+    dim: int,
+    outer: int,
+    inner: int,
+    world: int,
+    largest: int | None,
+    rows: Tensor | None,
+    group: str,
 ) -> Tensor:
     """Start summing over the ranks, each of which gets its part."""
     whole = front(value, dim, outer, inner)

@@ -30,7 +30,7 @@ class OptimizerWatch:
         trainable = [p for p in module.parameters() if p.requires_grad]
         self._own = {id(p): weakref.ref(p) for p in trainable}
         self._shapes = Counter(tuple(p.shape) for p in trainable)
-        self._handle = register_optimizer_step_pre_hook(self._check)  # type: ignore[no-untyped-call]
+        self._handle = register_optimizer_step_pre_hook(self._check)
         self._done = not trainable
 
     def remove_when_done(self) -> bool:
@@ -46,12 +46,14 @@ class OptimizerWatch:
         self._done = any(id(p) in self._own for p in held)
         if not self._done and self._is_misdirected(held):
             raise StateError(
-                f"{type(optimizer).__name__} was built on {len(held)} tensors of which none is a parameter of the "
-                "compiled model, though they have the same shapes (a copy of the model, or the model before "
-                ".to()?). Build it on compiled.parameters()"
+                f"{type(optimizer).__name__} was built on {len(held)} tensors of which none is a parameter "
+                "of the compiled model, though they have the same shapes (a copy of the model, or the model "
+                "before .to()?). Build it on compiled.parameters()"
             )
 
     def _is_misdirected(self, held: list[torch.Tensor]) -> bool:
         if any(p.grad is not None for p in held) or Counter(tuple(p.shape) for p in held) != self._shapes:
             return False
-        return any((own := reference()) is not None and own.grad is not None for reference in self._own.values())
+        return any(
+            (own := reference()) is not None and own.grad is not None for reference in self._own.values()
+        )

@@ -32,7 +32,9 @@ def test_buckets_have_the_closed_form(sizes: list[int], bucket: int) -> None:
 
 
 def test_the_picture_in_the_docstring() -> None:
-    shown = ["".join("abc"[p.gradient] * (p.stop - p.start) for p in cut) for cut in cut_into_buckets([3, 4, 2], 5)]
+    shown = [
+        "".join("abc"[p.gradient] * (p.stop - p.start) for p in cut) for cut in cut_into_buckets([3, 4, 2], 5)
+    ]
     assert shown == ["aaabb", "bbcc"]
 
 

@@ -88,9 +88,7 @@ def test_a_rewrite_counts_the_rank_s_own_batch() -> None:
     x = g.add(Input(0, "x"), "f32[B*4]", S(0))
     size = g.call(aten.sym_size.int, x, 0, type="int(B*4)")
     local = Rewrite(local=("end",))
-    half = g.call(
-        aten.slice.Tensor, x, 0, 0, size, type="f32[B*4]", at=S(0), reads=(S(0),), rewrite=local
-    )
+    half = g.call(aten.slice.Tensor, x, 0, 0, size, type="f32[B*4]", at=S(0), reads=(S(0),), rewrite=local)
     gm = g.returns({Output(0): half})
     assert_expected_inline(
         after(LocalizeShapes(), gm),
@@ -182,5 +180,7 @@ def test_an_outer_factor_with_a_dynamic_size_is_a_node() -> None:
 
     s0 = note(x).type.shape[0].args[1] if isinstance(note(x).type, TensorType) else None  # type: ignore
     cut = g.call(ir.shard, x, 0, s0, type="f32[B*s0]", at=S(0, s0), reads=(R,))
-    gm = g.returns({Output(0): g.call(aten.neg.default, cut, type="f32[B*s0]", at=S(0, s0), reads=(S(0, s0),))})
+    gm = g.returns(
+        {Output(0): g.call(aten.neg.default, cut, type="f32[B*s0]", at=S(0, s0), reads=(S(0, s0),))}
+    )
     assert "shard(%x, 0, %s0)" in after(LocalizeShapes(("s0",)), gm)

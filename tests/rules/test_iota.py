@@ -66,7 +66,6 @@ def test_other_ranges_are_none(step: tuple[Any, ...]) -> None:
         ((aten.neg.default, "i64[B]"), None),
         ((aten.add.Tensor, "i64[B]", 1), None),
         ((aten.flip.default, "i64[B]", [0]), None),
-        ((aten.view.default, "i64[B, 1, 1]", [-1, 1, 1]), 0),
     ],
 )
 def test_what_an_op_leaves_of_it(step: tuple[Any, ...], dim: int | None) -> None:

@@ -91,5 +91,7 @@ def test_an_unhashable_value() -> None:
 
 def test_digests_fit_into_a_signed_integer_and_are_stable() -> None:
     (reader, module), (other, twin) = _reader(), _reader()
-    assert reader.digest(KINDS["plain"](reader, module).kind) == other.digest(KINDS["plain"](other, twin).kind)
+    assert reader.digest(KINDS["plain"](reader, module).kind) == other.digest(
+        KINDS["plain"](other, twin).kind
+    )
     assert all(0 <= reader.digest((i,)) < 2**62 for i in range(100))

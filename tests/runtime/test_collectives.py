@@ -39,7 +39,9 @@ def test_shard_and_partial() -> None:
 # ---- on ranks --------------------------------------------------------------------------------------------
 
 
-def _exchange(sizes: list[int], shape: tuple[int, ...], dim: int, outer: int, dtype: torch.dtype) -> tuple[Any, Any]:
+def _exchange(
+    sizes: list[int], shape: tuple[int, ...], dim: int, outer: int, dtype: torch.dtype
+) -> tuple[Any, Any]:
     group: Any = dist.group.WORLD
     name, rank, world, batch = group.group_name, dist.get_rank(), dist.get_world_size(), sum(sizes)
     whole = torch.arange(torch.Size(shape).numel()).view(shape).to(dtype)
@@ -76,11 +78,10 @@ def _check(
     results = ranks.run(len(sizes), _exchange, sizes, shape, dim, outer, dtype)
     assert all(gathered == whole.tolist() for gathered, _ in results)
     if dtype != torch.bool:
-        parts = [
-            torch.tensor(part, dtype=dtype).view([outer * n * (shape[dim] // (sum(sizes) * outer)) if d == dim else s
-                                                  for d, s in enumerate(shape)])
-            for (_, part), n in zip(results, sizes, strict=True)
-        ]  # fmt: skip
+        per_sample = shape[dim] // sum(sizes)
+        shapes = [(*shape[:dim], n * per_sample, *shape[dim + 1 :]) for n in sizes]
+        found = [part for _, part in results]
+        parts = [torch.tensor(f, dtype=dtype).view(s) for f, s in zip(found, shapes, strict=True)]
         total = sum(range(1, len(sizes) + 1))
         assert torch.equal(join_parts(parts, dim, outer, sizes), whole * total)
 
@@ -90,7 +91,9 @@ def _reduce() -> tuple[list[float], list[float]]:
     mine = torch.tensor([1.0, 2.0]).t() * (dist.get_rank() + 1)
     total = collectives.finish(collectives.start_all_reduce(mine, "sum", group.group_name))
     first = collectives.finish(collectives.start_broadcast(mine, group.group_name))
-    assert mine.tolist() == [dist.get_rank() + 1.0, 2.0 * (dist.get_rank() + 1)], "operands are left as they are"
+    assert mine.tolist() == [dist.get_rank() + 1.0, 2.0 * (dist.get_rank() + 1)], (
+        "operands are left as they are"
+    )
     return total.tolist(), first.tolist()
 
 

@@ -38,7 +38,9 @@ def test_an_optimizer_of_a_copy_is_refused(module: nn.Module, watch: OptimizerWa
     _grads(module)
     optimizer = torch.optim.Adam(copy.deepcopy(module).parameters())
     optimizer.zero_grad()
-    with pytest.raises(StateError, match=r"Adam was built on 2 tensors of which none.*compiled.parameters\(\)"):
+    with pytest.raises(
+        StateError, match=r"Adam was built on 2 tensors of which none.*compiled.parameters\(\)"
+    ):
         optimizer.step()
 
 
