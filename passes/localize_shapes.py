@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -72,8 +73,17 @@ class _Sizes:
             result: fx.Node = interpret_sympy(expr, env).node
         while before.next is not user:
             before = before.next
-            note(before).type = ScalarType(expr)
+            note(before).type = ScalarType(_step_value(before, expr))
+        note(result).type = ScalarType(expr)
         return result
+
+
+def _step_value(node: fx.Node, whole: sympy.Basic) -> sympy.Basic:
+    """What one step of the arithmetic for `whole` computes, where Python's operators can say it."""
+    operands = fx.map_arg(node.args, lambda n: getattr(note(n).type, "expr", whole))
+    if node.target is torch.sym_float:
+        return operands[0]  # type: ignore[no-any-return]
+    return node.target(*operands) if hasattr(operator, str(node.target.__name__)) else whole
 
 
 def _localize_call(node: fx.Node, sizes: _Sizes) -> None:

@@ -184,3 +184,25 @@ def test_an_outer_factor_with_a_dynamic_size_is_a_node() -> None:
         {Output(0): g.call(aten.neg.default, cut, type="f32[B*s0]", at=S(0, s0), reads=(S(0, s0),))}
     )
     assert "shard(%x, 0, %s0)" in after(LocalizeShapes(("s0",)), gm)
+
+
+def test_each_step_of_the_arithmetic_shows_its_own_value() -> None:
+    g = Sketch()
+    x = g.add(Input(0, "x"), "f32[B]", S(0))
+    size = g.call(aten.sym_size.int, x, 0, type="int(3*B*(B - 1))")
+    gm = g.returns({Output(0): g.call(aten.div.Tensor, x, size, type="f32[B]", at=S(0), reads=(S(0),))})
+    assert_expected_inline(
+        after(LocalizeShapes(), gm),
+        """\
+mesh(dp=2)
+  %global_batch: int(B) = size(B)
+  %local_batch: int(b) = size(b)
+  %offset: int(offset) = size(offset)
+  %x: f32[B] {dp=S(0)} = input(x)
+  %add: int(B - 1) = add(-1, %global_batch)
+  %mul: int(3*B) = mul(3, %global_batch)
+  %mul_1: int(3*B*(B - 1)) = mul(%mul, %add)
+  %div_tensor: f32[B] {dp=S(0)} = aten.div.Tensor(%x, %mul_1)
+  return output 0=%div_tensor
+""",
+    )
