@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -174,6 +175,18 @@ class CompiledModule(nn.Module):
         self._served = None
         self._build()
         return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CompiledModule:
+        """A copy of the model, to be compiled on its own on the same mesh."""
+        twin = CompiledModule.__new__(CompiledModule)
+        nn.Module.__init__(twin)
+        memo[id(self)] = twin
+        object.__setattr__(twin, "_model", copy.deepcopy(self._model, memo))
+        object.__setattr__(twin, "_options", self._options)
+        object.__setattr__(twin, "_mesh", self._mesh)
+        twin._served, twin._started, twin.training = None, False, self.training
+        twin._build()
+        return twin
 
     def __repr__(self) -> str:
         return f"fxdp.compile({self._mesh},\n{self._model!r})"

@@ -66,9 +66,8 @@ def _train(name: str, split: list[int]) -> float:
         torch.manual_seed(step)
         whole = BY_HAND[name][1](sum(split))
         norms = []
-        for net, optimizer, inputs in zip(
-            (compiled, twin), optimizers, (_cut(whole, split), whole), strict=True
-        ):
+        inputs = (_cut(whole, split), whole)
+        for net, optimizer, given in zip((compiled, twin), optimizers, inputs, strict=True):
             loss_of(net(*given)).backward()
             norms.append(nn.utils.clip_grad_norm_(net.parameters(), 0.1))
             optimizer.step()
