@@ -8,8 +8,11 @@ Everything private that fxdp needs passes through here, so that a new torch rele
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import itertools
+import platform
+import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -218,13 +221,15 @@ def compile_with_inductor(
 
     The first `fixed` inputs are parameters and the like, whose addresses do not change between steps.
     """
+    import torch._inductor.config as inductor_config
     from torch._inductor.compile_fx import compile_fx_inner
     from torch._inductor.cudagraph_utils import BoxedDeviceIndex
     from torch._inductor.virtualized import V
 
+    settings = {"cpp.vec_isa_ok": True} if _compiler_knows_vectors() else {}
     context = TracingContext(fake_mode)
     with tracing(context), TracingContext.report_output_strides() as strides, torch.no_grad():
-        with V.set_fake_mode(fake_mode), torch._C._DisableAutocast():
+        with V.set_fake_mode(fake_mode), torch._C._DisableAutocast(), inductor_config.patch(settings):
             compiled = compile_fx_inner(
                 gm,
                 list(inputs),
@@ -238,6 +243,23 @@ def compile_with_inductor(
 
 
 _graph_ids = itertools.count()
+
+
+@functools.cache
+def _compiler_knows_vectors() -> bool:
+    """Whether the vector instructions that the processor reports need no test compilation.
+
+    Inductor compiles and loads one program per instruction set, which takes seconds of a cold start. GCC
+    knows all sets that torch uses on x86-64 since version 9; elsewhere Inductor may look for itself.
+    """
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return False
+    try:
+        asked = subprocess.run(["g++", "-dumpversion"], capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return False
+    major = asked.stdout.partition(".")[0].strip()
+    return major.isdigit() and int(major) >= 9
 
 
 def all_op_names() -> list[str]:
