@@ -7,9 +7,11 @@ runner checks both with `verifier.verify`. Passes know nothing of one another; t
 
 from __future__ import annotations
 
+import contextlib
 import enum
+import gc
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -94,7 +96,8 @@ class PassManager:
                     f"pass {step.name} requires {step.requires.name}, the graph is {self.level.name}"
                 )
             self.level = max(step.ensures, self.level)
-            gm = self._run_one(gm, step)
+            with _without_garbage_collection():
+                gm = self._run_one(gm, step)
             self._dump(gm, step.name)
         return gm
 
@@ -117,3 +120,15 @@ class PassManager:
         self._dumps += 1
 
     _dumps: int = 0
+
+
+@contextlib.contextmanager
+def _without_garbage_collection() -> Iterator[None]:
+    """A full collection goes through all that a model holds in memory, which takes longer than the passes."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

@@ -13,6 +13,7 @@ from torch import fx
 
 from fxdp import ir
 from fxdp.annotations import ScalarType, Size, TensorType, copy_note, is_host_size, note
+from fxdp.graph_text import target_text
 from fxdp.mesh import DataMesh
 from fxdp.pass_manager import Level
 from fxdp.rules.arguments import SIZE_ARGUMENT, MinusOffset, local_target, localized
@@ -82,8 +83,9 @@ def _step_value(node: fx.Node, whole: sympy.Basic) -> sympy.Basic:
     """What one step of the arithmetic for `whole` computes, where Python's operators can say it."""
     operands = fx.map_arg(node.args, lambda n: getattr(note(n).type, "expr", whole))
     if node.target is torch.sym_float:
-        return operands[0]  # type: ignore[no-any-return]
-    return node.target(*operands) if hasattr(operator, str(node.target.__name__)) else whole
+        return operands[0]
+    python = getattr(operator, target_text(node.target), None)
+    return whole if python is None else python(*operands)
 
 
 def _localize_call(node: fx.Node, sizes: _Sizes) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -84,3 +85,16 @@ def test_levels_are_in_the_order_of_compilation() -> None:
     assert [level.name for level in sorted(Level)] == [
         "CAPTURED", "ROUTED", "PLACED", "EXPLICIT", "LOCAL", "STAGED", "EMITTED",
     ]  # fmt: skip
+
+
+def test_no_garbage_is_collected_while_a_pass_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    monkeypatch.setattr(Step, "run", lambda self, gm, mesh: seen.append(gc.isenabled()) or gm)
+    PassManager(mesh()).run(_graph(), [Step()])
+    assert (seen, gc.isenabled()) == ([False], True)
+
+
+def test_garbage_is_collected_again_after_a_fault() -> None:
+    with pytest.raises(VerifierError):
+        PassManager(mesh()).run(_graph(), [Step(breaks=True)])
+    assert gc.isenabled()
