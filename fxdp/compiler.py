@@ -34,6 +34,7 @@ from fxdp.passes import (
 from fxdp.plan import CommRow, Plan, communication, program_text, replicated_ops
 from fxdp.rules.randomness import node_draws
 from fxdp.runtime.agreement import gather_objects
+from fxdp.runtime.failure import guard
 from fxdp.runtime.program import Program
 
 
@@ -124,6 +125,7 @@ def emit(
         local.mesh.size > 1 and not local.options.single_device_rng and any(map(node_draws, gm.graph.nodes))
     )
     program = Program.bind(gm, halves, values, world=local.mesh.size, rank=local.mesh.rank, seeded=seeded)
+    program.guarded = lambda: guard(local.mesh)
     local.seconds["emit-program"] = local.seconds.get("emit-program", 0.0) + manager.seconds["emit-program"]
     local.seconds["lowering"] = local.seconds.get("lowering", 0.0) + time.perf_counter() - start
     return program, gm

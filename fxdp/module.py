@@ -15,7 +15,7 @@ from fxdp.options import Options
 from fxdp.plan import Plan
 from fxdp.runtime.agreement import Agreement, agree, broadcast_tensors
 from fxdp.runtime.calls import CallReader
-from fxdp.runtime.failure import guard, install_hook, refusing
+from fxdp.runtime.failure import everywhere, guard, install_hook, refusing
 from fxdp.runtime.optimizers import OptimizerWatch
 from fxdp.runtime.programs import Programs, Served
 
@@ -89,7 +89,9 @@ class CompiledModule(nn.Module):
         batches = _nonempty(tuple(row[0] for row in rows))
         if not self._options.uneven:
             if len(set(batches)) > 1:
-                raise InputError(f"uneven=False promises equal local batches, but the ranks have {batches}")
+                raise everywhere(
+                    InputError(f"uneven=False promises equal local batches, but the ranks have {batches}")
+                )
             self._even.add(key)
         return batches
 
@@ -203,7 +205,7 @@ def device_type(module: nn.Module) -> str:
 
 def _nonempty(batches: tuple[int, ...]) -> tuple[int, ...]:
     if sum(batches) == 0:
-        raise InputError("the global batch is empty: no rank was given a sample")
+        raise everywhere(InputError("the global batch is empty: no rank was given a sample"))
     return batches
 
 

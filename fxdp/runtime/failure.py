@@ -24,11 +24,11 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any
 
-from fxdp.errors import RankFailedError
+from fxdp.errors import AgreementError, FxdpError, RankFailedError
 from fxdp.links import Ending, EndKind, Links, RefusedError, live_links
 from fxdp.mesh import DataMesh, ensure_alive
 
-__all__ = ["convert", "describe", "guard", "install_hook", "refusing", "report_errors"]
+__all__ = ["convert", "describe", "everywhere", "guard", "install_hook", "refusing", "report_errors"]
 
 _BROKEN = (
     "connection closed by peer",
@@ -42,7 +42,7 @@ _BROKEN = (
     "nccl",
     "aborted",
 )
-_REFUSED = "__fxdp_refused__"  # on an error that the other ranks know by a refused round
+_REFUSED = "__fxdp_refused__"  # on an error that the other ranks know, or have raised as well
 _TEXT_LIMIT = 6000
 _FRAMES = 6
 
@@ -76,7 +76,7 @@ class guard:  # noqa: N801  (reads as a statement: with guard(mesh))
             if links.ending is not None:  # e.g. aborted NCCL kernels end without an error
                 raise RankFailedError(str(links.ending))
             return
-        if isinstance(error, RefusedError) or getattr(error, _REFUSED, False):
+        if isinstance(error, (RefusedError, AgreementError)) or getattr(error, _REFUSED, False):
             return  # only this call fails, on all ranks
         if isinstance(error, RankFailedError):
             links.stop(links.cause() or Ending(links.rank, EndKind.FAILED, str(error)))
@@ -115,6 +115,12 @@ def refusing(mesh: DataMesh) -> Iterator[None]:
             with contextlib.suppress(AttributeError):
                 setattr(error, _REFUSED, True)
         raise
+
+
+def everywhere(error: FxdpError) -> FxdpError:
+    """Mark an error that follows from what all ranks know: each raises it, and only this call fails."""
+    setattr(error, _REFUSED, True)
+    return error
 
 
 @contextlib.contextmanager

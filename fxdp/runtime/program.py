@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 import torch
 from torch import Tensor, fx
-from torch.autograd.function import once_differentiable
 
 from fxdp.annotations import Buffer, Constant, Input, Parameter, Size, Slot, Tangent, TensorType, note
+from fxdp.errors import StateError
 from fxdp.lowering.eager import forward_inputs
 from fxdp.lowering.halves import Halves
 from fxdp.placements import Shard
@@ -52,6 +53,8 @@ class Program:
     seeded: bool
     """Whether the program draws random numbers of its own on each rank."""
     rank: int = 0
+    guarded: Callable[[], AbstractContextManager[None]] = nullcontext
+    """Around each backward: errors of this rank reach the others, theirs reach this one."""
     _warned: bool = field(default=False, repr=False)
 
     @classmethod
@@ -138,12 +141,31 @@ class _Step(torch.autograd.Function):
         return outputs
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         program: Program = ctx.program
         tensors, numbers = iter(ctx.saved_tensors), iter(ctx.numbers)
         saved = [next(tensors) if is_tensor else next(numbers) for is_tensor in ctx.is_tensor]
-        return (None, *program.backward(saved, grads, ctx.shapes))
+        with torch.no_grad(), program.guarded():
+            results = program.backward(saved, grads, ctx.shapes)
+        if torch.is_grad_enabled():  # create_graph=True
+            results = [None if r is None else _OnlyOnce.apply(r.detach().requires_grad_()) for r in results]
+        return (None, *results)
+
+
+class _OnlyOnce(torch.autograd.Function):
+    """A gradient that must not be differentiated again: without this it would count as a constant."""
+
+    @staticmethod
+    def forward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        return gradient.view_as(gradient)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> NoReturn:
+        raise StateError(
+            "a gradient of a compiled module was differentiated again (create_graph=True, as in a gradient "
+            "penalty); a compiled module has first derivatives only. Write the term with tensor operations "
+            "inside of the model, or train this model without fxdp.compile"
+        )
 
 
 class _rank_generator:  # noqa: N801 - reads as a statement

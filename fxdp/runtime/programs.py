@@ -28,6 +28,7 @@ from fxdp.options import Options
 from fxdp.plan import evaluate
 from fxdp.runtime.agreement import agree, gather_objects
 from fxdp.runtime.calls import Call
+from fxdp.runtime.failure import refusing
 from fxdp.runtime.program import Program
 from fxdp.symbols import B, named_size
 
@@ -142,13 +143,13 @@ class Programs:
         self, args: tuple[Any, ...], kwargs: dict[str, Any], *, dynamic: bool, hint: int | None
     ) -> LocalProgram:
         start = time.perf_counter()
-        with _plain_modes():
+        with refusing(self._mesh), _plain_modes():
             captured = capture(
                 self._module, args, kwargs, batch_dims=self._options.batch_dims, loss_fn=self._options.loss_fn,
                 dynamic=dynamic, differentiable="all", couple=self._mesh.size > 1, hint=hint,
             )  # fmt: skip
-        seconds = time.perf_counter() - start
-        local = prepare(captured, self._mesh, self._options)
+            seconds = time.perf_counter() - start
+            local = prepare(captured, self._mesh, self._options)
         local.seconds = {"capture": seconds, **local.seconds}
         self._compare(local)
         return local

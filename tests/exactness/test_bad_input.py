@@ -293,7 +293,11 @@ def _loops() -> dict[str, str]:
     inputs = torch.randn(3, 6, requires_grad=True)
     outside = compiled(inputs)
     (grad,) = torch.autograd.grad(outside, inputs, create_graph=True)
-    found["penalty outside"] = _message(lambda: grad.square().sum().backward())
+    found["penalty outside"] = _error(lambda: (outside + grad.square().sum()).backward())
+    first = compiled(inputs)
+    first.backward(create_graph=True)
+    found["create_graph alone"] = _error(lambda: good.step())
+    compiled.zero_grad()
     found["works"] = str(_works(compiled))
     found["plan too early"] = _error(lambda: _compiled().plan)
     dist.destroy_process_group()
@@ -313,7 +317,8 @@ def test_wrong_loops(ranks: RankPool) -> None:
     words = {
         "optimizer": ["StateError", "SGD", "compiled.parameters()"],
         "twice": ["second time"],
-        "penalty outside": ["twice"],
+        "penalty outside": ["StateError", "create_graph=True", "gradient penalty"],
+        "create_graph alone": ["no error"],
         "works": ["True"],
         "plan too early": ["StateError", "call the module once"],
         "destroyed": ["StateError", "process group was destroyed"],
