@@ -1,18 +1,19 @@
 """A torch.fx compiler for automatic data parallelism with single-device semantics.
 
-    compiled = fxdp.compile(model, mesh)
-    loss = compiled(x, y); loss.backward(); optimizer.step()
+compiled = fxdp.compile(model, mesh)
+loss = compiled(x, y); loss.backward(); optimizer.step()
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from fxdp.dry_run import dry_run
 from fxdp.errors import (
     AgreementError,
     CaptureError,
@@ -44,10 +45,11 @@ __all__ = [
     "StateError",
     "VerifierError",
     "compile",
+    "plan",
 ]
 
 
-def compile(  # noqa: A001 - the name users know from torch.compile
+def compile(
     model: nn.Module,
     mesh: DeviceMesh | None = None,
     *,
@@ -90,7 +92,31 @@ def compile(  # noqa: A001 - the name users know from torch.compile
     MeshError : a mesh that does not fit, unknown axes, no process group.
     InputError : options that do not exist.
     """
-    options = Options(loss_fn, strategy, batch_dims, bucket_mb, rng, uneven, compute, verify, strict, dump_dir)
+    options = Options(
+        loss_fn, strategy, batch_dims, bucket_mb, rng, uneven, compute, verify, strict, dump_dir
+    )
     return CompiledModule(model, mesh, options)
 
 
+def plan(
+    model: nn.Module,
+    args: tuple[Any, ...] = (),
+    kwargs: dict[str, Any] | None = None,
+    mesh: DeviceMesh | Mapping[str, int] | None = None,
+    **options: Any,
+) -> Plan:
+    """What `compile` would decide for `model`, without a process group and without compiling.
+
+    Parameters
+    ----------
+    model : any module that can be captured as one graph.
+    args, kwargs : one rank's example batch; the global batch counts as that times the ranks.
+    mesh : sizes by axis name, as `{"dp": 64}`, or a DeviceMesh; two ranks by default.
+    options : the other options of `compile`.
+
+    Raises
+    ------
+    CaptureError : the model cannot be captured as one graph.
+    MeshError, InputError : as `compile` and the compiled module's first call.
+    """
+    return dry_run(model, args, kwargs or {}, mesh or {"dp": 2}, Options(**options))

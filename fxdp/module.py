@@ -27,7 +27,9 @@ class CompiledModule(nn.Module):
     model. Compilation happens at the first call of each kind.
     """
 
-    def __init__(self, module: nn.Module, mesh: DeviceMesh | Mapping[str, int] | None, options: Options) -> None:
+    def __init__(
+        self, module: nn.Module, mesh: DeviceMesh | Mapping[str, int] | None, options: Options
+    ) -> None:
         super().__init__()
         # kept out of nn.Module's own registries, so that names and state-dict keys stay the model's
         object.__setattr__(self, "_model", module)
@@ -168,11 +170,11 @@ class CompiledModule(nn.Module):
 
     def named_modules(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Module]]:
         """The model's modules."""
-        return self._model.named_modules(*args, **kwargs)
+        return iter(list(self._model.named_modules(*args, **kwargs)))
 
     def _apply(self, fn: Any, recurse: bool = True) -> CompiledModule:
         """`to()`, `double()`, ... change the model; programs are compiled anew."""
-        self._model._apply(fn, recurse)
+        self._model._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self._started = False
         self._served = None
         self._build()
@@ -225,5 +227,3 @@ def _call_lines(call: Any) -> list[str]:
         lines.append(f"tensor {i} {dtype} dims {list(dims)} requires_grad={needs_grad}")
     modes = f"grad={grad} autocast={autocast} training={any(training)}"
     return [*lines, modes, f"modules {training.hex()}", f"trainable {trainable.hex()}"]
-
-

@@ -22,21 +22,21 @@ from torch import fx, nn
 from torch._C._distributed_c10d import Store, TCPStore
 from torch._decomp import decomposition_table as torch_decompositions
 from torch._dynamo.exc import UserError
+from torch._dynamo.source import ConstantSource
 from torch._functorch._aot_autograd.descriptors import (
     AOTInput,
     AOTOutput,
     BufferAOTInput,
-    GradAOTOutput,
-    InputMutationAOTOutput,
     ForwardTokenAOTInput,
     ForwardTokenAOTOutput,
+    GradAOTOutput,
+    InputMutationAOTOutput,
     ParamAOTInput,
     PlainAOTInput,
     PlainAOTOutput,
     TangentAOTInput,
 )
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
-from torch._dynamo.source import ConstantSource
 from torch._guards import TracingContext, tracing
 from torch._ops import OpOverload, OpOverloadPacket
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
@@ -44,8 +44,8 @@ from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import (
-    DimDynamic,
     ConstraintViolationError,
+    DimDynamic,
     GuardOnDataDependentSymNode,
     PropagateUnbackedSymInts,
     ShapeEnv,
@@ -172,7 +172,9 @@ def symbolic_sizes(hints: Mapping[str, int]) -> tuple[FakeTensorMode, dict[str, 
     sizes = {}
     for name, value in hints.items():
         source = ConstantSource(name)
-        symbol = env.create_symbol(value, source, DimDynamic.DYNAMIC, constraint_dim=None, do_not_specialize_zero_one=True)
+        symbol = env.create_symbol(
+            value, source, DimDynamic.DYNAMIC, constraint_dim=None, do_not_specialize_zero_one=True
+        )
         sizes[name] = env.create_symintnode(symbol, hint=value, source=source)
     return FakeTensorMode(shape_env=env, allow_non_fake_inputs=True), sizes
 
@@ -206,16 +208,24 @@ def partition_for_inductor(
     return forward, backward
 
 
-def joint_passes_for_inference(gm: fx.GraphModule, device: torch.device, fake_mode: FakeTensorMode) -> fx.GraphModule:
+def joint_passes_for_inference(
+    gm: fx.GraphModule, device: torch.device, fake_mode: FakeTensorMode
+) -> fx.GraphModule:
     """Inductor's joint graph passes on a program without backward."""
     from torch._inductor.compile_fx import _recursive_joint_graph_passes
 
     with tracing(TracingContext(fake_mode)), fake_mode, torch.no_grad():
-        return _recursive_joint_graph_passes(gm, input_device=device)  # type: ignore[no-any-return]
+        return _recursive_joint_graph_passes(gm, input_device=device)
 
 
 def compile_with_inductor(
-    gm: fx.GraphModule, inputs: Sequence[Any], fake_mode: FakeTensorMode, *, backward: bool, inference: bool, fixed: int
+    gm: fx.GraphModule,
+    inputs: Sequence[Any],
+    fake_mode: FakeTensorMode,
+    *,
+    backward: bool,
+    inference: bool,
+    fixed: int,
 ) -> tuple[Callable[[list[Any]], Any], list[tuple[Any, ...] | None]]:
     """Compile one half; the callable takes a list. Also the strides of its outputs, where Inductor knows.
 
@@ -228,21 +238,33 @@ def compile_with_inductor(
 
     settings = {"cpp.vec_isa_ok": True} if _compiler_knows_vectors() else {}
     context = TracingContext(fake_mode)
-    with tracing(context), TracingContext.report_output_strides() as strides, torch.no_grad():
-        with V.set_fake_mode(fake_mode), torch._C._DisableAutocast(), inductor_config.patch(settings):
-            compiled = compile_fx_inner(
-                gm,
-                list(inputs),
-                static_input_idxs=tuple(range(fixed)),
-                is_backward=backward,
-                is_inference=inference,
-                graph_id=next(_graph_ids),
-                boxed_forward_device_index=BoxedDeviceIndex(None),
-            )
+    with (
+        tracing(context),
+        TracingContext.report_output_strides() as strides,
+        torch.no_grad(),
+        V.set_fake_mode(fake_mode),
+        torch._C._DisableAutocast(),
+        inductor_config.patch(settings),
+    ):
+        compiled = compile_fx_inner(
+            gm,
+            list(inputs),
+            static_input_idxs=tuple(range(fixed)),
+            is_backward=backward,
+            is_inference=inference,
+            graph_id=next(_graph_ids),
+            boxed_forward_device_index=BoxedDeviceIndex(None),
+        )
     return compiled, list(strides or [])
 
 
 _graph_ids = itertools.count()
+
+
+def release_saved_tensors(ctx: Any) -> None:
+    """Inside a backward: let go of what the forward saved, unless the graph is to be kept."""
+    if not torch._C._autograd._get_current_graph_task_keep_graph():
+        ctx.maybe_clear_saved_tensors()
 
 
 @functools.cache
@@ -255,7 +277,9 @@ def _compiler_knows_vectors() -> bool:
     if platform.machine() not in ("x86_64", "AMD64"):
         return False
     try:
-        asked = subprocess.run(["g++", "-dumpversion"], capture_output=True, text=True, timeout=10, check=True)
+        asked = subprocess.run(
+            ["g++", "-dumpversion"], capture_output=True, text=True, timeout=10, check=True
+        )
     except (OSError, subprocess.SubprocessError):
         return False
     major = asked.stdout.partition(".")[0].strip()
@@ -282,4 +306,6 @@ def dtensor_spec(
 
     size = torch.Size(shape)
     stride = torch.empty(size, device="meta").stride()
-    return DTensorSpec(mesh, tuple(spelled(*p) for p in placements), tensor_meta=TensorMeta(size, stride, dtype))
+    return DTensorSpec(
+        mesh, tuple(spelled(*p) for p in placements), tensor_meta=TensorMeta(size, stride, dtype)
+    )

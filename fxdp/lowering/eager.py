@@ -66,9 +66,9 @@ def _forward_nodes(graph: fx.Graph) -> set[fx.Node]:
         if node in needed:
             needed.update(node.all_input_nodes)
     for node in graph.nodes:
-        if isinstance(note(node).slot, Tangent) or any(a in later for a in node.all_input_nodes):
-            later.add(node)
-        elif note(node).backward and node not in needed and node.op == "call_function":
+        reads_later = any(a in later for a in node.all_input_nodes)
+        called_backward = note(node).backward and node.op == "call_function" and node not in needed
+        if isinstance(note(node).slot, Tangent) or reads_later or called_backward:
             later.add(node)
     return {n for n in graph.nodes if n not in later and n.op != "output"}
 
@@ -86,7 +86,8 @@ def _saved(graph: fx.Graph, forward: set[fx.Node]) -> list[fx.Node]:
 def _forward_graph(
     gm: fx.GraphModule, nodes: set[fx.Node], saved: list[fx.Node]
 ) -> tuple[fx.GraphModule, int]:
-    graph, copies = fx.Graph(), {}
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
     for node in gm.graph.nodes:
         if node in nodes:
             copies[node] = graph.node_copy(node, copies.__getitem__)
@@ -118,7 +119,7 @@ def _backward_graph(gm: fx.GraphModule, forward: set[fx.Node], saved: list[fx.No
     if not gradients:
         return None
     graph = fx.Graph()
-    copies = {}
+    copies: dict[fx.Node, fx.Node] = {}
     for node in saved:
         copies[node] = copy = graph.placeholder(node.name)
         copy.meta = dict(node.meta)
@@ -134,5 +135,3 @@ def _backward_graph(gm: fx.GraphModule, forward: set[fx.Node], saved: list[fx.No
 def forward_inputs(graph: fx.Graph) -> list[fx.Node]:
     """The placeholders that the forward takes, in order: all but the tangents."""
     return [n for n in graph.nodes if n.op == "placeholder" and not isinstance(note(n).slot, Tangent)]
-
-

@@ -12,19 +12,17 @@ from torch import Tensor, fx
 from fxdp.annotations import (
     Buffer,
     Constant,
-
     Mutation,
     Output,
     Parameter,
-
     Size,
     Slot,
     Tangent,
     TensorType,
     note,
 )
-from fxdp.lowering.eager import forward_inputs, gradient_of, results, tensor_type
 from fxdp.errors import StateError
+from fxdp.lowering.eager import forward_inputs, gradient_of, results, tensor_type
 from fxdp.lowering.halves import Boxed, Halves
 from fxdp.lowering.tangents import usual_zeros
 from fxdp.lowering.turns import Turn
@@ -92,9 +90,10 @@ def lower_inductor(
 def _sizes(shapes: Shapes) -> tuple[FakeTensorMode, dict[str, Any]]:
     if shapes.generic:
         # 0 and 1 would be taken for constants: let the hints be ordinary numbers
-        return symbolic_sizes({name: max(value, 2 + i) for i, (name, value) in enumerate(shapes.sizes.items())})
+        return symbolic_sizes(
+            {name: max(value, 2 + i) for i, (name, value) in enumerate(shapes.sizes.items())}
+        )
     return static_mode(), dict(shapes.sizes)
-
 
 
 def _fake(
@@ -120,9 +119,10 @@ def _fake(
 def _joint_function(gm: fx.GraphModule, inputs: list[fx.Node], tangents: list[fx.Node]) -> Any:
     """The emitted graph as `f(primals, tangents)` whose results are outputs, mutations, gradients."""
     gradients = gradient_of(gm.graph)
-    order = [n for s, n in results(gm.graph) if isinstance(s, Output)]
+    order: list[fx.Node | None] = [n for s, n in results(gm.graph) if isinstance(s, Output)]
     order += [n for s, n in results(gm.graph) if isinstance(s, Mutation)]
-    order += [gradients.get(note(n).slot) for n in inputs] if gradients else []  # type: ignore[arg-type]
+    if gradients:
+        order += [gradients.get(note(n).slot) for n in inputs]  # type: ignore[arg-type]
     placeholders = [*inputs, *tangents]
 
     def joint(primals: Sequence[Any], tangents: Sequence[Any]) -> list[Any]:
@@ -130,7 +130,7 @@ def _joint_function(gm: fx.GraphModule, inputs: list[fx.Node], tangents: list[fx
         for node in gm.graph.nodes:
             if node.op == "call_function":
                 args, kwargs = fx.map_arg((node.args, node.kwargs), env.__getitem__)
-                env[node] = node.target(*args, **kwargs)  # type: ignore[operator]
+                env[node] = node.target(*args, **kwargs)
         return [None if n is None else env[n] for n in order]
 
     return joint
@@ -148,7 +148,9 @@ class _Compiler:
     keeps_strides: bool
     """Whether results keep the strides they were traced with, so that both halves can be compiled at once."""
 
-    def training(self, joint: fx.GraphModule, inputs: list[Any], tangents: list[TensorType], turn: Turn) -> Halves:
+    def training(
+        self, joint: fx.GraphModule, inputs: list[Any], tangents: list[TensorType], turn: Turn
+    ) -> Halves:
         forward, backward = partition_for_inductor(
             joint, inputs, self.outputs + len(self.mutations), self.fake_mode
         )
@@ -183,7 +185,7 @@ class _Compiler:
         gm.recompile()
         inputs = [n.meta["val"] for n in gm.graph.nodes if n.op == "placeholder"]
         output = gm.graph.output_node()
-        visible = range(len(output.args[0]) if self.keeps_strides else self.outputs)  # type: ignore[arg-type]
+        visible = range(len(_results(gm)) if self.keeps_strides else self.outputs)
         output.meta["user_visible_output_idxs"] = [] if backward else list(visible)
         fixed = 0 if backward else self.fixed
         return compile_with_inductor(
@@ -201,16 +203,16 @@ class _Compiler:
         for node in placeholders:
             if node.name in unread:
                 backward.graph.erase_node(node)
-        output = forward.graph.output_node()
-        results = list(output.args[0])  # type: ignore[arg-type]
+        results = _results(forward)
         first = self.outputs + len(self.mutations)
-        output.args = ((*results[:first], *(n for n in results[first:] if n.name not in unread)),)
+        read = [n for n in results[first:] if n.name not in unread]
+        forward.graph.output_node().args = ((*results[:first], *read),)
         _keep_ancestors(forward.graph)
 
     def _saved_order(self, forward: fx.GraphModule, backward: fx.GraphModule) -> tuple[int, ...]:
         """Where each saved input of the backward stands among what the forward saves."""
-        saved = forward.graph.output_node().args[0][self.outputs + len(self.mutations) :]  # type: ignore[index]
-        position = {n.name: i for i, n in enumerate(saved)}  # type: ignore[union-attr]
+        saved = _results(forward)[self.outputs + len(self.mutations) :]
+        position = {n.name: i for i, n in enumerate(saved)}
         names = [n.name for n in backward.graph.nodes if n.op == "placeholder"]
         return tuple(position[name] for name in names if name in position)
 
@@ -219,7 +221,7 @@ class _Compiler:
         if not self.mutations:
             return
         output = forward.graph.output_node()
-        values = list(output.args[0])  # type: ignore[arg-type]
+        values = _results(forward)
         placeholders = [n for n in forward.graph.nodes if n.op == "placeholder"]
         targets = [placeholders[self.slots.index(m.of)] for m in self.mutations]
         new = values[self.outputs : self.outputs + len(self.mutations)]
@@ -230,6 +232,13 @@ class _Compiler:
                 copy = forward.graph.call_function(aten.copy_.default, (target, value))
                 copy.meta["val"] = target.meta["val"]
         output.args = (tuple(kept),)
+
+
+def _results(gm: fx.GraphModule) -> list[Any]:
+    """The flat results of a traced graph."""
+    values = gm.graph.output_node().args[0]
+    assert isinstance(values, (list, tuple))
+    return list(values)
 
 
 def _keep_ancestors(graph: fx.Graph) -> None:

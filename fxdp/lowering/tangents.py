@@ -36,7 +36,9 @@ def usual_zeros(tangents: Sequence[TensorType]) -> frozenset[int]:
     return frozenset(i for i, t in enumerate(tangents) if t.shape)
 
 
-def without_tangents(gm: fx.GraphModule, zero: Sequence[int], tangents: int) -> tuple[fx.GraphModule, tuple[int, ...]]:
+def without_tangents(
+    gm: fx.GraphModule, zero: Sequence[int], tangents: int
+) -> tuple[fx.GraphModule, tuple[int, ...]]:
     """The backward without the tangents numbered `zero`, and the numbers of those it still takes.
 
     The last `tangents` placeholders of `gm` are its tangents.

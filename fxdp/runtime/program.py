@@ -16,6 +16,7 @@ from fxdp.errors import StateError
 from fxdp.lowering.eager import forward_inputs
 from fxdp.lowering.halves import Halves
 from fxdp.placements import Shard
+from fxdp.torch_compat import release_saved_tensors
 
 _log = logging.getLogger("fxdp")
 
@@ -55,18 +56,34 @@ class Program:
     rank: int = 0
     guarded: Callable[[], AbstractContextManager[None]] = nullcontext
     """Around each backward: errors of this rank reach the others, theirs reach this one."""
+    differentiable: frozenset[int] = field(init=False)
+    number_positions: tuple[int, ...] | None = None
+    """Which of the saved values are host numbers; learnt at the first run."""
     _warned: bool = field(default=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.differentiable = frozenset(t.output for t in self.tangents)
 
     @classmethod
     def bind(
-        cls, gm: fx.GraphModule, halves: Halves, values: Mapping[Slot, Any], *, world: int, rank: int, seeded: bool
+        cls,
+        gm: fx.GraphModule,
+        halves: Halves,
+        values: Mapping[Slot, Any],
+        *,
+        world: int,
+        rank: int,
+        seeded: bool,
     ) -> Program:
         """Bind an emitted graph's halves to the tensors in `values`."""
         slots = [note(n).slot for n in forward_inputs(gm.graph)]
         rows = [i for i, s in enumerate(slots) if isinstance(s, Constant) and s not in values]
         return cls(
             halves,
-            [values[s] if isinstance(s, (Parameter, Buffer, Constant)) and s in values else None for s in slots],
+            [
+                values[s] if isinstance(s, (Parameter, Buffer, Constant)) and s in values else None
+                for s in slots
+            ],
             tuple((i, s.index) for i, s in enumerate(slots) if isinstance(s, Input)),
             tuple((i, s.name) for i, s in enumerate(slots) if isinstance(s, Size)),
             rows[0] if rows else None,
@@ -76,7 +93,9 @@ class Program:
             rank,
         )
 
-    def run(self, inputs: Sequence[Tensor], sizes: Mapping[str, int], rows: Tensor | None) -> Sequence[Tensor]:
+    def run(
+        self, inputs: Sequence[Tensor], sizes: Mapping[str, int], rows: Tensor | None
+    ) -> Sequence[Tensor]:
         """This rank's outputs; with a backward if the program has one and gradients are on."""
         values = self.template.copy()
         for position, index in self.inputs:
@@ -95,12 +114,14 @@ class Program:
             return self.halves.forward(values)
         return _Step.apply(self, *values)  # type: ignore[no-untyped-call,no-any-return]
 
-    def backward(self, saved: Sequence[Any], grads: Sequence[Tensor | None], outputs: Sequence[Like]) -> Any:
+    def backward(self, saved: list[Any], grads: Sequence[Tensor | None], outputs: Sequence[Like]) -> Any:
         """One gradient or None per input, from what autograd brings for the outputs."""
         zero = frozenset([i for i, slot in enumerate(self.tangents) if grads[slot.output] is None])
         backward = self.halves.backward(zero)
         tangents = [self._tangent(self.tangents[i], grads, outputs) for i in backward.tangents]
-        return backward.run([*[saved[i] for i in self.halves.saved_order], *tangents])
+        inputs = [*[saved[i] for i in self.halves.saved_order], *tangents]
+        saved.clear()  # the callee empties `inputs`, so that activations are freed as they are used up
+        return backward.run(inputs)
 
     def _tangent(self, slot: TangentSlot, grads: Sequence[Tensor | None], outputs: Sequence[Like]) -> Tensor:
         grad = grads[slot.output]
@@ -117,7 +138,7 @@ class Program:
             self._warned = True
             _log.warning(
                 "a loss outside the compiled module is averaged over ranks, as DistributedDataParallel does: "
-                "its gradient is divided by %d. Pass loss_fn= to fxdp.compile for the loss of the whole batch.",
+                "its gradient is divided by %d. Pass loss_fn= to fxdp.compile for the whole batch's loss.",
                 self.world,
             )
 
@@ -126,37 +147,46 @@ class _Step(torch.autograd.Function):
     """One forward and backward as a single autograd node."""
 
     @staticmethod
-    def forward(ctx: Any, program: Program, *values: Any) -> tuple[Tensor, ...]:  # type: ignore[override]
+    def forward(ctx: Any, program: Program, *values: Any) -> tuple[Tensor, ...]:
         results = program.halves.forward(list(values))
         count = program.halves.outputs
-        outputs, saved = tuple(results[:count]), results[count:]
+        outputs, saved = tuple(results[:count]), list(results[count:])
+        numbers = program.number_positions
+        if numbers is None:
+            numbers = program.number_positions = tuple(
+                i for i, v in enumerate(saved) if not isinstance(v, Tensor)
+            )
         ctx.program = program
-        ctx.is_tensor = tuple(isinstance(v, Tensor) for v in saved)
-        ctx.save_for_backward(*(v for v in saved if isinstance(v, Tensor)))
-        ctx.numbers = tuple(v for v in saved if not isinstance(v, Tensor))
-        ctx.shapes = tuple((o.shape, o.device) for o in outputs)
-        differentiable = {t.output for t in program.tangents}
-        ctx.mark_non_differentiable(*(o for i, o in enumerate(outputs) if i not in differentiable))
+        ctx.numbers = [saved.pop(i) for i in reversed(numbers)]
+        ctx.save_for_backward(*saved)
+        ctx.shapes = [(o.shape, o.device) for o in outputs]
+        ctx.mark_non_differentiable(*[o for i, o in enumerate(outputs) if i not in program.differentiable])
         ctx.set_materialize_grads(False)
         return outputs
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         program: Program = ctx.program
-        tensors, numbers = iter(ctx.saved_tensors), iter(ctx.numbers)
-        saved = [next(tensors) if is_tensor else next(numbers) for is_tensor in ctx.is_tensor]
+        saved = list(ctx.saved_tensors)
+        release_saved_tensors(ctx)
+        for position, number in zip(program.number_positions or (), reversed(ctx.numbers), strict=True):
+            saved.insert(position, number)
         with torch.no_grad(), program.guarded():
             results = program.backward(saved, grads, ctx.shapes)
         if torch.is_grad_enabled():  # create_graph=True
-            results = [None if r is None else _OnlyOnce.apply(r.detach().requires_grad_()) for r in results]
+            results = [None if r is None else _once(r) for r in results]
         return (None, *results)
+
+
+def _once(gradient: Tensor) -> Tensor:
+    return _OnlyOnce.apply(gradient.detach().requires_grad_())  # type: ignore[no-untyped-call,no-any-return]
 
 
 class _OnlyOnce(torch.autograd.Function):
     """A gradient that must not be differentiated again: without this it would count as a constant."""
 
     @staticmethod
-    def forward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, gradient: Tensor) -> Tensor:
         return gradient.view_as(gradient)
 
     @staticmethod

@@ -107,9 +107,15 @@ class Programs:
         return any(not self._broken(local, call, batches) for local in kind.captured[True])
 
     def _captured_for(
-        self, kind: _Kind, call: Call, batches: tuple[int, ...], args: tuple[Any, ...], kwargs: dict[str, Any],
-        *, dynamic: bool,
-    ) -> LocalProgram:  # fmt: skip
+        self,
+        kind: _Kind,
+        call: Call,
+        batches: tuple[int, ...],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        dynamic: bool,
+    ) -> LocalProgram:
         """A capture that is valid at these sizes, made now if there is none.
 
         A model whose Python code branches on sizes is captured once per branch, at a size that takes it.
@@ -125,9 +131,9 @@ class Programs:
         if broken:
             listing = "\n  ".join(f"{c.expr} at {c.site}" for c in broken)
             raise InputError(
-                f"the model's Python code decided on a size in a way that does not hold for this call, whose global "
-                f"batch is {sum(batches)}:\n  {listing}\nUse tensor operations instead of Python conditions on "
-                "sizes there, or keep the sizes within the condition"
+                "the model's Python code decided on a size in a way that does not hold for this call, whose "
+                f"global batch is {sum(batches)}:\n  {listing}\nUse tensor operations instead of Python "
+                "conditions on sizes there, or keep the sizes within the condition"
             )
         known.append(local)
         return local
@@ -145,9 +151,16 @@ class Programs:
         start = time.perf_counter()
         with refusing(self._mesh), _plain_modes():
             captured = capture(
-                self._module, args, kwargs, batch_dims=self._options.batch_dims, loss_fn=self._options.loss_fn,
-                dynamic=dynamic, differentiable="all", couple=self._mesh.size > 1, hint=hint,
-            )  # fmt: skip
+                self._module,
+                args,
+                kwargs,
+                batch_dims=self._options.batch_dims,
+                loss_fn=self._options.loss_fn,
+                dynamic=dynamic,
+                differentiable="all",
+                couple=self._mesh.size > 1,
+                hint=hint,
+            )
             seconds = time.perf_counter() - start
             local = prepare(captured, self._mesh, self._options)
         local.seconds = {"capture": seconds, **local.seconds}
@@ -159,7 +172,9 @@ class Programs:
         digests = gather_objects(self._mesh, local.digest)
         if len(set(digests)) > 1:
             agree(self._mesh, local.text.splitlines(), "models")
-            raise AgreementError("the ranks' programs differ in a constant: are the models' Python values equal?")
+            raise AgreementError(
+                "the ranks' programs differ in a constant: are the models' Python values equal?"
+            )
 
     def _emit(self, local: LocalProgram, call: Call, batches: tuple[int, ...], *, generic: bool) -> Served:
         sizes = size_values(local.captured, call, batches, self._mesh.rank)
@@ -239,7 +254,7 @@ def _has_size_leaves(captured: Captured) -> bool:
 
 
 def _by_symbol(expr: sympy.Basic, sizes: dict[str, int]) -> dict[Any, sympy.Integer]:
-    return {s: sympy.Integer(sizes["B" if s == B else s.name]) for s in expr.free_symbols}  # type: ignore[attr-defined]
+    return {s: sympy.Integer(sizes["B" if s == B else s.name]) for s in expr.free_symbols}
 
 
 @contextlib.contextmanager
@@ -252,5 +267,3 @@ def _plain_modes() -> Iterator[None]:
     with torch.inference_mode(False), torch.set_grad_enabled(enabled), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
-
-

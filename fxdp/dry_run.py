@@ -1,0 +1,44 @@
+"""Plan a model for a mesh without having it: no process group, no second process, nothing compiled."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from fxdp.capture import capture
+from fxdp.compiler import prepare
+from fxdp.mesh import resolve_mesh
+from fxdp.options import Options
+from fxdp.plan import Plan
+from fxdp.runtime.calls import CallReader
+
+
+def dry_run(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    mesh: DeviceMesh | Mapping[str, int],
+    options: Options,
+) -> Plan:
+    """The plan for one rank's `args` and `kwargs`, as if every rank had a batch of that size."""
+    device_type = next((p.device.type for p in model.parameters()), "cpu")
+    call = CallReader(model, options.batch_dims, device_type).read(args, kwargs)
+    data = resolve_mesh(mesh, device_type)
+    start = time.perf_counter()
+    captured = capture(
+        model,
+        args,
+        kwargs,
+        batch_dims=options.batch_dims,
+        loss_fn=options.loss_fn,
+        differentiable="all",
+        couple=data.size > 1,
+    )
+    seconds = time.perf_counter() - start
+    local = prepare(captured, data, options)
+    local.seconds = {"capture": seconds, **local.seconds}
+    return local.plan({"B": call.batch * data.size})
