@@ -294,10 +294,8 @@ def _loops() -> dict[str, str]:
     outside = compiled(inputs)
     (grad,) = torch.autograd.grad(outside, inputs, create_graph=True)
     found["penalty outside"] = _error(lambda: (outside + grad.square().sum()).backward())
-    first = compiled(inputs)
-    first.backward(create_graph=True)
-    found["create_graph alone"] = _error(lambda: good.step())
-    compiled.zero_grad()
+    first = torch.autograd.grad(compiled(inputs), inputs, create_graph=True)[0]
+    found["create_graph alone"] = _error(lambda: first.detach().sum())
     found["works"] = str(_works(compiled))
     found["plan too early"] = _error(lambda: _compiled().plan)
     dist.destroy_process_group()
