@@ -21,6 +21,7 @@ import torch
 from torch import fx, nn
 from torch._C._distributed_c10d import Store, TCPStore
 from torch._decomp import decomposition_table as torch_decompositions
+from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.exc import UserError
 from torch._dynamo.source import ConstantSource
 from torch._functorch._aot_autograd.descriptors import (
@@ -179,13 +180,20 @@ def symbolic_sizes(hints: Mapping[str, int]) -> tuple[FakeTensorMode, dict[str, 
     return FakeTensorMode(shape_env=env, allow_non_fake_inputs=True), sizes
 
 
+def fixed_sizes(sizes: Mapping[str, Any]) -> list[str]:
+    """The names of the sizes that tracing or compiling took for constants."""
+    symbolic = {name: size.node for name, size in sizes.items() if isinstance(size, torch.SymInt)}
+    return [name for name, node in symbolic.items() if node.shape_env.replace(node.expr).is_number]
+
+
 def trace_for_inductor(
     function: Callable[..., Any], fake_mode: FakeTensorMode, primals: Sequence[Any], tangents: Sequence[Any]
 ) -> fx.GraphModule:
     """Trace `function(primals, tangents)` with the decompositions that Inductor expects."""
     from torch._inductor.decomposition import select_decomp_table
 
-    with fake_mode, tracing(TracingContext(fake_mode)), torch.no_grad():
+    # the Python dispatcher decomposes ops whose C++ kernels would fix symbolic sizes
+    with fake_mode, tracing(TracingContext(fake_mode)), torch.no_grad(), enable_python_dispatcher():
         traced = make_fx(
             function,
             decomposition_table=select_decomp_table(),

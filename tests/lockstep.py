@@ -116,7 +116,9 @@ def eager(
     if loss_fn is not None:
         result = loss_fn(result, target)
     leaves = pytree.tree_leaves(result)
-    outputs = [leaf for leaf, kind in zip(leaves, captured.leaves, strict=True) if isinstance(kind, OutputLeaf)]
+    outputs = [
+        leaf for leaf, kind in zip(leaves, captured.leaves, strict=True) if isinstance(kind, OutputLeaf)
+    ]
     expected: dict[Any, Tensor] = {Output(i): o.detach() for i, o in enumerate(outputs)}
     tangents = {
         i: torch.randn(o.shape, dtype=o.dtype, generator=torch.Generator().manual_seed(i))

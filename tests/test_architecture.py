@@ -30,7 +30,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("passes", "lowering"),
     ("runtime.calls", "runtime.program"),
     ("compiler",),
-    ("runtime.programs",),
+    ("runtime.programs", "dry_run"),
     ("module",),
     ("__init__",),
     ("demo", "cli", "__main__"),

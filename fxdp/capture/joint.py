@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -102,7 +103,8 @@ def trace(request: Request, hint: int, *, symbolic: bool) -> RawJoint:
     wrapper = _Differentiated(module, request.differentiable)
     symbols = batch_symbols(fakes, batch) if symbolic else None
     table = coupling_table(Batch(symbols)) if request.couple else {}
-    gm = torch_compat.joint_graph(wrapper, fakes, fake_mode, table)
+    with unfused_recurrence() if request.couple else contextlib.nullcontext():
+        gm = torch_compat.joint_graph(wrapper, fakes, fake_mode, table)
     if symbolic:
         batch_symbols(fakes, batch)
     return RawJoint(
@@ -114,6 +116,13 @@ def trace(request: Request, hint: int, *, symbolic: bool) -> RawJoint:
         cloned=wrapper.cloned,
         shape_env=fake_mode.shape_env if fake_mode is not None else None,
     )
+
+
+@contextlib.contextmanager
+def unfused_recurrence() -> Iterator[None]:
+    """Trace LSTMs and GRUs as steps of known ops, not as one library call whose workspace is opaque."""
+    with torch.backends.mkldnn.flags(enabled=False), torch.backends.cudnn.flags(enabled=False):
+        yield
 
 
 def _check_constants(exported: torch.export.ExportedProgram) -> None:

@@ -22,12 +22,13 @@ _FRAME = re.compile(
 _LIBRARIES = tuple(
     os.path.dirname(os.path.abspath(module.__file__ or "")) + os.sep for module in (torch, fxdp)
 )
+_DEMO = os.path.join(_LIBRARIES[1], "demo", "")  # user code that happens to live here
 _PREFIXES = ("exported.", "module.")
 
 
 def is_user_file(file: str) -> bool:
     """Whether a source file is the user's: neither torch's nor fxdp's, nor generated code."""
-    return not file.startswith((*_LIBRARIES, "<"))
+    return file.startswith(_DEMO) or not file.startswith((*_LIBRARIES, "<"))
 
 
 @lru_cache(maxsize=65536)

@@ -32,6 +32,7 @@ from fxdp.symbols import B, named_size
 from fxdp.torch_compat import (
     FakeTensorMode,
     compile_with_inductor,
+    fixed_sizes,
     interpret_sympy,
     joint_passes_for_inference,
     partition_for_inductor,
@@ -41,6 +42,10 @@ from fxdp.torch_compat import (
 )
 
 aten = torch.ops.aten
+
+
+class SizesFixedError(Exception):
+    """Some op made a constant of a size that was to stay open: the program is good for one size only."""
 
 
 @dataclass(frozen=True)
@@ -83,8 +88,12 @@ def lower_inductor(
     compiler = _Compiler(fake_mode, slots, mutations, len(outputs), fixed, keeps_strides)
     if tangents or gradient_of(gm.graph):
         types = [tensor_type(n) for n in tangents]
-        return compiler.training(joint, [*fake_inputs, *fake_tangents], types, turn)
-    return compiler.inference(joint, fake_inputs, device)
+        halves = compiler.training(joint, [*fake_inputs, *fake_tangents], types, turn)
+    else:
+        halves = compiler.inference(joint, fake_inputs, device)
+    if constants := fixed_sizes(sizes):
+        raise SizesFixedError(constants)
+    return halves
 
 
 def _sizes(shapes: Shapes) -> tuple[FakeTensorMode, dict[str, Any]]:

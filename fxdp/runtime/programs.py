@@ -23,6 +23,7 @@ from fxdp.annotations import Input, Site, TensorType, note
 from fxdp.capture import Captured, Condition, OutputLeaf, SizeLeaf, capture
 from fxdp.compiler import LocalProgram, emit, prepare
 from fxdp.errors import AgreementError, InputError
+from fxdp.lowering.inductor import SizesFixedError
 from fxdp.mesh import DataMesh
 from fxdp.options import Options
 from fxdp.plan import evaluate
@@ -95,7 +96,11 @@ class Programs:
         local = self._captured_for(kind, call, batches, args, kwargs, dynamic=dynamic)
         served = kind.generic.get(id(local))
         if served is None:
-            served = kind.generic[id(local)] = self._emit(local, call, batches, generic=True)
+            try:
+                served = kind.generic[id(local)] = self._emit(local, call, batches, generic=True)
+            except SizesFixedError as error:
+                _log.warning("the model's code fixes the sizes %s: it is compiled anew for each size", error)
+                served = self._emit(local, call, batches, generic=False)
         return served
 
     def _needs_open_dims(self, kind: _Kind, call: Call, batches: tuple[int, ...]) -> bool:

@@ -98,9 +98,6 @@ def test_inductor(ranks: RankPool) -> None:
         assert error <= 1e-9, name
 
 
-@pytest.mark.xfail(
-    reason="tracing constant_pad_nd fixes the local batch of a size-generic program", strict=True
-)
 def test_gpt2_through_inductor(ranks: RankPool) -> None:
     found = ranks.run(2, _run_transformers, ("gpt2",), "inductor", True, SPLITS[2], timeout=240)
     for name, error in _worst(found).items():

@@ -65,3 +65,22 @@ def test_inference(compute: str) -> None:
     with torch.no_grad():
         torch.testing.assert_close(compiled(x), model(x))
         assert not compiled(x).requires_grad
+
+
+def test_padding_keeps_the_batch_open() -> None:
+    """`F.pad` once made a constant of the batch: its C++ kernel reads sizes as ints."""
+    model = nn.Linear(6, 6).double()
+    compiled = fxdp.compile(_Padded(model))
+    for size in (4, 5, 7):
+        x = torch.randn(size, 6, dtype=torch.float64)
+        assert torch.allclose(compiled(x), _Padded(model)(x), rtol=1e-12)
+    assert compiled._programs.compiled == 2
+
+
+class _Padded(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.pad(self.inner(x), (0, 1))[:, 1:].pow(2).sum()

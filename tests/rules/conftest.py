@@ -10,7 +10,10 @@ import torch
 
 @pytest.fixture(autouse=True)
 def poisoned_memory() -> Iterator[None]:
-    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    before = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
     torch.use_deterministic_algorithms(True, warn_only=True)  # what makes torch fill new memory with nan
     yield
     torch.use_deterministic_algorithms(before[0], warn_only=before[1])
