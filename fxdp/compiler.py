@@ -27,6 +27,7 @@ from fxdp.passes import (
     BatchDimAnalyzer,
     BucketGradients,
     Canonicalize,
+    CoalesceReductions,
     EmitProgram,
     InsertCollectives,
     LocalizeShapes,
@@ -49,7 +50,11 @@ def global_passes(captured: Captured, options: Options) -> list[Pass]:
 
 def local_passes(captured: Captured, options: Options) -> list[Pass]:
     """From EXPLICIT to LOCAL: the program of one rank, its sizes still open."""
-    return [LocalizeShapes(tuple(captured.symbols)), BucketGradients(options.bucket_bytes)]
+    return [
+        LocalizeShapes(tuple(captured.symbols)),
+        BucketGradients(options.bucket_bytes),
+        CoalesceReductions(),
+    ]
 
 
 def emission_passes(sizes: Mapping[str, int] | None, even: bool) -> list[Pass]:

@@ -7,6 +7,7 @@
 | `InsertCollectives` | EXPLICIT |
 | `LocalizeShapes` | LOCAL |
 | `BucketGradients` | LOCAL |
+| `CoalesceReductions` | LOCAL |
 | `EmitProgram` | EMITTED |
 
 Import them from `fxdp.passes`; the order is data in `fxdp/compiler.py`.
@@ -15,6 +16,7 @@ Import them from `fxdp.passes`; the order is data in `fxdp/compiler.py`.
 from fxdp.passes.batch_dim_analyzer import BatchDimAnalyzer
 from fxdp.passes.bucket_gradients import BucketGradients
 from fxdp.passes.canonicalize import Canonicalize
+from fxdp.passes.coalesce_reductions import CoalesceReductions
 from fxdp.passes.emit_program import EmitProgram
 from fxdp.passes.insert_collectives import InsertCollectives
 from fxdp.passes.localize_shapes import LocalizeShapes
@@ -23,6 +25,7 @@ __all__ = [
     "BatchDimAnalyzer",
     "BucketGradients",
     "Canonicalize",
+    "CoalesceReductions",
     "EmitProgram",
     "InsertCollectives",
     "LocalizeShapes",

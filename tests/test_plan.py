@@ -17,7 +17,8 @@ def test_plan_of_many_ranks() -> None:
         loss_fn=nn.functional.cross_entropy,
     )  # fmt: skip
     assert plan.gradient_bytes == sum(p.numel() * 4 for p in model.parameters())
-    assert [row.bytes for row in plan.communication if not is_gradient(row)] == [4, 4]
+    assert [row.bytes for row in plan.communication if not is_gradient(row)] == [8]  # the loss
+    assert [row.bytes for row in plan.causes if not is_gradient(row)] == [4, 4]  # its sum and its count
     assert {row.cause for row in plan.causes if is_gradient(row)} == {
         f"gradient of {name}" for name, _ in model.named_parameters()
     }
