@@ -99,8 +99,8 @@ def _coalesce(graph: fx.Graph, members: list[fx.Node]) -> None:
 
 
 def _first(graph: fx.Graph, nodes: list[fx.Node]) -> fx.Node:
-    wanted = set(nodes)
-    return next(node for node in graph.nodes if node in wanted)
+    position = {node: i for i, node in enumerate(graph.nodes)}
+    return min(nodes, key=position.__getitem__)
 
 
 def _describe(

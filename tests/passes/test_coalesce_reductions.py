@@ -23,7 +23,9 @@ class Sums(Sketch):
         self.x = self.add(Input(0, "x"), "f32[B, 2]", S(0))
 
     def start(self, name: str, type_: str = "f32[2]", dims: tuple[int, ...] = (0,)) -> fx.Node:
-        value = self.call(aten.sum.dim_IntList, self.x, list(dims), type=type_, at=P, reads=(S(0),), name=name)
+        value = self.call(
+            aten.sum.dim_IntList, self.x, list(dims), type=type_, at=P, reads=(S(0),), name=name
+        )
         cause = Cause("output", name, Site(), name)
         return self.call(ir.all_reduce, value, "sum", type=type_, at=R, reads=(P,), cause=cause)
 
