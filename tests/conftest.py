@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+import torch
 
 from tests.ranks import RankPool
 
@@ -15,3 +16,9 @@ def ranks() -> Iterator[RankPool]:
     pool = RankPool()
     yield pool
     pool.close()
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    """The same random numbers in each test, whatever ran before it."""
+    torch.manual_seed(0)

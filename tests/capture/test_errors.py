@@ -165,7 +165,7 @@ def test_nothing_is_left_behind() -> None:
     forward, before = nn.BatchNorm1d.forward, torch.get_rng_state()
     with pytest.raises(CaptureError):
         capture(Branch(), (X,), {})
-    check(nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3, momentum=None)), (X,))
+    check(nn.Sequential(nn.Linear(4, 3, bias=False), nn.BatchNorm1d(3, momentum=None)), (X,))
     assert nn.BatchNorm1d.forward is forward
     assert "len" not in globals()
     assert builtins.len is len
