@@ -207,8 +207,11 @@ class _Bucketing:
                     _describe(part, TensorType(reduction.type.dtype, (size,)), R)
                     parts.setdefault(reduction, []).append(part)
                     offset += size
-            for reduction in bucketed:
-                reduction.done.replace_all_uses_with(self._whole(reduction, parts.get(reduction)))
+            wholes = {r.done: self._whole(r, parts.get(r)) for r in bucketed}
+        # at once: replacing the output's many arguments one by one would take quadratic time
+        output.args = (tuple(wholes.get(value, value) for value in output.args[0]),)  # type: ignore[arg-type,union-attr]
+        for done, whole in wholes.items():
+            done.replace_all_uses_with(whole)
 
     def _whole(self, reduction: _Reduction, pieces: list[fx.Node] | None) -> fx.Node:
         if pieces is None:  # the gradient has no elements, so it is whole already
