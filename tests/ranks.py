@@ -193,6 +193,10 @@ class RankPool:
         theirs.close()
         self._orders = Connection(ours.detach())
 
+    def renew(self) -> None:
+        """End the ranks; the next run starts fresh ones. For after tests that break process groups."""
+        self._kill_ranks()
+
     def _kill_ranks(self) -> None:
         for rank in self._ranks:
             self._kill(rank)

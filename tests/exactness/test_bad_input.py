@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -17,6 +17,13 @@ from torch.nn import functional as F
 
 import fxdp
 from tests.ranks import RankPool
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _fresh_ranks_afterwards(ranks: RankPool) -> Iterator[None]:
+    """gloo's threads may outlive a group that was broken on purpose: later tests get other processes."""
+    yield
+    ranks.renew()
 
 
 class Net(nn.Module):
