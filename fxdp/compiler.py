@@ -32,7 +32,7 @@ from fxdp.passes import (
     InsertCollectives,
     LocalizeShapes,
 )
-from fxdp.plan import CommRow, Plan, communication, program_text, replicated_ops
+from fxdp.plan import Plan, communication, program_text, replicated_ops
 from fxdp.rules.randomness import node_draws
 from fxdp.runtime.agreement import gather_objects
 from fxdp.runtime.failure import guard
@@ -70,7 +70,8 @@ class LocalProgram:
     gm: fx.GraphModule
     mesh: DataMesh
     options: Options
-    causes: fx.GraphModule | None
+    causes: fx.GraphModule
+    """The program before bucketing: one collective per value."""
     seconds: dict[str, float] = field(default_factory=dict)
     nodes: int = 0
 
@@ -87,13 +88,8 @@ class LocalProgram:
 
     def plan(self, sizes: Mapping[str, int]) -> Plan:
         """The plan at the given sizes (`B` and further symbols)."""
-        rows = communication(self.gm, sizes)
-        return Plan(
-            self.text, rows, self._causes(sizes), replicated_ops(self.gm), dict(self.seconds), self.nodes
-        )
-
-    def _causes(self, sizes: Mapping[str, int]) -> tuple[CommRow, ...]:
-        return communication(self.causes, sizes) if self.causes is not None else ()
+        rows, causes = communication(self.gm, sizes), communication(self.causes, sizes)
+        return Plan(self.text, rows, causes, replicated_ops(self.gm), dict(self.seconds), self.nodes)
 
 
 def prepare(captured: Captured, mesh: DataMesh, options: Options) -> LocalProgram:

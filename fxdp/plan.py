@@ -38,7 +38,7 @@ class Plan:
     communication : the collectives of one step as they run, gradients in buckets.
     causes : the same before bucketing: one row per value, with the op and source line that need it.
     replicated : ops without a rule, which run whole on every rank, with their source lines.
-    timings : seconds by stage (`export`, `joint`, `passes`, `lowering`) and by pass.
+    timings : seconds of `capture`, of each pass by its name, and of `lowering`.
     nodes : nodes of the joint graph.
     """
 

@@ -15,7 +15,6 @@ from fxdp.annotations import (
     Gradient,
     NodeType,
     Reason,
-    Site,
     TensorType,
     note,
     tensor_operands,
@@ -238,12 +237,13 @@ def _describe(
 
 
 def _bucket_cause(chosen: _Chosen) -> Cause:
-    causes = [note(r.pending).cause for r, _ in chosen]
-    texts = [c.text for c in causes if c is not None]
-    if len(texts) == 1:
-        return causes[0] or Cause("output", chosen[0][0].value.name, Site(), texts[0])
-    first, last = texts[0], texts[-1].removeprefix("gradient of ")
-    return Cause("output", chosen[0][0].value.name, Site(), f"{len(texts)} gradients: {first} to {last}")
+    """The causes of the bucket's gradients in one line, at the source line of the first."""
+    causes = [cause for reduction, _ in chosen if (cause := note(reduction.pending).cause) is not None]
+    first, last = causes[0], causes[-1]
+    if len(causes) == 1:
+        return first
+    text = f"{len(causes)} gradients: {first.text} to {last.text.removeprefix('gradient of ')}"
+    return Cause("output", first.producer, first.site, text)
 
 
 @dataclass(frozen=True)
