@@ -11,6 +11,7 @@ from typing import Any, NoReturn, TypeAlias
 import torch
 from torch import Tensor, fx
 
+from fxdp import seeds
 from fxdp.annotations import Buffer, Constant, Input, Parameter, Size, Slot, Tangent, TensorType, note
 from fxdp.errors import StateError
 from fxdp.lowering.eager import forward_inputs
@@ -212,7 +213,7 @@ class _rank_generator:  # noqa: N801 - reads as a statement
         seed = int(torch.randint(0, 2**62, ()).item())
         self._state = torch.get_rng_state()
         self._cuda = torch.cuda.get_rng_state() if torch.cuda.is_available() else None
-        torch.manual_seed((seed + 0x9E3779B97F4A7C15 * (self._rank + 1)) % 2**63)
+        torch.manual_seed(seeds.rank_seed(seed, self._rank))
 
     def __exit__(self, *_: object) -> None:
         torch.set_rng_state(self._state)

@@ -1,0 +1,35 @@
+"""How far two tensors are apart."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+
+def difference(a: Tensor, b: Tensor, floor: float = 0.0) -> float:
+    """The largest |a - b| over the largest |b|, or over `floor` where that is larger.
+
+    0 where both are 0; nan and inf must agree in place. A floor says how large the terms were from which a
+    value that cancels to nothing was made.
+    """
+    if a.shape != b.shape:
+        return float("inf")
+    if a.numel() == 0:
+        return 0.0
+    if not (a.is_floating_point() or a.is_complex()):
+        return 0.0 if a.equal(b) else float("inf")
+    finite = a.isfinite() & b.isfinite()
+    if not a[~finite].allclose(b[~finite], equal_nan=True):
+        return float("inf")
+    a, b = a[finite], b[finite]
+    if a.numel() == 0:
+        return 0.0
+    scale = max(b.abs().max().item(), floor)
+    return float((a - b).abs().max().item()) / (scale or 1.0)
+
+
+def magnitude(value: Tensor) -> float:
+    """The largest |value|; 0 for integers, and where it is not finite."""
+    if not value.numel() or not (value.is_floating_point() or value.is_complex()):
+        return 0.0
+    largest = float(value.abs().max())
+    return largest if largest < float("inf") else 0.0
