@@ -154,6 +154,7 @@ class Note:
     operands: tuple[Placement | None, ...] = ()  # one per tensor operand, in `fx` argument order
     reason: Reason | None = None
     cause: Cause | None = None
+    derived: bool = False  # its whole value is computed from its operands' whole values, not gathered
     rewrite: Any = None  # how a rule wants its size arguments localized (`rules.registry.Rewrite`)
 
 

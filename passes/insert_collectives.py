@@ -97,6 +97,8 @@ class _Insertion:
         clone = self._replicated_clone(node)
         if clone is not None:
             return clone
+        if note(node).derived:
+            return self._derived(node, consumer, cause)
         have = note(node).placement
         assert isinstance(have, Shard)
         return self._collective(node, ir.all_gather, _factors(node, have), R, consumer, cause)
@@ -122,6 +124,20 @@ class _Insertion:
         placement = tuple(p and R for p in old.placement) if isinstance(old.placement, tuple) else R
         copy_note(node, made, placement=placement, operands=(R,) * len(old.operands), rewrite=None)
         self.whole[node] = made
+        return made
+
+    def _derived(self, node: fx.Node, consumer: fx.Node, cause: Cause) -> fx.Node:
+        """The node computed once more, from its operands' whole values, right before the first use."""
+        wholes = {}
+        for source in node.all_input_nodes:
+            cut = source.target in (ir.shard, ir.partial)
+            original = source.args[0] if cut else source
+            assert isinstance(original, fx.Node)
+            wholes[source] = source if _is_host(source) else self.convert(original, R, consumer, cause)
+        with self.graph.inserting_before(consumer):
+            made = self.graph.node_copy(node, wholes.__getitem__)
+        copy_note(node, made, placement=R, operands=(R,) * len(note(node).operands), rewrite=None,
+                  derived=False, backward=note(consumer).backward)  # fmt: skip
         return made
 
     def _anchor(self, node: fx.Node) -> fx.Node:

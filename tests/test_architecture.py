@@ -24,7 +24,7 @@ LAYERS: list[tuple[str, ...]] = [
     GROUND,
     ("annotations", "parts", "links", "dtensor_specs"),
     ("graph_text", "mesh", "rules"),
-    ("capture", "report", "options", "lockstep", "plan"),
+    ("capture", "report", "options", "lockstep", "plan", "placing"),
     ("pass_manager", "verifier"),
     ("runtime.collectives", "runtime.agreement", "runtime.failure", "runtime.optimizers"),
     ("passes", "lowering"),

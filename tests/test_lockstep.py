@@ -251,9 +251,9 @@ def _mutants(gm: fx.GraphModule) -> Iterator[Mutant]:
     [
         ("mlp", 14, []),
         ("masked", 19, []),
-        ("experts", 15, []),
-        ("pairs", 11, []),
-        ("views", 17, []),
+        ("experts", 14, []),
+        ("pairs", 10, []),
+        ("views", 16, []),
         ("sequence", 31, []),
     ],
 )

@@ -2,8 +2,10 @@
 
 Costs count bytes that a rank sends, to a factor common to all: P -> R is an all-reduce (2n), P -> S a
 reduce-scatter (n), S -> R an all-gather (n); R -> S slices and R -> P keeps the value on one rank, both
-free of traffic. Ties go to the alternative that leaves less work and memory on each rank: sharded
-results first, then replicated, then partial ones.
+free of traffic. A value that is cheaply computed from a smaller one (a cast, an expansion) is gathered
+there. A gather that only keeps a sum of terms unreduced saves nothing: the sum is added to its price.
+Ties go to the alternative that leaves less work and memory on each rank: sharded results first (on the
+first dim, as results are handed out), then replicated, then partial ones.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from fxdp.annotations import TensorType
 from fxdp.placements import Partial, Placement, R, Replicate, Shard
 from fxdp.rules.registry import Alternative, Op, Operand
-from fxdp.symbols import hint, product
+from fxdp.symbols import batch_factor, hint, product
 
 _LOCAL_STEP = 1e-3  # slicing or masking moves no byte, but is not nothing
 
@@ -23,19 +25,23 @@ def size_bytes(type_: TensorType) -> int:
     return hint(product(*type_.shape)) * type_.dtype.itemsize
 
 
-def conversion_cost(have: Sequence[Placement], want: Placement | None, n: int) -> float:
+def conversion_cost(
+    have: Sequence[Placement], want: Placement | None, n: int, gather_bytes: int | None = None
+) -> float:
     """Bytes sent to bring a value of `n` bytes from its placements to the wanted one."""
     if want is None or want in have:
         return 0.0
-    return min(_one_conversion(p, want, n) for p in have)
+    gathered = n if gather_bytes is None else gather_bytes
+    return min(_one_conversion(p, want, n, gathered) for p in have)
 
 
-def _one_conversion(have: Placement, want: Placement, n: int) -> float:
+def _one_conversion(have: Placement, want: Placement, n: int, gathered: int) -> float:
     if isinstance(have, Replicate):
         return _LOCAL_STEP
     if isinstance(have, Partial):
-        return 2.0 * n if isinstance(want, Replicate) else n + _LOCAL_STEP
-    return n + (0.0 if isinstance(want, Replicate) else _LOCAL_STEP)
+        return 2.0 * n if isinstance(want, Replicate) else float(n)
+    # a whole value means a whole batch's work on every rank, a part does not
+    return gathered + _LOCAL_STEP * (1 if isinstance(want, Replicate) else 2)
 
 
 def replicated(op: Op) -> Alternative:
@@ -47,18 +53,37 @@ def choose(op: Op, alternatives: Iterable[Alternative]) -> tuple[Alternative, fl
     """The cheapest alternative with its conversion bytes; "all R" is always among them."""
     sizes = [size_bytes(o.type) for o in op.operands]
     candidates = [replicated(op), *alternatives]
-    priced = [(_cost(a, op.operands, sizes), _rank(a), i) for i, a in enumerate(candidates)]
-    cost, _, index = min(priced)
-    return candidates[index], cost
+    costs = [_cost(a, op.operands, sizes) for a in candidates]
+    priced = [
+        (cost + _postponed(op, a, cost), _rank(a), i)
+        for i, (a, cost) in enumerate(zip(candidates, costs, strict=True))
+    ]
+    index = min(priced)[-1]
+    return candidates[index], costs[index]
 
 
 def _cost(alternative: Alternative, operands: Sequence[Operand], sizes: Sequence[int]) -> float:
     return sum(
-        conversion_cost(o.placements, p, n)
+        conversion_cost(o.placements, p, n, o.gather_bytes)
         for o, p, n in zip(operands, alternative.inputs, sizes, strict=True)
     )
 
 
-def _rank(alternative: Alternative) -> int:
+def _postponed(op: Op, alternative: Alternative, cost: float) -> float:
+    """Bytes of the reduction that an alternative which sends something leaves for later."""
+    if cost < 1:
+        return 0.0
+    pairs = zip(op.outputs, alternative.outputs, strict=True)
+    return float(sum(_reduction(t) for t, p in pairs if t is not None and isinstance(p, Partial)))
+
+
+def _reduction(type_: TensorType) -> int:
+    scatters = any(batch_factor(n) is not None for n in type_.shape)
+    return size_bytes(type_) * (1 if scatters else 2)
+
+
+def _rank(alternative: Alternative) -> tuple[int, int]:
     first = next((p for p in alternative.outputs if p is not None), R)
-    return 0 if isinstance(first, Shard) else 1 if isinstance(first, Replicate) else 2
+    if isinstance(first, Shard):
+        return 0, first.dim
+    return 1 if isinstance(first, Replicate) else 2, 0

@@ -26,13 +26,16 @@ class Operand:
     """A tensor operand as a rule sees it.
 
     `placements` are those in which the value already exists; `iota` is the dim along which the value
-    is `arange(B)` (all other dims broadcast it), or None.
+    is `arange(B)` (all other dims broadcast it), or None. `gather_bytes` is what it takes to gather the
+    value, or a smaller one (before a cast or an expansion) from which it is then computed whole; None where
+    that is the value itself.
     """
 
     index: int
     type: TensorType
     placements: tuple[Placement, ...] = (R,)
     iota: int | None = None
+    gather_bytes: int | None = None
 
     @property
     def shape(self) -> tuple[Dim, ...]:
@@ -175,6 +178,14 @@ def _overloads(target: OpOverload | OpOverloadPacket) -> list[OpOverload]:
 
 registry = Registry()
 """The registry that `fxdp.compile` uses; families add their rules when `fxdp.rules` is imported."""
+
+_CHEAP = frozenset({"view", "slice", "join", "pointwise"})
+
+
+def is_cheap(target: Any) -> bool:
+    """Whether to compute the op a second time, on whole operands, rather than gather its result."""
+    found = registry.get(target)
+    return found is not None and found.family in _CHEAP
 
 
 def rule(

@@ -6,7 +6,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tests.exactness.cases import Model, classes, exact, exact_body, linear, rows
+from fxdp.compiler import LocalProgram
+from tests.exactness.cases import D, Model, classes, exact, exact_body, linear, rows, traffic
+
+EMBEDDINGS = D * D * 8
+"""Bytes of one side's embeddings: the least that a pairwise loss must gather, and its gradient reduce."""
+
+
+def large(local: LocalProgram) -> list[tuple[str, str, int]]:
+    """Phase, kind and bytes of all traffic but numbers that are one per batch, and parameters' gradients."""
+    return [(row.phase, row.op, row.bytes) for row in traffic(local) if row.bytes > 16]
+
+
+ONE_SIDE = [("forward", "all_gather", EMBEDDINGS), ("backward", "reduce_scatter", EMBEDDINGS)]
+"""The smaller operand is gathered once for both directions; its gradient is the only thing to reduce."""
 
 
 def _info_nce(a: Tensor, b: Tensor) -> Tensor:
@@ -15,7 +28,8 @@ def _info_nce(a: Tensor, b: Tensor) -> Tensor:
 
 
 def test_info_nce() -> None:
-    exact_body(lambda fc, x, y: _info_nce(F.normalize(fc(x)), F.normalize(fc(y))), rows(), rows())
+    local = exact_body(lambda fc, x, y: _info_nce(F.normalize(fc(x)), F.normalize(fc(y))), rows(), rows())
+    assert large(local) == ONE_SIDE
 
 
 def test_clip() -> None:
@@ -38,7 +52,8 @@ def test_two_views_in_one_batch() -> None:
         labels = torch.cat([torch.arange(count) + count, torch.arange(count)])
         return F.cross_entropy(logits, labels)
 
-    exact_body(body, rows(), rows())
+    both = [(phase, op, 2 * size) for phase, op, size in ONE_SIDE]
+    assert large(exact_body(body, rows(), rows())) == both
 
 
 def test_barlow_twins() -> None:
@@ -74,7 +89,8 @@ def test_batch_hard_triplet() -> None:
         nearest = distance.masked_fill(same, 1e6).min(1).values
         return F.relu(hardest - nearest + 5).mean()
 
-    exact_body(body, rows(), classes(count=3))
+    labels = ("forward", "all_gather", D * 8)
+    assert large(exact_body(body, rows(), classes(count=3))) == [ONE_SIDE[0], labels, ONE_SIDE[1]]
 
 
 def test_pairwise_distances() -> None:
@@ -82,7 +98,9 @@ def test_pairwise_distances() -> None:
         z = fc(x)
         return torch.cdist(z, z + 1).sum(), torch.cdist(z, z + 1, p=1.0).mean(1), (z @ z.T).logsumexp(1)
 
-    exact_body(body, rows())
+    (gathered, *rest) = large(exact_body(body, rows()))
+    assert gathered == ONE_SIDE[0], "z once: z + 1 and z.T are computed from it"
+    assert {(op, size) for _, op, size in rest} <= {("reduce_scatter", EMBEDDINGS)}
 
 
 def test_supervised_contrastive() -> None:
@@ -94,7 +112,8 @@ def test_supervised_contrastive() -> None:
         log_p = logits - logits.masked_fill(own, -1e9).logsumexp(1, keepdim=True)
         return -((log_p * positive).sum(1) / positive.sum(1).clamp(min=1)).mean()
 
-    exact_body(body, rows(), classes(count=3))
+    labels = ("forward", "all_gather", D * 8)
+    assert large(exact_body(body, rows(), classes(count=3))) == [ONE_SIDE[0], labels, ONE_SIDE[1]]
 
 
 def test_siglip() -> None:
@@ -104,7 +123,20 @@ def test_siglip() -> None:
         sign = 2 * torch.eye(n) - torch.ones(n, n)
         return -F.logsigmoid(sign * logits).sum() / n
 
-    exact_body(body, rows(), rows())
+    assert large(exact_body(body, rows(), rows())) == ONE_SIDE
+
+
+def test_half_precision_is_gathered_before_it_is_widened() -> None:
+    """A gather is moved above casts, expansions and arithmetic with whole values to where it is smallest."""
+
+    def body(fc: nn.Linear, x: Tensor, y: Tensor) -> Tensor:
+        z = fc(x).to(torch.bfloat16)
+        wide = (z.float() * 2 + fc.bias.float()).double()
+        return (fc(y) @ wide.t()).sigmoid().sum() + (fc(y).unsqueeze(1) * wide).tanh().sum()
+
+    gathers = [row for row in large(exact_body(body, rows(), rows(), tolerance=1e-5)) if row[1] == "all_gather"]
+    assert ("forward", "all_gather", D * D * 2) in gathers
+    assert all(size != EMBEDDINGS for phase, _, size in gathers if phase == "forward")
 
 
 def test_memory_bank() -> None:

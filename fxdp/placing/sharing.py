@@ -1,0 +1,77 @@
+"""Values that are converted several times further down, and are better converted once, where they are made.
+
+A sum of terms that two linear ops pass on is reduced before them; a part that two cheap ops read, whose
+results are wanted whole, is gathered before them (placement notes, 5).
+"""
+
+from __future__ import annotations
+
+from torch import fx
+
+from fxdp.annotations import TensorType, note, tensor_operands
+from fxdp.placements import P, Partial, Placement, R, Shard
+from fxdp.placing.walk import Walk, bytes_of
+from fxdp.symbols import batch_factor
+
+
+def shared_conversions(walk: Walk) -> dict[fx.Node, Placement]:
+    """Where to convert once what is now converted several times further down."""
+    reduced: list[tuple[list[fx.Node], Placement]] = []
+    gathered: list[tuple[list[fx.Node], Placement]] = []
+    for node, wanted in walk.conversions:
+        own = note(node).placement
+        if isinstance(own, Partial):
+            # in the forward once is enough: the sooner a sum is started, the more of them travel together
+            twice = 1 if note(node).backward or wanted != R else 2
+            reduced += [(_chain(node), wanted)] * twice
+        elif isinstance(own, Shard) and wanted == R:
+            gathered.append((_sources(walk, node), R))
+    return {**_meetings(gathered, first=False), **_meetings(reduced, first=True)}
+
+
+def _meetings(
+    chains: list[tuple[list[fx.Node], Placement]], *, first: bool
+) -> dict[fx.Node, Placement]:
+    """The values that two chains share, each the first (or last) in the graph of its chain.
+
+    Their sum is wanted whole if any conversion wants it whole, else as the shard that most rows are of.
+    """
+    reached: dict[fx.Node, list[Placement]] = {}
+    for chain, wanted in chains:
+        for ancestor in chain:
+            reached.setdefault(ancestor, []).append(wanted)
+    shared = {n for n, found in reached.items() if len(found) > 1}
+    chosen: dict[fx.Node, Placement] = {}
+    for chain, _ in chains:
+        met = [n for n in chain if n in shared]
+        if met:
+            node = met[-1 if first else 0]
+            chosen[node] = R if R in reached[node] else _first_shard(node)
+    return chosen
+
+
+def _first_shard(node: fx.Node) -> Placement:
+    type_ = note(node).type
+    assert isinstance(type_, TensorType)
+    return next((Shard(d) for d, n in enumerate(type_.shape) if batch_factor(n) is not None), R)
+
+
+def _chain(node: fx.Node) -> list[fx.Node]:
+    """A partial value and those from which linear ops make it without making it larger."""
+    chain = [node]
+    while True:
+        operands = zip(tensor_operands(chain[-1]), note(chain[-1]).operands, strict=False)
+        partial = [s for s, wanted in operands if wanted == P and note(s).placement == P]
+        if len(partial) != 1 or bytes_of(partial[0]) > bytes_of(chain[-1]):
+            return chain
+        chain.append(partial[0])
+
+
+def _sources(walk: Walk, node: fx.Node) -> list[fx.Node]:
+    """A sharded value and those, no larger, from which cheap ops make it."""
+    chain = [node]
+    while True:
+        source = walk.values[chain[-1]].source
+        if source is None or bytes_of(source) > bytes_of(node):
+            return chain
+        chain.append(source)

@@ -1,0 +1,270 @@
+"""One walk over the joint graph in order: a placement for every value, and what it costs to convert them."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import fx
+
+from fxdp.annotations import (
+    Gradient,
+    Input,
+    Mutation,
+    Output,
+    Reason,
+    ScalarType,
+    Tangent,
+    TensorType,
+    is_host_size,
+    note,
+)
+from fxdp.placements import Partial, Placement, R, Shard
+from fxdp.rules.chooser import choose, conversion_cost, size_bytes
+from fxdp.rules.iota import iota_dim
+from fxdp.rules.randomness import draws
+from fxdp.rules.registry import Alternative, Op, Operand, is_cheap, registry
+from fxdp.rules.view import op_view
+from fxdp.symbols import batch_factor
+
+_MAX_STEPS = 16  # ops computed whole to save a gather
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What a rule and the chooser decided for one op signature."""
+
+    alternative: Alternative
+    rule: str
+    random: bool
+
+
+@dataclass(slots=True)
+class Value:
+    """The placements in which a node's value exists, the first being its own.
+
+    `replicable` values are functions of replicated ones only, so their whole value can be computed rather
+    than gathered. A sharded value that a cheap op computes from one `source` that is not whole (all other
+    operands are) takes the `gather_bytes` of the smallest value on that way, `steps` long.
+    """
+
+    placements: tuple[Placement, ...]
+    replicable: bool = False
+    source: fx.Node | None = None
+    gather_bytes: int | None = None
+    steps: int = 0
+
+
+@dataclass(slots=True)
+class Walk:
+    """One pass over the graph in order, with everything it learns."""
+
+    batch: tuple[int | None, ...]
+    single_device_rng: bool
+    one_rank: bool
+    convert_at: Mapping[fx.Node, Placement]
+    choices: dict[Any, Choice]
+    values: dict[fx.Node, Value] = field(default_factory=dict)
+    iota: dict[fx.Node, int] = field(default_factory=dict)
+    outputs: dict[int, fx.Node] = field(default_factory=dict)
+    conversions: list[tuple[fx.Node, Placement]] = field(default_factory=list)
+    gathered: bool = False
+    cost: float = 0.0
+
+    def run(self, graph: fx.Graph) -> None:
+        """Place all nodes."""
+        self.outputs = _outputs(graph)
+        for node in graph.nodes:
+            self.place(node)
+
+    def place(self, node: fx.Node) -> None:
+        """Place one node whose operands are placed."""
+        if node.op == "placeholder":
+            self._place_placeholder(node)
+        elif node.op == "output":
+            self._place_results(node)
+        elif node.op == "call_function":
+            self._place_call(node)
+
+    def delivered(self, node: fx.Node) -> Placement:
+        """How an output of the program is handed out: sharded on its first batch dim if it has one."""
+        type_ = note(node).type
+        assert isinstance(type_, TensorType)
+        dim = next((d for d, n in enumerate(type_.shape) if batch_factor(n) is not None), None)
+        if dim is None or self.one_rank:
+            return R
+        own = self.values[node].placements[0]
+        return own if isinstance(own, Shard) and own.dim == dim else Shard(dim)
+
+    def _place_placeholder(self, node: fx.Node) -> None:
+        slot = note(node).slot
+        if isinstance(slot, Tangent):
+            return  # placed on first use: it has the placement of its output, which comes later
+        placement: Placement = R
+        if isinstance(slot, Input) and self.batch[slot.index] is not None:
+            placement = Shard(self.batch[slot.index] or 0)
+        self._settle(node, placement, Reason("input"), replicable=placement == R)
+
+    def _place_tangent(self, node: fx.Node, slot: Tangent) -> None:
+        self._settle(node, self.delivered(self.outputs[slot.index]), Reason("tangent"))
+
+    def _place_call(self, node: fx.Node) -> None:
+        known = note(node)
+        if is_host_size(node):
+            return
+        if node.target is operator.getitem:
+            self._place_getitem(node)
+            return
+        op, sources = op_view(node, self._operand)
+        choice = self._choose(op)
+        known.operands = choice.alternative.inputs
+        known.rewrite = choice.alternative.rewrite
+        known.reason, known.derived = Reason(choice.rule, known.operands), False
+        for source, wanted in zip(sources, known.operands, strict=True):
+            self._require(source, wanted)
+        if isinstance(known.type, ScalarType) or known.type is None:
+            return
+        outputs = choice.alternative.outputs
+        known.placement = outputs if isinstance(known.type, tuple) else outputs[0]
+        replicable = not choice.random and all(self.values[s].replicable for s in sources)
+        own = outputs[0] if not isinstance(known.type, tuple) else R
+        self._set(node, own or R, replicable)
+        if isinstance(own, Shard) and not replicable and is_cheap(node.target):
+            self._learn_source(node, sources)
+        dim = iota_dim(node, self.iota)
+        if dim is not None:
+            self.iota[node] = dim
+
+    def _place_getitem(self, node: fx.Node) -> None:
+        source = node.args[0]
+        assert isinstance(source, fx.Node)
+        placements = note(source).placement
+        assert isinstance(placements, tuple)
+        placement = placements[node.args[1]] or R  # type: ignore[index]
+        reason = note(source).reason or Reason("getitem")
+        self._settle(node, placement, reason, replicable=self.values[source].replicable)
+
+    def _settle(
+        self, node: fx.Node, placement: Placement, reason: Reason, *, replicable: bool = False
+    ) -> None:
+        known = note(node)
+        known.placement, known.reason, known.operands, known.derived = placement, reason, (), False
+        self._set(node, placement, replicable)
+
+    def _set(self, node: fx.Node, placement: Placement, replicable: bool) -> None:
+        placements: tuple[Placement, ...] = (placement,)
+        wanted = self.convert_at.get(node)
+        if wanted is not None and wanted != placement:
+            self.conversions.append((node, wanted))
+            self.cost += conversion_cost(placements, wanted, bytes_of(node))
+            self.gathered |= isinstance(placement, Shard)
+            placements = (wanted,) if isinstance(placement, Partial) else (placement, wanted)
+        if replicable and R not in placements:
+            placements = (*placements, R)
+        self.values[node] = Value(placements, replicable)
+
+    def _learn_source(self, node: fx.Node, sources: list[fx.Node]) -> None:
+        """Where the node's whole value comes from, if not from a gather of the node itself."""
+        value = self.values[node]
+        parts = list(dict.fromkeys(s for s in sources if R not in self.values[s].placements))
+        if len(parts) > 1:
+            return
+        if not parts:
+            value.placements, note(node).derived = (*value.placements, R), True
+            return
+        source = self.values[parts[0]]
+        if isinstance(source.placements[0], Shard) and source.steps < _MAX_STEPS:
+            value.source, value.steps = parts[0], source.steps + 1
+            bytes_ = bytes_of(parts[0]) if source.gather_bytes is None else source.gather_bytes
+            value.gather_bytes = bytes_ if bytes_ < bytes_of(node) else None
+
+    def _derive(self, node: fx.Node) -> None:
+        """Let the whole value be computed from a source that has been gathered meanwhile."""
+        chain = [node]
+        while R not in self.values[chain[-1]].placements:
+            source = self.values[chain[-1]].source
+            if source is None:
+                return
+            chain.append(source)
+        self._compute_whole(chain[:-1])
+
+    def _compute_whole(self, chain: list[fx.Node]) -> None:
+        for node in chain:
+            note(node).derived = True
+            self.values[node].placements = (*self.values[node].placements, R)
+
+    def _require(self, node: fx.Node, wanted: Placement | None) -> None:
+        value = self.values[node]
+        if wanted is None or wanted in value.placements or isinstance(note(node).type, tuple):
+            return
+        self.cost += conversion_cost(value.placements, wanted, bytes_of(node), value.gather_bytes)
+        own = value.placements[0]
+        if isinstance(own, Shard) and wanted == R and value.gather_bytes is not None:
+            self._gather_source(node)
+            return
+        self.gathered |= isinstance(own, Shard) and wanted == R
+        self.conversions.append((node, wanted))
+        value.placements = (*value.placements, wanted)
+
+    def _gather_source(self, node: fx.Node) -> None:
+        """Gather the smallest value on the way to the node, and compute the rest of the way whole."""
+        chain, wanted = [node], self.values[node].gather_bytes
+        while self.values[chain[-1]].gather_bytes is not None:
+            chain.append(self.values[chain[-1]].source)  # type: ignore[arg-type]
+        assert bytes_of(chain[-1]) == wanted
+        self._require(chain[-1], R)
+        self._compute_whole(chain[:-1])
+
+    def _place_results(self, node: fx.Node) -> None:
+        known = note(node)
+        wanted: list[Placement] = []
+        for value, slot in zip(node.args[0], known.results, strict=True):  # type: ignore[arg-type]
+            placement = R
+            if isinstance(slot, Output):
+                placement = self.delivered(value)  # type: ignore[assignment]
+            elif isinstance(slot, (Gradient, Mutation)) and isinstance(slot.of, Input):
+                dim = self.batch[slot.of.index]
+                placement = R if dim is None else Shard(dim)  # type: ignore[assignment]
+            self._require(value, placement)
+            wanted.append(placement)
+        known.operands = tuple(wanted)
+
+    def _operand(self, index: int, source: fx.Node) -> Operand:
+        known = note(source)
+        if isinstance(known.slot, Tangent) and source not in self.values:
+            self._place_tangent(source, known.slot)
+        assert isinstance(known.type, TensorType)
+        value = self.values[source]
+        if self.gathered and value.source is not None and R not in value.placements:
+            self._derive(source)
+        return Operand(index, known.type, value.placements, self.iota.get(source), value.gather_bytes)
+
+    def _choose(self, op: Op) -> Choice:
+        found = self.choices.get(op)
+        if found is None:
+            found = self.choices[op] = _choose(op, self.single_device_rng, self.one_rank)
+        return found
+
+
+def _outputs(graph: fx.Graph) -> dict[int, fx.Node]:
+    result = graph.output_node()
+    slots = note(result).results
+    values = result.args[0]
+    return {s.index: v for s, v in zip(slots, values, strict=True) if isinstance(s, Output)}  # type: ignore[arg-type]
+
+
+def bytes_of(node: fx.Node) -> int:
+    """Bytes of a node's global value at the hinted sizes; 0 for what is no tensor."""
+    type_ = note(node).type
+    return size_bytes(type_) if isinstance(type_, TensorType) else 0
+
+
+def _choose(op: Op, single_device_rng: bool, one_rank: bool) -> Choice:
+    registered = registry.get(op.target)
+    seeded = draws(op.target, op.args, dict(op.kwargs))
+    if registered is None:
+        return Choice(op.alternative(), "unknown", seeded)
+    alternatives = () if one_rank or (seeded and single_device_rng) else registered.rule(op)
+    return Choice(choose(op, alternatives)[0], registered.name, seeded)
