@@ -7,6 +7,9 @@
     ├── InputError          a call whose inputs do not fit the program or each other
     ├── AgreementError      ranks that were given different models, options or inputs
     ├── RankFailedError     another rank raised or died
+    ├── ScheduleError       a pipeline schedule that is not complete, or unknown
+    │   └── DeadlockError   ranks that would wait for one another forever
+    ├── StageError          a model that cannot be cut into the stages asked for
     ├── VerifierError       a graph that breaks an invariant of its level (a bug in fxdp)
     └── StateError          a call at the wrong time (after shutdown, a second backward, ...)
 
@@ -18,11 +21,14 @@ from __future__ import annotations
 __all__ = [
     "AgreementError",
     "CaptureError",
+    "DeadlockError",
     "FxdpError",
     "InputError",
     "MeshError",
     "PlacementError",
     "RankFailedError",
+    "ScheduleError",
+    "StageError",
     "StateError",
     "VerifierError",
 ]
@@ -54,6 +60,18 @@ class AgreementError(FxdpError):
 
 class RankFailedError(FxdpError):
     """Another rank raised an error or died; its message is part of this one."""
+
+
+class ScheduleError(FxdpError, ValueError):
+    """A pipeline schedule is not complete, does not fit the stages and ranks, or is unknown."""
+
+
+class DeadlockError(ScheduleError):
+    """In a pipeline's order of work the ranks would wait for one another forever."""
+
+
+class StageError(FxdpError, ValueError):
+    """The model cannot be cut into the stages asked for."""
 
 
 class VerifierError(FxdpError):

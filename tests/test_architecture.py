@@ -22,8 +22,8 @@ GROUND = ("errors", "settings", "torch_compat", "placements", "symbols", "ir", "
 
 LAYERS: list[tuple[str, ...]] = [
     GROUND,
-    ("annotations", "parts", "links", "dtensor_specs"),
-    ("graph_text", "mesh", "rules"),
+    ("annotations", "parts", "links", "dtensor_specs", "schedule", "planner"),
+    ("graph_text", "mesh", "rules", "cost"),
     ("capture", "report", "options", "lockstep", "plan", "placing"),
     ("pass_manager", "verifier"),
     ("runtime.collectives", "runtime.agreement", "runtime.failure", "runtime.optimizers"),

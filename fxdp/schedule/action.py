@@ -1,0 +1,72 @@
+"""One unit of a rank's work: a stage runs forward or backward on one micro-batch.
+
+Written in torch's words: `0F2` is the forward of stage 0 on micro-batch 2, `1B0` a whole backward, which
+zero-bubble schedules split into `1I0` (gradient of the inputs) and `1W0` (gradient of the weights).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+
+from fxdp.errors import ScheduleError
+
+
+class Kind(StrEnum):
+    """What a stage does; the values are torch's letters."""
+
+    FORWARD = "F"
+    BACKWARD = "B"
+    INPUT_GRADIENT = "I"
+    WEIGHT_GRADIENT = "W"
+
+
+_WORD = re.compile(r"(\d+)([FBIW])(\d+)")
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Action:
+    """Run `stage` in the way of `kind` on `microbatch`; both count from 0."""
+
+    stage: int
+    kind: Kind
+    microbatch: int
+
+    def __str__(self) -> str:
+        return f"{self.stage}{self.kind}{self.microbatch}"
+
+    @staticmethod
+    def parse(word: str) -> Action:
+        """The action of a word such as `0F2`; raises `ScheduleError` for any other word."""
+        found = _WORD.fullmatch(word.strip())
+        if found is None:
+            raise ScheduleError(
+                f"`{word}` is no action: expected stage, one of F, B, I, W, and micro-batch, such as `0F2`"
+            )
+        return Action(int(found[1]), Kind(found[2]), int(found[3]))
+
+    @property
+    def gives_gradient(self) -> bool:
+        """Whether the stage's input gradient exists after it: a backward, or its first half."""
+        return self.kind in (Kind.BACKWARD, Kind.INPUT_GRADIENT)
+
+
+def forward(stage: int, microbatch: int) -> Action:
+    """`0F2`."""
+    return Action(stage, Kind.FORWARD, microbatch)
+
+
+def backward(stage: int, microbatch: int) -> Action:
+    """`0B2`."""
+    return Action(stage, Kind.BACKWARD, microbatch)
+
+
+def input_gradient(stage: int, microbatch: int) -> Action:
+    """`0I2`."""
+    return Action(stage, Kind.INPUT_GRADIENT, microbatch)
+
+
+def weight_gradient(stage: int, microbatch: int) -> Action:
+    """`0W2`."""
+    return Action(stage, Kind.WEIGHT_GRADIENT, microbatch)
