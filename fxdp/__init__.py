@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from fxdp import skip
 from fxdp.dry_run import dry_run
 from fxdp.errors import (
     AgreementError,
@@ -52,6 +53,7 @@ __all__ = [
     "VerifierError",
     "compile",
     "plan",
+    "skip",
 ]
 
 

@@ -22,7 +22,7 @@ GROUND = ("errors", "settings", "torch_compat", "placements", "symbols", "ir", "
 
 LAYERS: list[tuple[str, ...]] = [
     GROUND,
-    ("annotations", "parts", "links", "dtensor_specs", "schedule", "planner"),
+    ("annotations", "parts", "links", "dtensor_specs", "schedule", "planner", "skip"),
     ("graph_text", "mesh", "rules", "cost"),
     ("capture", "report", "options", "lockstep", "plan", "placing"),
     ("pass_manager", "verifier"),

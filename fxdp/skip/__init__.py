@@ -1,0 +1,34 @@
+"""Skip connections that are declared, stashed by one module and popped by a later one.
+
+Works in a plain `nn.Sequential`, and as a direct edge between stages in a compiled pipeline. The names are
+those of torchgpipe and `torch.distributed.pipeline.sync.skip`: code written for them changes its import only.
+"""
+
+from fxdp.skip.layout import SkipLayout, inspect_skip_layout
+from fxdp.skip.namespace import Namespace
+from fxdp.skip.portal import Portal
+from fxdp.skip.skippable import Skippable, pop, skippable, stash, verify_skippables
+from fxdp.skip.tracker import (
+    SkipTracker,
+    SkipTrackerThroughPortals,
+    SkipTrackerThroughPotals,
+    current_skip_tracker,
+    use_skip_tracker,
+)
+
+__all__ = [
+    "Namespace",
+    "Portal",
+    "SkipLayout",
+    "SkipTracker",
+    "SkipTrackerThroughPortals",
+    "SkipTrackerThroughPotals",
+    "Skippable",
+    "current_skip_tracker",
+    "inspect_skip_layout",
+    "pop",
+    "skippable",
+    "stash",
+    "use_skip_tracker",
+    "verify_skippables",
+]

@@ -1,0 +1,54 @@
+"""A micro-batch between two modules, whose tensors can be replaced one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+__all__ = ["Batch"]
+
+
+class Batch:
+    """A tensor, or any structure of tensors, seen as a list of its tensors.
+
+    A tracker exchanges one of the tensors for an equal one to tie a skip to the main path.
+    """
+
+    def __init__(self, value: Any) -> None:
+        self.atomic = isinstance(value, Tensor)
+        self._leaves: list[Any] = [value]
+        self._spec: pytree.TreeSpec | None = None
+        if not self.atomic:
+            self._leaves, self._spec = pytree.tree_flatten(value)
+        self._at = [i for i, leaf in enumerate(self._leaves) if isinstance(leaf, Tensor)]
+
+    @property
+    def value(self) -> Any:
+        """The structure with its present tensors."""
+        return self._leaves[0] if self._spec is None else pytree.tree_unflatten(self._leaves, self._spec)
+
+    tensor_or_tensors = value
+
+    @property
+    def lane(self) -> int | None:
+        """The index of the first tensor that can carry a gradient; None if there is none."""
+        return next((i for i, x in enumerate(self) if x.is_floating_point() or x.is_complex()), None)
+
+    def __len__(self) -> int:
+        return len(self._at)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return (self._leaves[i] for i in self._at)
+
+    def __getitem__(self, index: int) -> Tensor:
+        tensor: Tensor = self._leaves[self._at[index]]
+        return tensor
+
+    def __setitem__(self, index: int, tensor: Tensor) -> None:
+        self._leaves[self._at[index]] = tensor
+
+    def __repr__(self) -> str:
+        return f"Batch({self.value!r})"

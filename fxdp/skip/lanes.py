@@ -1,0 +1,58 @@
+"""Order in autograd's graph without data: a lane is forked into a phony, a phony is joined into a lane.
+
+    x ──── fork ──── x'          y ──── join ──── y'
+             └─ phony          phony ───┘
+
+The backward of whatever made the phony waits for that of `y'`; the backward of whatever uses the forked
+phony comes before that of `x`. A phony has no elements.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["fork", "join", "make_phony"]
+
+
+def make_phony(device: torch.device, *, requires_grad: bool = False) -> Tensor:
+    """A tensor without elements, which only carries order."""
+    return torch.empty(0, device=device, requires_grad=requires_grad)
+
+
+def fork(lane: Tensor) -> tuple[Tensor, Tensor]:
+    """The lane, and a phony whose users' backward precedes that of the lane given."""
+    if not (torch.is_grad_enabled() and lane.requires_grad):
+        return lane, make_phony(lane.device)
+    out, phony = _Fork.apply(lane)  # type: ignore[no-untyped-call]
+    return out, phony
+
+
+def join(lane: Tensor, phony: Tensor) -> Tensor:
+    """The lane, whose backward precedes that of the phony's maker."""
+    if not (torch.is_grad_enabled() and (lane.requires_grad or phony.requires_grad)):
+        return lane
+    out: Tensor = _Join.apply(lane, phony)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _Fork(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, lane: Tensor) -> tuple[Tensor, Tensor]:
+        return lane.detach(), make_phony(lane.device)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        return grads[0]
+
+
+class _Join(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, lane: Tensor, phony: Tensor) -> Tensor:
+        return lane.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return grads[0], None

@@ -1,0 +1,74 @@
+"""`@skippable`: modules that stash tensors for later modules, and pop those of earlier ones.
+
+@skippable(stash=["skip"])
+class Down(nn.Module):
+    def forward(self, x):
+        yield stash("skip", x)
+        return self.pool(x)
+
+@skippable(pop=["skip"])
+class Up(nn.Module):
+    def forward(self, x):
+        skip = yield pop("skip")
+        return self.grow(x) + skip
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from torch import nn
+
+from fxdp.skip.base import Skippable, names_of
+from fxdp.skip.commands import pop, stash
+from fxdp.skip.declarations import find_faults
+
+__all__ = ["Skippable", "pop", "skippable", "stash", "verify_skippables"]
+
+
+def skippable(
+    stash: Iterable[str] = (), pop: Iterable[str] = ()
+) -> Callable[[type[nn.Module]], type[Skippable]]:
+    """Decorate a module class whose forward stashes and pops.
+
+    Parameters
+    ----------
+    stash : the names that the forward yields in `stash(name, tensor)`, each once.
+    pop : the names that it yields in `pop(name)`, each once; an earlier module must have stashed them.
+
+    Raises
+    ------
+    TypeError : a bare string instead of a list of names, or a class that is no `nn.Module`.
+    """
+    stashable, poppable = names_of("stash", stash), names_of("pop", pop)
+
+    def decorate(module_cls: type[nn.Module]) -> type[Skippable]:
+        if not (isinstance(module_cls, type) and issubclass(module_cls, nn.Module)):
+            raise TypeError(f"@skippable decorates subclasses of nn.Module, got {module_cls!r}")
+        facts = {
+            "module_cls": module_cls,
+            "stashable_names": stashable,
+            "poppable_names": poppable,
+            "__module__": module_cls.__module__,
+            "__qualname__": module_cls.__qualname__,
+            "__doc__": module_cls.__doc__,
+        }
+        return type(module_cls.__name__, (Skippable,), facts)
+
+    return decorate
+
+
+def verify_skippables(module: nn.Module) -> None:
+    """Check that every stash of a model has its pop, at any depth.
+
+    Modules run in order where an `nn.Sequential` holds them; of other containers the order is not known,
+    so there a pop is only asked to have a stash.
+
+    Raises
+    ------
+    TypeError : listing all pairs that do not match.
+    """
+    faults = find_faults(module)
+    if faults:
+        listing = "\n".join(f"* {fault.text}" for fault in faults)
+        raise TypeError(f"one or more pairs of stash and pop do not match:\n\n{listing}")

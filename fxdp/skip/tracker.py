@@ -1,0 +1,172 @@
+"""Where skip tensors wait between their stash and their pop: the tracker of the running thread."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from fxdp.skip.batch import Batch
+from fxdp.skip.exchange import Exchange
+from fxdp.skip.lanes import fork, join, make_phony
+from fxdp.skip.namespace import Namespace
+from fxdp.skip.portal import Portal, Stream
+from fxdp.skip.recompute import is_checkpointing, is_recomputing
+
+if TYPE_CHECKING:
+    from fxdp.skip.base import Skippable
+    from fxdp.skip.layout import SkipLayout
+
+__all__ = [
+    "SkipTracker",
+    "SkipTrackerThroughPortals",
+    "SkipTrackerThroughPotals",
+    "current_skip_tracker",
+    "use_skip_tracker",
+]
+
+
+class SkipTracker:
+    """Keeps skip tensors as they are. Each thread has one, so skippables work in a plain `nn.Sequential`.
+
+    Attributes:
+        tensors: what was stashed and not popped yet, by `(namespace, name)`.
+    """
+
+    def __init__(self) -> None:
+        self.tensors: dict[tuple[Namespace | None, str], Any] = {}
+
+    def save(self, batch: Batch, ns: Namespace | None, name: str, tensor: Tensor | None) -> None:
+        """Keep what the maker of `batch` stashed."""
+        self.tensors[ns, name] = tensor
+
+    def load(self, batch: Batch, ns: Namespace | None, name: str) -> Tensor | None:
+        """Give back, once, what the reader of `batch` pops.
+
+        Raises
+        ------
+        KeyError : it was not stashed.
+        """
+        tensor: Tensor | None = self.tensors.pop((ns, name))
+        return tensor
+
+    def copy(
+        self, batch: Batch, prev_stream: Stream, next_stream: Stream, ns: Namespace | None, name: str
+    ) -> None:
+        """Only portals can copy: raises TypeError."""
+        raise TypeError("copy is not supported for non-portal skip tensors")
+
+    def exchange(self, skippable: Skippable) -> Exchange:
+        """What carries out one forward of a skippable."""
+        return Exchange(self, skippable)
+
+
+class SkipTrackerThroughPortals(SkipTracker):
+    """Hides the tensors that leave their partition from autograd in portals. For one micro-batch."""
+
+    def __init__(self, skip_layout: SkipLayout) -> None:
+        super().__init__()
+        self.skip_layout = skip_layout
+        self.portals: dict[tuple[Namespace | None, str], Portal] = {}
+
+    def save(self, batch: Batch, ns: Namespace | None, name: str, tensor: Tensor | None) -> None:
+        """Put the tensor into a portal, if it leaves its partition, and tie that to `batch`."""
+        if not isinstance(tensor, Tensor) or not self.skip_layout.requires_copy(ns, name):
+            self._keep(ns, name, tensor)
+            return
+        lane = _lane(batch, tensor, name)
+        life = 1 if is_recomputing() else 3 if is_checkpointing() else 2
+        portal = self.portals.get((ns, name))
+        if portal is None or (portal.hides_grad and not is_recomputing()):
+            portal = self.portals[ns, name] = Portal(tensor, life)
+        else:
+            portal.put_tensor(tensor, life)
+        phony = portal.blue()
+        if lane is not None:
+            batch[lane] = join(batch[lane], phony)
+
+    def _keep(self, ns: Namespace | None, name: str, tensor: Any) -> None:
+        """Keep what needs no portal; a portal of an earlier forward is out of date then."""
+        if not is_recomputing() or not self.skip_layout.requires_copy(ns, name):
+            self.portals.pop((ns, name), None)
+            super().save(Batch(None), ns, name, tensor)
+
+    def load(self, batch: Batch, ns: Namespace | None, name: str) -> Tensor | None:
+        """Take the tensor out of its portal, behind a fork of `batch`."""
+        portal = self.portals.get((ns, name))
+        if portal is None:
+            if is_checkpointing() and self.skip_layout.requires_copy(ns, name):
+                kept: Tensor | None = self.tensors[ns, name]
+                return kept  # None, which the recomputation reads once more
+            return super().load(batch, ns, name)
+        portal.check_tensor_life()
+        lane = _lane(batch, portal.tensor, name)
+        phony = make_phony(batch[lane].device if lane is not None else _device(portal))
+        if lane is not None:
+            batch[lane], phony = fork(batch[lane])
+        return portal.orange(phony)
+
+    def copy(
+        self, batch: Batch, prev_stream: Stream, next_stream: Stream, ns: Namespace | None, name: str
+    ) -> None:
+        """Take the tensor to the device of `next_stream`, between two forks of `batch`."""
+        if (ns, name) not in self.portals:
+            if (ns, name) in self.tensors and self.skip_layout.requires_copy(ns, name):
+                return  # None
+            super().copy(batch, prev_stream, next_stream, ns, name)
+        portal = self.portals[ns, name]
+        lane = _lane(batch, portal.tensor, name)
+        if lane is None:
+            portal.copy(prev_stream, next_stream, make_phony(_device(portal)))
+            return
+        batch[lane], phony = fork(batch[lane])
+        batch[lane] = join(batch[lane], portal.copy(prev_stream, next_stream, phony))
+
+
+SkipTrackerThroughPotals = SkipTrackerThroughPortals
+"""The name in torchgpipe."""
+
+
+def _lane(batch: Batch, tensor: Tensor | None, name: str) -> int | None:
+    """Which tensor of the batch to tie a portal to.
+
+    Without recomputation a portal may do without; a recomputed partition has no other link to its past.
+    """
+    lane = batch.lane
+    if lane is None and is_checkpointing() and tensor is not None and tensor.is_floating_point():
+        raise RuntimeError(
+            f"the gradient of '{name}' could not return through a recomputed partition that passes on no "
+            "floating-point tensor. Pass one on beside it, or do not recompute this partition"
+        )
+    return lane
+
+
+def _device(portal: Portal) -> torch.device:
+    return torch.device("cpu") if portal.tensor is None else portal.tensor.device
+
+
+class _Current(threading.local):
+    def __init__(self) -> None:
+        self.tracker = SkipTracker()
+
+
+_current = _Current()
+
+
+def current_skip_tracker() -> SkipTracker:
+    """The tracker of this thread."""
+    return _current.tracker
+
+
+@contextlib.contextmanager
+def use_skip_tracker(skip_tracker: SkipTracker) -> Iterator[None]:
+    """Inside, this thread's skips go through another tracker."""
+    before, _current.tracker = _current.tracker, skip_tracker
+    try:
+        yield
+    finally:
+        _current.tracker = before
