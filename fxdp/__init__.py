@@ -6,7 +6,7 @@ loss = compiled(x, y); loss.backward(); optimizer.step()
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,13 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from fxdp import skip
+from fxdp.check import verify_model
 from fxdp.dry_run import dry_run
 from fxdp.errors import (
     AgreementError,
     CaptureError,
     DeadlockError,
+    ExactnessError,
     FxdpError,
     InputError,
     MeshError,
@@ -32,6 +34,7 @@ from fxdp.errors import (
 from fxdp.module import CompiledModule
 from fxdp.options import Options
 from fxdp.plan import CommRow, Plan
+from fxdp.report.verification import Report
 
 __version__ = "0.1.0"
 
@@ -41,12 +44,14 @@ __all__ = [
     "CommRow",
     "CompiledModule",
     "DeadlockError",
+    "ExactnessError",
     "FxdpError",
     "InputError",
     "MeshError",
     "PlacementError",
     "Plan",
     "RankFailedError",
+    "Report",
     "ScheduleError",
     "StageError",
     "StateError",
@@ -54,6 +59,7 @@ __all__ = [
     "compile",
     "plan",
     "skip",
+    "verify",
 ]
 
 
@@ -128,3 +134,51 @@ def plan(
     MeshError, InputError : as `compile` and the compiled module's first call.
     """
     return dry_run(model, args, kwargs or {}, mesh or {"dp": 2}, Options(**options))
+
+
+def verify(
+    model: nn.Module,
+    args: tuple[Any, ...] = (),
+    kwargs: dict[str, Any] | None = None,
+    mesh: DeviceMesh | Mapping[str, int] | None = None,
+    *,
+    splits: Sequence[Sequence[int]] | Sequence[int] | None = None,
+    precision: str = "float64",
+    tolerance: float | None = None,
+    seed: int = 0,
+    **options: Any,
+) -> Report:
+    """Whether the program that `compile` would run equals `model` on one device; in this process alone.
+
+    The rank's program runs on virtual ranks, each with its part of the given batch, op by op and before
+    Inductor; every value is compared with what one device computes on the whole batch, and outputs, gradients
+    (for random weights of the outputs) and buffers with the unmodified model's.
+
+    Parameters
+    ----------
+    model : any module that can be captured as one graph; it is not changed.
+    args, kwargs : the *global* batch.
+    mesh : sizes by axis name, as `{"dp": 4}`, which is the default, or a DeviceMesh. Memory and time grow
+        with the ranks; meshes of up to 8 are meant.
+    splits : how many samples each rank gets, as `[[5, 2, 0, 1]]`, one or several. None: as even as
+        possible, uneven with a single sample and an empty rank, and all samples on the last rank.
+    precision : `"float64"`: a copy of the model and the inputs in float64; if it cannot run so, in
+        its own types, and the report says so. `"own"`: as the model is.
+    tolerance : the largest relative error, of a tensor's largest value, that counts as equal. None: 1e-9 in
+        float64, 1e-6 after a cast to float32 inside of the model, 1e-5 for a model's own float32, 2e-3 and
+        2e-2 after float16 and bfloat16. Integers and booleans must be equal.
+    seed : of the random numbers. With `rng="single-device"` results are compared with eager's on this seed.
+        With `rng="sharded"` ranks draw their own numbers: every node is compared with one device that is
+        given these, the captured program with eager's on this seed, and no two ranks may draw the same.
+    options : the other options of `compile`.
+
+    Raises
+    ------
+    CaptureError : the model cannot be captured as one graph.
+    PlacementError : an op cannot be made exact.
+    MeshError, InputError : as `compile` and the compiled module's first call; splits that do not fit.
+    """
+    return verify_model(
+        model, args, kwargs or {}, mesh or {"dp": 4}, Options(**options),
+        splits=splits, precision=precision, tolerance=tolerance, seed=seed,
+    )  # fmt: skip

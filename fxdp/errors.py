@@ -3,6 +3,7 @@
     FxdpError
     ├── CaptureError        a model that cannot be captured as one graph
     ├── PlacementError      an op that cannot be made exact on this mesh
+    ├── ExactnessError      fxdp.verify found a value that differs from one device's
     ├── MeshError           a mesh, process group or device that does not fit
     ├── InputError          a call whose inputs do not fit the program or each other
     ├── AgreementError      ranks that were given different models, options or inputs
@@ -22,6 +23,7 @@ __all__ = [
     "AgreementError",
     "CaptureError",
     "DeadlockError",
+    "ExactnessError",
     "FxdpError",
     "InputError",
     "MeshError",
@@ -44,6 +46,10 @@ class CaptureError(FxdpError):
 
 class PlacementError(FxdpError):
     """An op cannot be made exact on this mesh."""
+
+
+class ExactnessError(FxdpError):
+    """`fxdp.verify` found a value that differs from one device's: a bug in a rule, a pass or the capture."""
 
 
 class MeshError(FxdpError, ValueError):

@@ -30,7 +30,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("passes", "lowering"),
     ("runtime.calls", "runtime.program"),
     ("compiler",),
-    ("runtime.programs", "dry_run"),
+    ("runtime.programs", "dry_run", "check"),
     ("module",),
     ("__init__",),
     ("demo", "cli", "__main__"),

@@ -27,6 +27,14 @@ def difference(a: Tensor, b: Tensor, floor: float = 0.0) -> float:
     return float((a - b).abs().max().item()) / (scale or 1.0)
 
 
+def cancelled(tolerance: float) -> float:
+    """Which share of its terms a sum may cancel to before its rounding errors exceed the tolerance.
+
+    A thousandth at 1e-9 in float64; float32's 1e-6 and more leave no room.
+    """
+    return min(1.0, 1e6 * tolerance)
+
+
 def magnitude(value: Tensor) -> float:
     """The largest |value|; 0 for integers, and where it is not finite."""
     if not value.numel() or not (value.is_floating_point() or value.is_complex()):

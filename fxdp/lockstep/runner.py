@@ -29,7 +29,7 @@ from fxdp.annotations import (
     note,
     tensor_operands,
 )
-from fxdp.lockstep.compare import difference, magnitude
+from fxdp.lockstep.compare import cancelled, difference, magnitude
 from fxdp.lockstep.draws import RankGenerators, draw_alike, repeated_draw
 from fxdp.lockstep.fault import Fault, make_fault
 from fxdp.lockstep.ranks import VirtualRanks
@@ -210,7 +210,7 @@ class LockStep:
 
     def _error(self, node: fx.Node, whole: Tensor, values: list[Tensor], placement: Placement) -> float:
         if isinstance(placement, Partial):  # the terms of the sum count, not what is left of it
-            largest = 1e-3 * max(map(magnitude, values))
+            largest = cancelled(self._tolerance(node)) * max(map(magnitude, values))
             self._floors[node] = max(self._floor(node), largest)
         if isinstance(placement, Replicate):
             return max(difference(v, whole, self._floor(node)) for v in values)
@@ -220,7 +220,7 @@ class LockStep:
         return self.tolerances.get(node.name, self.tolerance)
 
     def _floor(self, node: fx.Node) -> float:
-        """A thousandth of the largest operand: sums of cancelling terms are no better than that.
+        """A share of the largest operand (`cancelled`): sums of cancelling terms are no better than that.
 
         An op of one operand (a view of such a sum) inherits its operand's floor, and a node that fxdp
         inserted (a bucket of such sums) the largest.
@@ -228,7 +228,7 @@ class LockStep:
         if node not in self._floors:
             tensors = [n for n in node.all_input_nodes if isinstance(self._values[n][0], Tensor)]
             terms = (magnitude(value) for n in tensors for value in self._values[n])
-            floor = 1e-3 * max(terms, default=0.0)
+            floor = cancelled(self._tolerance(node)) * max(terms, default=0.0)
             if len(tensors) == 1 or self._one.node(node) is None:
                 floor = max([floor, *map(self._floor, tensors)])
             self._floors[node] = floor

@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import fxdp
 from tests.exactness.cases import D, Model, linear, rows
+from tests.lockstep import check
 from tests.ranks import RankPool
 
 SPLITS = ((4, 3), (5, 2, 0, 1))
@@ -48,18 +49,8 @@ def test_given_the_numbers_all_is_exact(name: str, rng: str) -> None:
 
 
 def exact_random(model: nn.Module, x: Tensor, rng: str) -> None:
-    """Exact node by node; eager draws other numbers, so results are not compared with it."""
-    from fxdp.lockstep import LockStep
-    from fxdp.options import Options
-    from tests.lockstep import _slots, captured, prepared
-
-    found = captured(model, (x,), {}, Options(rng=rng))
-    for split in SPLITS:
-        part = x[: sum(split)]
-        local, reference = prepared(found, len(split), Options(rng=rng))
-        runner = LockStep(local.gm, reference.gm, split, single_device_rng=rng == "single-device")
-        runner.run(_slots(model, reference, [part], {0: torch.tensor(1.0)}))
-        assert not runner.faults, "\n".join(map(str, runner.faults))
+    """Exact node by node; where ranks draw apart, eager is compared with the captured program."""
+    check(model, (x,), splits=SPLITS, rng=rng)
 
 
 class Noisy(nn.Module):

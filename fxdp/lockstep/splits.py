@@ -1,0 +1,54 @@
+"""How a global batch is split over virtual ranks: evenly, and in the ways that bring faults to light."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fxdp.errors import InputError
+
+
+def default_splits(batch: int, world: int) -> tuple[tuple[int, ...], ...]:
+    """As even as possible; uneven with a single-sample and an empty rank; all on the last rank.
+
+    (8, 4) -> (2, 2, 2, 2), (5, 2, 0, 1), (0, 0, 0, 8); two ranks have no room for both in one split.
+    """
+    if world == 1:
+        return ((batch,),)
+    even = tuple(batch // world + (rank < batch % world) for rank in range(world))
+    last = (0,) * (world - 1) + (batch,)
+    return tuple(dict.fromkeys((even, _uneven(batch, world), last)))
+
+
+def check_splits(
+    splits: Sequence[Sequence[int]] | Sequence[int] | None, batch: int, world: int
+) -> tuple[tuple[int, ...], ...]:
+    """The splits to run: those given (one split may stand alone), or the default ones.
+
+    Raises
+    ------
+    InputError : a split of another number of ranks, with negative parts, empty, or beyond the given batch.
+    """
+    if splits is None:
+        return default_splits(batch, world)
+    given = tuple((one,) if isinstance(one, int) else tuple(one) for one in splits)
+    if splits and all(isinstance(one, int) for one in splits):
+        given = (tuple(n for one in given for n in one),)
+    wrong = [s for s in given if len(s) != world or min(s) < 0 or not 0 < sum(s) <= batch]
+    if wrong or not given:
+        raise InputError(
+            f"splits={list(map(list, given))} do not fit: expected at least one, each of {world} parts (one "
+            f"per rank, 0 allowed) with 1 to {batch} samples in all, as many as the given batch has"
+        )
+    return given
+
+
+def _uneven(batch: int, world: int) -> tuple[int, ...]:
+    if world == 2:
+        return (batch - 1, 1)
+    rest, heads = batch - 1, world - 2
+    parts = [rest // heads] * heads
+    parts[0] += rest % heads
+    if heads > 1 and parts[-1] > 1:  # (3, 3) tells less than (5, 1)
+        moved = parts[-1] // 2
+        parts[0], parts[-1] = parts[0] + moved, parts[-1] - moved
+    return (*parts, 0, 1)
