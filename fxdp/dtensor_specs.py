@@ -53,7 +53,7 @@ def _spec(type_: object, placement: object, mesh: DeviceMesh, sizes: Mapping[str
 def _spelled(placement: Placement, sizes: Mapping[str, int] | None) -> tuple[str, int, int]:
     if isinstance(placement, Shard):
         return "S", placement.dim, _number(placement.outer, sizes)
-    return ("R" if isinstance(placement, Replicate) else "P"), 0, 1
+    return ("R" if isinstance(placement, Replicate) else f"P({placement.op})"), 0, 1
 
 
 def _number(size: Dim, sizes: Mapping[str, int] | None) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from fxdp import moments
 from fxdp.placements import Partial, Placement, Replicate, Shard
 
 
@@ -47,6 +48,8 @@ def combine(values: Sequence[Tensor], placement: Placement, sizes: Sequence[int]
     match placement:
         case Replicate():
             return values[0]
+        case Partial("moments"):
+            return moments.combine(torch.stack(list(values)))
         case Partial():
             total = values[0].clone()
             for value in values[1:]:

@@ -28,7 +28,10 @@ class Replicate:
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """Every rank holds a term; the value is their reduction by `op` (`sum`)."""
+    """Every rank holds a term; the value is their reduction by `op`.
+
+    `sum`: the terms add up. `moments`: each term is `fxdp.moments.moments` of the rank's own elements.
+    """
 
     op: str = "sum"
 
@@ -51,6 +54,7 @@ Placement: TypeAlias = Replicate | Partial | Shard
 
 R = Replicate()
 P = Partial()
+MOMENTS = Partial("moments")
 
 
 def S(dim: int, outer: Dim = 1) -> Shard:  # noqa: N802 - the letter that goldens and DTensor print

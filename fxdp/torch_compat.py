@@ -23,7 +23,7 @@ from torch._C._distributed_c10d import Store, TCPStore
 from torch._decomp import decomposition_table as torch_decompositions
 from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.exc import UserError
-from torch._dynamo.source import ConstantSource
+from torch._dynamo.source import ConstantSource, LocalSource
 from torch._functorch._aot_autograd.descriptors import (
     AOTInput,
     AOTOutput,
@@ -167,9 +167,35 @@ def static_mode() -> FakeTensorMode:
     return FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True, allow_non_fake_inputs=True)
 
 
+class _HalfGuards(ShapeEnv):
+    """Sizes of a program whose halves are compiled, and cached, one by one.
+
+    Inductor stores a half with its guards and evaluates them on that half's own sizes. A backward may take
+    `25*B` without `B`; a guard that says so could only fail there, by a NameError.
+    """
+
+    def produce_guards_expression(
+        self, placeholders: Sequence[Any], *, guards: Any = None, ignore_static: bool = True
+    ) -> str | None:
+        """Guards on the plain sizes among `placeholders`; what is computed from sizes needs none."""
+        named = [(p, LocalSource(f"t{i}")) for i, p in enumerate(placeholders) if p.node.expr.is_Symbol]
+        sizes = {p.node.expr for p, _ in named}
+        own = [g for g in (self.guards if guards is None else guards) if g.expr.free_symbols <= sizes]
+        plain, sources = [p for p, _ in named], [source for _, source in named]
+        found = self.produce_guards(plain, sources, guards=own, ignore_static=ignore_static)
+        return " and ".join(found) or None
+
+    def evaluate_guards_expression(self, code: str, args: Sequence[object]) -> bool:
+        """Whether a cached half fits; one stored by plain torch may speak of sizes that it does not take."""
+        try:
+            return bool(super().evaluate_guards_expression(code, args))
+        except NameError:
+            return False
+
+
 def symbolic_sizes(hints: Mapping[str, int]) -> tuple[FakeTensorMode, dict[str, Any]]:
     """A fake mode and one backed, unconstrained SymInt per name."""
-    env = ShapeEnv(duck_shape=False, specialize_zero_one=False)
+    env = _HalfGuards(duck_shape=False, specialize_zero_one=False)
     sizes = {}
     for name, value in hints.items():
         source = ConstantSource(name)
@@ -302,14 +328,14 @@ def all_op_names() -> list[str]:
 def dtensor_spec(
     mesh: DeviceMesh, placements: Sequence[tuple[str, int, int]], shape: Sequence[int], dtype: torch.dtype
 ) -> Any:
-    """A `DTensorSpec`, one placement per mesh axis: `("R", 0, 1)`, `("P", 0, 1)` or `("S", dim, outer)`."""
+    """A `DTensorSpec`, one placement per mesh axis: `("R", 0, 1)`, `("P(sum)", 0, 1)`, `("S", dim, outer)`"""
     from torch.distributed.tensor import Partial, Placement, Replicate, Shard
     from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
     from torch.distributed.tensor.placement_types import _StridedShard
 
     def spelled(kind: str, dim: int, outer: int) -> Placement:
         if kind != "S":
-            return Replicate() if kind == "R" else Partial()
+            return Replicate() if kind == "R" else Partial(kind[2:-1])
         return Shard(dim) if outer == 1 else _StridedShard(dim, split_factor=outer)
 
     size = torch.Size(shape)

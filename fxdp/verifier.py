@@ -143,9 +143,16 @@ def conversions_say_what_they_do(graph: fx.Graph) -> Iterator[Fault]:
         if not (isinstance(before, have) and isinstance(after, give)):
             yield node, f"turns {before} into {after}"
             continue
+        if isinstance(before, Partial) and _reduces_by(node) != before.op:
+            yield node, f"reduces {before} by {_reduces_by(node)}"
+            continue
         sharded = after if give is Shard else before
         if isinstance(sharded, Shard) and node.args[1:3] != (sharded.dim, sharded.outer):
             yield node, f"does not name the dim and outer factor of {sharded}"
+
+
+def _reduces_by(node: fx.Node) -> object:
+    return node.args[1] if node.target is ir.all_reduce else "sum"
 
 
 def partial_flows_through_linear_ops(graph: fx.Graph) -> Iterator[Fault]:

@@ -12,6 +12,7 @@ from torch import fx
 from fxdp import ir
 from fxdp.annotations import Constant, ScalarType, Size, Slot, TensorType, is_host_size, note
 from fxdp.mesh import DataMesh
+from fxdp.moments import MOMENTS_OP, moments
 from fxdp.pass_manager import Level
 from fxdp.placements import R
 from fxdp.runtime import collectives
@@ -42,6 +43,8 @@ class _Lowering:
                 self._lower_wait(node)
             elif node.target in ir.CONVERSIONS:
                 self._lower(node)
+            elif node.target is MOMENTS_OP:  # as plain ops, which Inductor fuses
+                node.target = moments
         if self.sizes is not None:
             self._bind(self.sizes)
 
@@ -68,7 +71,9 @@ class _Lowering:
     def _lower(self, node: fx.Node) -> None:
         value, *rest = node.args
         mesh = self.mesh
-        if node.target is ir.all_reduce:
+        if node.target is ir.all_reduce and rest[0] == "moments":
+            self._replace(node, collectives.start_moments, (value, mesh.size, mesh.group_name))
+        elif node.target is ir.all_reduce:
             group = mesh.reduce_group_name if note(node).backward else mesh.group_name
             self._replace(node, collectives.start_all_reduce, (value, rest[0], group))
         elif node.target is ir.broadcast:
@@ -90,6 +95,8 @@ class _Lowering:
         assert isinstance(pending, fx.Node)
         if pending.target is collectives.start_all_gather:
             self._replace(node, collectives.finish_all_gather, (pending, pending.args[1], self._rows()))
+        elif pending.target is collectives.start_moments:
+            self._replace(node, collectives.finish_moments, (pending, self.mesh.size))
         elif pending.target is collectives.start_reduce_scatter:
             self._replace(
                 node, collectives.finish_reduce_scatter, (pending, pending.args[1], self._size("b"))

@@ -58,6 +58,8 @@ class _Insertion:
         if isinstance(have, Partial):
             if isinstance(wanted, Replicate):
                 return self._collective(node, ir.all_reduce, (have.op,), R, consumer, cause)
+            if have.op != "sum":
+                return self.convert(self.convert(node, R, consumer, cause), wanted, consumer, cause)
             assert isinstance(wanted, Shard)
             factors = _factors(node, wanted)
             return self._collective(node, ir.reduce_scatter, factors, wanted, consumer, cause)

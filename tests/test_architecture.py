@@ -17,7 +17,7 @@ FILES = sorted(
     + list((ROOT / "passes").glob("*.py"))
 )
 
-GROUND = ("errors", "settings", "torch_compat", "placements", "symbols", "ir", "seeds")
+GROUND = ("errors", "settings", "torch_compat", "placements", "symbols", "ir", "seeds", "moments")
 """Import nothing of ours but one another."""
 
 LAYERS: list[tuple[str, ...]] = [

@@ -240,7 +240,7 @@ def _mutants(gm: fx.GraphModule) -> Iterator[Mutant]:
 @pytest.mark.parametrize(
     ("name", "total", "missed"),
     [
-        ("mlp", 14, []),
+        ("mlp", 12, []),
         ("masked", 19, []),
         ("experts", 14, []),
         ("pairs", 10, []),

@@ -14,8 +14,9 @@ import fxdp.rules  # noqa: F401 - the order of imports is any
 from fxdp import ir
 from fxdp.annotations import Buffer, Cause, Gradient, Input, Mutation, Output, Parameter, Site
 from fxdp.errors import VerifierError
+from fxdp.moments import MOMENTS_OP
 from fxdp.pass_manager import Level
-from fxdp.placements import P, R, S
+from fxdp.placements import MOMENTS, P, R, S
 from fxdp.verifier import CHECKS, verify
 from tests.graphs import Sketch
 
@@ -144,7 +145,9 @@ def _conversions_say_what_they_do() -> fx.GraphModule:
     summed = g.call(ir.all_reduce, x, "sum", type="f32[B, B]", at=R, reads=(S(0),), cause=CAUSE)
     done = g.call(ir.wait, summed, type="f32[B, B]", at=S(1), reads=(R,))
     cut = g.call(ir.shard, g.add(Parameter("w"), "f32[B, B]", R), 1, 1, type="f32[B, B]", at=S(0), reads=(R,))
-    return g.returns({Output(0): done, Output(1): cut})
+    own = g.call(MOMENTS_OP, x, (0,), type="f32[3, B]", at=MOMENTS, reads=(S(0),))
+    added = g.call(ir.all_reduce, own, "sum", type="f32[3, B]", at=R, reads=(MOMENTS,), cause=CAUSE)
+    return g.returns({Output(0): done, Output(1): cut, Output(2): g.call(ir.wait, added, at=R)})
 
 
 def _collectives_have_one_wait() -> fx.GraphModule:
@@ -240,7 +243,12 @@ MALFORMED: list[tuple[Callable[[], fx.GraphModule], Level, list[str]]] = [
     (
         _conversions_say_what_they_do,
         Level.EXPLICIT,
-        ["turns S(0) into R", "turns R into S(1)", "does not name the dim and outer factor of S(0)"],
+        [
+            "turns S(0) into R",
+            "turns R into S(1)",
+            "does not name the dim and outer factor of S(0)",
+            "reduces P(moments) by sum",
+        ],
     ),
     (
         _collectives_have_one_wait,

@@ -10,7 +10,7 @@ import sympy
 import torch
 from torch import Tensor, fx
 
-from fxdp import ir
+from fxdp import ir, moments
 from fxdp.parts import combine, join_parts, take_part
 from fxdp.placements import Placement, Shard
 from fxdp.symbols import LOCAL, OFFSET, B
@@ -82,4 +82,6 @@ def _reduce(values: Sequence[Tensor], op: str) -> Tensor:
         return total / len(values) if op == "avg" else total
     if op in ("max", "min"):
         return stacked.amax(0) if op == "max" else stacked.amin(0)
+    if op == "moments":
+        return moments.combine(stacked)
     raise NotImplementedError(f"all_reduce by {op}")

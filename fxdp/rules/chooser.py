@@ -38,6 +38,8 @@ def conversion_cost(
 def _one_conversion(have: Placement, want: Placement, n: int, gathered: int) -> float:
     if isinstance(have, Replicate):
         return _LOCAL_STEP
+    if isinstance(have, Partial) and have.op != "sum":  # no part of it can be had alone
+        return 2.0 * n + (0.0 if isinstance(want, Replicate) else _LOCAL_STEP)
     if isinstance(have, Partial):
         return 2.0 * n if isinstance(want, Replicate) else float(n)
     # a whole value means a whole batch's work on every rank, a part does not

@@ -3,14 +3,17 @@
 Laws: LayerNorm and RMSNorm treat every index of the dims before the normalized ones apart, GroupNorm
 every sample; BatchNorm with running statistics treats every element of a channel apart. Statistics that
 an op returns have the samples' placement; the gradients of weight and bias sum over samples. BatchNorm
-that computes statistics couples samples and has no rule: capture decomposes it.
+that computes statistics couples samples and has no rule: capture decomposes it, its statistics become
+`moments`, whose terms on the ranks combine.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fxdp.placements import R
+from fxdp.moments import MOMENTS_OP
+from fxdp.placements import MOMENTS, R, Shard
+from fxdp.rules.dims import wrap_all
 from fxdp.rules.empty_parts import local_op
 from fxdp.rules.labels import by_labels, leading, letters, linear
 from fxdp.rules.registry import Alternative, Op, Rewrite, aten, rule
@@ -88,6 +91,21 @@ def batch_norm_backward_by_running_statistics(op: Op) -> Iterator[Alternative]:
     unread = [op.arg("save_mean"), op.arg("save_invstd")]
     rewrite = Rewrite(target=local_op(op.target))
     yield from by_labels(op, [(grad, names), (x, names)], [names, "_", "_"], unread=unread, rewrite=rewrite)
+
+
+@rule("normalization", MOMENTS_OP)
+def moments(op: Op) -> Iterator[Alternative]:
+    """Over a shard each rank has the moments of its elements: one exchange of `3 * kept` values.
+
+    A shard on a kept dim passes, one place further back.
+    """
+    x, dims = op.operands[0], wrap_all(op.arg("dims"), op.operands[0].ndim)
+    for shard in x.shards:
+        if shard.dim in dims:
+            yield op.alternative({0: shard}, MOMENTS)
+        else:
+            place = 1 + shard.dim - sum(dim < shard.dim for dim in dims)
+            yield op.alternative({0: shard}, Shard(place, shard.outer))
 
 
 @rule("normalization", aten._weight_norm_interface.default, aten._weight_norm_interface_backward.default)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fxdp.moments import combine
 from fxdp.parts import take_part, unflatten
 
 _c10d = torch.ops._c10d_functional
@@ -33,6 +34,17 @@ def back(value: Tensor, dim: int) -> Tensor:
 def start_all_reduce(value: Tensor, op: str, group: str) -> Tensor:
     """Start the sum over all ranks."""
     return _c10d.all_reduce(value, op, group)  # type: ignore[no-any-return]
+
+
+def start_moments(value: Tensor, world: int, group: str) -> Tensor:
+    """Start gathering every rank's moments `[3, *kept]`, which each rank then combines."""
+    return _c10d.all_gather_into_tensor(value.contiguous(), world, group)  # type: ignore[no-any-return]
+
+
+def finish_moments(pending: Tensor, world: int) -> Tensor:
+    """Wait for the ranks' moments and combine them, in rank order."""
+    gathered = _c10d.wait_tensor(pending)
+    return combine(gathered.unflatten(0, (world, 3)))
 
 
 def start_broadcast(value: Tensor, group: str) -> Tensor:

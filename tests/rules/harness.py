@@ -27,7 +27,7 @@ from torch.utils import _pytree as pytree
 
 import fxdp.rules  # noqa: F401 - registers the rules
 from fxdp.annotations import TensorType
-from fxdp.placements import Dim, P, Placement, R, Replicate, Shard
+from fxdp.placements import MOMENTS, Dim, P, Placement, R, Replicate, Shard
 from fxdp.rules.arguments import MinusOffset, local_shape, local_target, localized
 from fxdp.rules.registry import Alternative, Op, Operand, registry
 from fxdp.symbols import batch_factor
@@ -101,7 +101,9 @@ class Case:
             if len(types_) != len(placements):
                 raise WrongRuleError(f"{self.target}: {len(placements)} placements for {len(types_)} tensors")
             for type_, placement in zip(types_, placements, strict=True):
-                if placement is not None and (type_ is None or placement not in placements_of(type_.shape)):
+                if placement in (None, MOMENTS):
+                    continue
+                if type_ is None or placement not in placements_of(type_.shape):
                     raise WrongRuleError(f"{self.target}: {placement} is no placement of {type_}")
                 if type_ is not None and placement == P and type_.dtype == torch.bool:
                     raise WrongRuleError(f"{self.target}: P of bool")

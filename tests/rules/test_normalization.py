@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from fxdp.annotations import TensorType
+from fxdp.moments import MOMENTS_OP
 from fxdp.placements import Dim
 from fxdp.rules.registry import Op, Operand, registry
 from fxdp.symbols import B
@@ -98,6 +99,10 @@ CASES: list[tuple[Any, tuple[Any, ...], set[str]]] = [
         (T("B", 4), T("B", 4), T(4), T(4), positive(4), None, None, False, 1e-5, [True, False, True]),
         {"S(0), S(0), R, R, R -> S(0), -, P(sum)"},
     ),
+    (MOMENTS_OP, (T("B", 4, 3), [0, 2]), {"S(0) -> P(moments)"}),
+    (MOMENTS_OP, (T(3, 4, "2*B"), [0, 2]), {"S(2) -> P(moments)", "S(2, 2) -> P(moments)"}),
+    (MOMENTS_OP, (T(3, "2*B", 4), [0, 2]), {"S(1) -> S(1)", "S(1, 2) -> S(1, 2)"}),
+    (MOMENTS_OP, (T(3, 4, "B"), [0]), {"S(2) -> S(2)"}),
 ]
 
 

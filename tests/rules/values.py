@@ -14,7 +14,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from fxdp.annotations import TensorType
-from fxdp.placements import Dim, Partial, Placement, Shard
+from fxdp.parts import combine
+from fxdp.placements import MOMENTS, Dim, Partial, Placement, Shard
 from fxdp.symbols import LOCAL, OFFSET, B
 
 TOLERANCE = 1e-9
@@ -163,7 +164,9 @@ def assert_whole(
     name: str,
 ) -> None:
     """That the ranks' parts are the global value under their placement."""
-    if isinstance(placement, Partial):
+    if placement == MOMENTS:
+        _assert_equal(combine(list(parts), placement, counts), expected, f"{name} (moments)")
+    elif isinstance(placement, Partial):
         _assert_equal(torch.stack(list(parts)).sum(0, dtype=parts[0].dtype), expected, f"{name} (sum)")
     elif isinstance(placement, Shard):
         wanted = split(expected, placement, counts)

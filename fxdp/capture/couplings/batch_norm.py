@@ -1,4 +1,4 @@
-"""BatchNorm by sums: two over the batch in the forward, two in the backward.
+"""BatchNorm by moments in the forward (`fxdp.moments`) and by two sums over the batch in the backward.
 
 The two sums of the backward are exactly the gradients of bias and weight, so that reducing them once
 serves both them and the gradient of the input.
@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from fxdp.capture.couplings.registry import Batch, count, couples, sum_type
+from fxdp.moments import MOMENTS_OP
 
 aten = torch.ops.aten
 
@@ -34,11 +35,10 @@ def _normalize(
     dims = [dim for dim in range(x.dim()) if dim != 1]
     wide = x.to(sum_type(x.dtype))
     n = count(x, dims)
-    mean = wide.sum(dims) / n
-    centered = wide - _channels(mean, x)
-    squares = (centered * centered).sum(dims)
+    statistics = MOMENTS_OP(wide, dims)
+    mean, squares = statistics[1], statistics[2]
     invstd = torch.rsqrt(squares / n + eps)
-    out = centered * _channels(invstd, x)
+    out = (wide - _channels(mean, x)) * _channels(invstd, x)
     if weight is not None:
         out = out * _channels(weight.to(wide.dtype), x)
     if bias is not None:
