@@ -15,7 +15,7 @@ class OperandState:
     """An operand of a faulty node.
 
     `text` is its line in golden text, `wanted` the placement that the node reads it in, `error` its relative
-    difference from one device (None where it was not compared).
+    difference from one device (None for inputs, parameters and what has no counterpart there).
     """
 
     text: str
@@ -23,7 +23,7 @@ class OperandState:
     error: float | None
 
     def __str__(self) -> str:
-        state = "not compared" if self.error is None else f"off by {self.error:.1g}"
+        state = "as given" if self.error is None else f"off by {self.error:.1g}"
         return f"{self.text}   read as {self.wanted}, {state}"
 
 
@@ -53,9 +53,12 @@ def make_fault(node: fx.Node, what: str, error: float, errors: dict[fx.Node, flo
     known = note(node)
     operands = _operands(node, errors)
     rule = known.reason.rule if known.reason else "?"
-    return Fault(
-        node.name, node_text(node, ("dp",)), what, rule, known.site, str(known.placement), operands, error
-    )
+    text = node_text(node, ("dp",))
+    return Fault(node.name, text, what, rule, known.site, _placement(known.placement), operands, error)
+
+
+def _placement(placement: object) -> str:
+    return ", ".join(map(str, placement)) if isinstance(placement, tuple) else str(placement)
 
 
 def _operands(node: fx.Node, errors: dict[fx.Node, float]) -> tuple[OperandState, ...]:
