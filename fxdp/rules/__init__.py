@@ -17,9 +17,12 @@ from fxdp.rules import losses as losses
 from fxdp.rules import normalization as normalization
 from fxdp.rules import pointwise as pointwise
 from fxdp.rules import pooling as pooling
+from fxdp.rules import quantization as quantization
 from fxdp.rules import random as random
 from fxdp.rules import recurrent as recurrent
 from fxdp.rules import reductions as reductions
 from fxdp.rules import resampling as resampling
 from fxdp.rules import slices as slices
+from fxdp.rules import transformer as transformer
 from fxdp.rules import views as views
+from fxdp.rules import whole as whole

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from fxdp.rules.dims import offered, together, wrap_all
 from fxdp.rules.labels import linear
-from fxdp.rules.registry import Alternative, Op, aten, rule
+from fxdp.rules.registry import Alternative, Op, aten, existing, rule
 
 
 def _named(op: Op, name: str = "dim") -> frozenset[int]:
@@ -43,6 +43,15 @@ def gradient_along(op: Op) -> Iterator[Alternative]:
     """The gradient and the saved value agree on the other dims; linear in the gradient."""
     yield from together(op, _named(op))
     yield from linear(op, op.operands[:1])
+
+
+@rule("along-dim", *existing("_masked_softmax", "_masked_softmax_backward"))
+def masked_softmax(op: Op) -> Iterator[Alternative]:
+    """Softmax of what a mask of the same shape leaves, or its gradient; other masks keep all whole."""
+    if op.arg("dim") is not None and len({o.shape for o in op.operands}) == 1:
+        yield from together(op, _named(op))
+        if op.target in existing("_masked_softmax_backward"):
+            yield from linear(op, op.operands[:1])
 
 
 @rule("along-dim", aten.flip.default)

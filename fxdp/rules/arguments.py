@@ -15,13 +15,14 @@ import sympy
 
 from fxdp.annotations import TensorType
 from fxdp.placements import Dim, Placement, Shard
-from fxdp.rules.registry import Alternative, Op, Operand, aten
+from fxdp.rules.registry import Alternative, Op, Operand, aten, existing
 from fxdp.symbols import LOCAL, B, local_size
 from fxdp.torch_compat import OpOverload
 
 _SIZE_ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "size": (
         aten.view.default, aten._unsafe_view.default, aten.expand.default,
+        *existing("view_copy", "expand_copy", "_reshape_copy"),
         aten.full, aten.zeros, aten.ones, aten.empty, aten.empty_strided, aten.empty_permuted,
         aten.rand, aten.randn, aten.randint,
         aten.new_full, aten.new_zeros, aten.new_ones, aten.new_empty, aten.new_empty_strided,
@@ -40,6 +41,7 @@ _SIZE_ARGUMENTS: dict[str, tuple[Any, ...]] = {
         aten.upsample_bilinear2d_backward, aten.upsample_bicubic2d_backward,
         aten.upsample_trilinear3d_backward, aten._upsample_bilinear2d_aa_backward,
         aten._upsample_bicubic2d_aa_backward,
+        *existing("_upsample_lanczos2d_aa_backward"),
     ),
 }  # fmt: skip
 
@@ -48,9 +50,11 @@ def _by_overload() -> dict[OpOverload, str]:
     table: dict[OpOverload, str] = {}
     for name, targets in _SIZE_ARGUMENTS.items():
         for target in targets:
-            overloads = [target] if isinstance(target, OpOverload) else [
-                getattr(target, o) for o in target.overloads()
-            ]
+            overloads = (
+                [target]
+                if isinstance(target, OpOverload)
+                else [getattr(target, o) for o in target.overloads()]
+            )
             for overload in overloads:
                 if any(argument.name == name for argument in overload._schema.arguments):
                     table[overload] = name

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 
 from fxdp.placements import Placement, R
 from fxdp.rules.labels import by_labels, leading, trailing
-from fxdp.rules.registry import Alternative, Op, Operand, aten, rule
+from fxdp.rules.registry import Alternative, Op, Operand, aten, existing, rule
 
 _PER_SAMPLE = ("grad_out", "grad_out_", "query", "key", "value", "out", "logsumexp")
-_MASKS = ("attn_mask", "attn_bias")
+_MASKS = ("attn_mask", "attn_bias", "bias")
 
 
 def _inputs(op: Op) -> Iterator[tuple[Operand, str]]:
@@ -56,9 +56,13 @@ def _returns_mask(op: Op) -> bool:
     "attention",
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
     aten._scaled_dot_product_flash_attention_backward.default,
-    aten._scaled_dot_product_efficient_attention_backward.default,
     aten._scaled_dot_product_cudnn_attention_backward.default,
+)
+@rule(
+    "attention",
+    aten._scaled_dot_product_efficient_attention_backward.default,
     aten._scaled_dot_product_fused_attention_overrideable_backward.default,
+    kind="contracted",
 )
 def attention_backward(op: Op) -> Iterator[Alternative]:
     """Gradients per sample; that of a bias which all samples share is partial."""
@@ -66,6 +70,32 @@ def attention_backward(op: Op) -> Iterator[Alternative]:
         return
     outputs = [trailing("n___", len(t.shape)) if t else "" for t in op.outputs]
     yield from by_labels(op, _inputs(op), outputs, broadcast=True)
+
+
+_RAGGED = (
+    "cum_seq_q", "cum_seq_k", "cu_seqlens_q", "cu_seqlens_k", "seqused_k", "seqlen_k", "alibi_slopes",
+    "block_table",
+)  # fmt: skip
+
+
+@rule("attention", *existing("_flash_attention_forward", "_efficient_attention_forward"))
+def attention_by_position(op: Op) -> Iterator[Alternative]:
+    """The kernels below: `[samples, positions, heads, features]`; ragged ones stay whole."""
+    if not _is_ragged(op):
+        yield from attention(op)
+
+
+@rule("attention", *existing("_flash_attention_backward"))
+@rule("attention", *existing("_efficient_attention_backward"), kind="contracted")
+def attention_by_position_backward(op: Op) -> Iterator[Alternative]:
+    """Their gradients."""
+    if not _is_ragged(op):
+        yield from attention_backward(op)
+
+
+def _is_ragged(op: Op) -> bool:
+    names = {argument.name for argument in op.target._schema.arguments}
+    return any(op.arg(name) is not None for name in _RAGGED if name in names)
 
 
 @rule("attention", aten.scaled_dot_product_attention.default, aten._scaled_dot_product_attention_math.default)

@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fxdp.rules.labels import by_labels, leading
-from fxdp.rules.registry import Alternative, Op, aten, rule
+from fxdp.rules.registry import Alternative, Op, aten, existing, rule
 
 
 @rule(
     "convolution",
     aten.convolution.default, aten._convolution.default, aten.mkldnn_convolution.default,
     aten.cudnn_convolution.default, aten.cudnn_convolution_transpose.default,
+    *existing("cudnn_convolution_relu"),
 )  # fmt: skip
 def convolution(op: Op) -> Iterator[Alternative]:
     """Any convolution, also transposed, of `[N, C, ...]`."""
@@ -23,7 +24,16 @@ def convolution(op: Op) -> Iterator[Alternative]:
         yield from by_labels(op, [(x, leading("n", x.ndim))], [leading("n", len(op.output.shape))])
 
 
-@rule("convolution", aten.convolution_backward.default)
+@rule("convolution", *existing("cudnn_convolution_add_relu"))
+def convolution_onto(op: Op) -> Iterator[Alternative]:
+    """`relu(convolution(x) + alpha * z)`."""
+    x, weight, z = op.operands[:3]
+    if x.ndim == weight.ndim:
+        samples = leading("n", x.ndim)
+        yield from by_labels(op, [(x, samples), (z, samples)], [samples])
+
+
+@rule("convolution", aten.convolution_backward.default, kind="contracted")
 def convolution_backward(op: Op) -> Iterator[Alternative]:
     """Gradients of the input (sharded), weight and bias (partial)."""
     grad, x, weight = op.operands

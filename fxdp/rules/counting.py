@@ -10,10 +10,10 @@ from collections.abc import Iterator
 
 from fxdp.placements import R
 from fxdp.rules.labels import by_labels, leading, letters
-from fxdp.rules.registry import Alternative, Op, aten, rule
+from fxdp.rules.registry import Alternative, Op, aten, existing, rule
 
 
-@rule("counting", aten.histc.default)
+@rule("counting", aten.histc.default, kind="contracted")
 def histogram(op: Op) -> Iterator[Alternative]:
     """With `min < max` the counts of any split add up."""
     (x,) = op.operands
@@ -21,11 +21,19 @@ def histogram(op: Op) -> Iterator[Alternative]:
         yield from by_labels(op, [(x, letters(x.ndim))], ["_"])
 
 
-@rule("counting", aten.histogram.bin_ct)
+@rule("counting", aten.histogram.bin_ct, kind="contracted")
 def weighted_histogram(op: Op) -> Iterator[Alternative]:
     """With a given range the (weighted) counts add up, unless they are divided by their total."""
     if op.arg("range") and not op.arg("density"):
         yield from by_labels(op, [(o, letters(o.ndim)) for o in op.operands], ["_", R])
+
+
+@rule("counting", *existing("histogram.bins_tensor"), kind="contracted")
+def histogram_over_bins(op: Op) -> Iterator[Alternative]:
+    """With given bins the (weighted) counts add up, unless they are divided by their total."""
+    if not op.arg("density"):
+        counted = [op.arg("self"), op.arg("weight")]
+        yield from by_labels(op, [(o, letters(o.ndim)) for o in counted if o is not None], ["_", R])
 
 
 @rule("counting", aten.bucketize.Tensor)
@@ -34,6 +42,16 @@ def bucketize(op: Op) -> Iterator[Alternative]:
     x = op.arg("self")
     names = letters(x.ndim)
     yield from by_labels(op, [(x, names)], [names])
+
+
+@rule(
+    "counting",
+    *existing("bucketize.Scalar", "searchsorted.Scalar", "isin.Scalar_Tensor"),
+    kind="gathered",
+)
+def search_of_one(op: Op) -> tuple[Alternative, ...]:
+    """One number among all values."""
+    return ()
 
 
 @rule("counting", aten.searchsorted.Tensor)

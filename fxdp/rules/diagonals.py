@@ -14,7 +14,7 @@ import sympy
 from fxdp.placements import Dim, Shard
 from fxdp.rules.dims import moved, wrap
 from fxdp.rules.labels import linear
-from fxdp.rules.registry import Alternative, Op, Rewrite, aten, rule
+from fxdp.rules.registry import Alternative, Op, Rewrite, aten, existing, rule
 from fxdp.symbols import OFFSET, batch_factor
 
 
@@ -41,7 +41,7 @@ def _on_diagonal(op: Op, shape: tuple[Dim, ...], length: Dim) -> Iterator[tuple[
             yield Shard(dim), _shifted("offset", op.arg("offset"), sign * first)
 
 
-@rule("diagonal", aten.diagonal.default)
+@rule("diagonal", aten.diagonal.default, *existing("diagonal_copy"))
 def diagonal(op: Op) -> Iterator[Alternative]:
     """The diagonal of two dims, put last."""
     (x,) = op.operands

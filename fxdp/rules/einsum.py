@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from fxdp.placements import Dim
 from fxdp.rules.labels import by_labels, letters, linear, trailing
-from fxdp.rules.registry import Alternative, Op, aten, rule
+from fxdp.rules.registry import Alternative, Op, aten, existing, rule
 
 _EQUATIONS: dict[str, tuple[str, str, str]] = {
     "mm": ("mk", "kn", "mn"),
@@ -34,8 +34,10 @@ _BIASED: dict[str, tuple[str, str, str]] = {
 @rule(
     "einsum",
     aten.mm.default, aten.mm.dtype, aten._int_mm.default, aten.bmm.default, aten.bmm.dtype,
-    aten.mv.default, aten.dot.default, aten.vdot.default, aten.ger.default, aten.outer.default,
+    aten.mv.default, aten.dot.default, aten.vdot.default,
+    kind="contracted",
 )  # fmt: skip
+@rule("einsum", aten.ger.default, aten.outer.default)
 def product_of_two(op: Op) -> Iterator[Alternative]:
     """`a @ b`: split rows, columns, batches (sharded) or the contracted dim (partial)."""
     left, right, result = _EQUATIONS[op.target._schema.name.removeprefix("aten::")]
@@ -47,8 +49,10 @@ def product_of_two(op: Op) -> Iterator[Alternative]:
 @rule(
     "einsum",
     aten.addmm.default, aten.addmm.dtype, aten.baddbmm.default, aten.baddbmm.dtype, aten.addbmm.default,
-    aten.addmv.default, aten.addr.default,
+    aten.addmv.default,
+    kind="contracted",
 )  # fmt: skip
+@rule("einsum", aten.addr.default)
 def biased_product(op: Op) -> Iterator[Alternative]:
     """`beta * bias + alpha * a @ b`: as the product; where that is partial, so is the bias."""
     left, right, result = _BIASED[op.target._schema.name.removeprefix("aten::")]
@@ -68,7 +72,7 @@ def activated_product(op: Op) -> Iterator[Alternative]:
     yield from by_labels(op, inputs, ["mn"], broadcast=True)
 
 
-@rule("einsum", aten.linear.default)
+@rule("einsum", aten.linear.default, kind="contracted")
 def linear_layer(op: Op) -> Iterator[Alternative]:
     """`x @ w.T + bias` with any number of leading dims."""
     x, weight, *rest = op.operands
@@ -79,7 +83,7 @@ def linear_layer(op: Op) -> Iterator[Alternative]:
     yield from linear(op, [x, *rest], [weight, *rest])
 
 
-@rule("einsum", aten._trilinear.default)
+@rule("einsum", aten._trilinear.default, kind="contracted")
 def trilinear(op: Op) -> Iterator[Alternative]:
     """`(a * b * c).sum(sumdim)` of operands that each lack the dims in their `expand` list."""
     expands = [op.arg(f"expand{i}") for i in (1, 2, 3)]
@@ -116,7 +120,15 @@ def _many(rows: Dim) -> bool:
     return isinstance(rows, int) and rows > 25
 
 
-@rule("einsum", aten._cdist_backward.default)
+@rule("einsum", *existing("_euclidean_dist"))
+def euclidean_distances(op: Op) -> Iterator[Alternative]:
+    """Pairwise distances by matrix product, always: batches and the rows of either side split."""
+    a, b = op.operands
+    batch = letters(a.ndim - 2)
+    yield from by_labels(op, [(a, batch + "M_"), (b, batch + "N_")], [batch + "MN"])
+
+
+@rule("einsum", aten._cdist_backward.default, kind="contracted")
 def distances_backward(op: Op) -> Iterator[Alternative]:
     """The gradient of the first side sums over the rows of the second; batches and rows split."""
     grad, a, b, distance = op.operands

@@ -10,9 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fxdp.annotations import TensorType
+from fxdp.placements import P, R
 from fxdp.rules.labels import by_labels, letters, linear
-from fxdp.rules.registry import Alternative, Op, aten, rule
+from fxdp.rules.registry import Alternative, Op, aten, existing, rule
 from fxdp.symbols import hint, product
+
+_MAXIMUM = 2
+"""The `mode` of bags whose rows are compared, not summed."""
 
 
 def no_larger(a: TensorType, b: TensorType) -> bool:
@@ -29,7 +33,7 @@ def embedding(op: Op) -> Iterator[Alternative]:
     yield from linear(op, [weight])
 
 
-@rule("embedding", aten.embedding_dense_backward.default)
+@rule("embedding", aten.embedding_dense_backward.default, kind="contracted")
 def embedding_backward(op: Op) -> Iterator[Alternative]:
     """Sum of the rows' gradients: partial over split indices, or over a partial gradient."""
     grad, indices = op.operands
@@ -38,3 +42,37 @@ def embedding_backward(op: Op) -> Iterator[Alternative]:
     yield from by_labels(op, [(grad, rows + "Z"), (indices, rows)], ["_Z"])
     if no_larger(op.output, grad.type):
         yield from linear(op, [grad])
+
+
+@rule("embedding", *existing("_embedding_bag", "_embedding_bag_forward_only"), kind="gathered")
+def embedding_bag(op: Op) -> Iterator[Alternative]:
+    """Bags that begin at `offsets`: where a rank's bags lie among the indices is known to their values only.
+
+    Sums and means are linear in the table. Bags of equal length are taken apart by capture, into reads
+    of rows that split (`capture.substitutes`).
+    """
+    if op.arg("mode") != _MAXIMUM and P in op.arg("weight").placements:
+        yield op.alternative({0: P}, (P, *(R if t else None for t in op.outputs[1:])))
+
+
+@rule("embedding", *existing("_embedding_bag_backward"), kind="gathered")
+@rule("embedding", *existing("_embedding_bag_dense_backward"), kind="contracted")
+def embedding_bag_backward(op: Op) -> Iterator[Alternative]:
+    """The table's gradient sums over indices, each reading its bag's row of a whole gradient."""
+    grad = op.arg("grad")
+    if op.arg("mode") == _MAXIMUM or op.arg("scale_grad_by_freq"):
+        return
+    if op.target in existing("_embedding_bag_dense_backward"):
+        split = [op.arg("indices"), op.arg("offset2bag"), op.arg("per_sample_weights")]
+        yield from by_labels(op, [(o, "i") for o in split if o is not None], ["__"])
+    if no_larger(op.output, grad.type):
+        yield from linear(op, [grad])
+
+
+@rule("embedding", *existing("_embedding_bag_per_sample_weights_backward"))
+def embedding_bag_weights_backward(op: Op) -> Iterator[Alternative]:
+    """Each index's weight gets its row times its bag's gradient; linear in either."""
+    by_index = [(op.arg("indices"), "i"), (op.arg("offset2bag"), "i")]
+    if op.arg("offset2bag").shape == op.arg("indices").shape:
+        yield from by_labels(op, by_index, ["i"])
+    yield from linear(op, [op.arg("grad")], [op.arg("weight")])

@@ -62,6 +62,7 @@ def like(op: Op) -> Iterator[Alternative]:
     aten.tril_indices.default, aten.triu_indices.default, aten.hann_window, aten.hamming_window,
     aten.blackman_window, aten.bartlett_window, aten.kaiser_window, aten.fft_fftfreq.default,
     aten.fft_rfftfreq.default,
+    kind="gathered",
 )  # fmt: skip
 def numbered(op: Op) -> tuple[Alternative, ...]:
     """Values that depend on their position are made whole."""

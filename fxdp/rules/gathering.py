@@ -29,11 +29,8 @@ def gather(op: Op) -> Iterator[Alternative]:
     yield from linear(op, [source])
 
 
-@rule(
-    "gathering",
-    aten.scatter.src, aten.scatter.value, aten.scatter.reduce, aten.scatter.value_reduce,
-    aten.scatter_reduce.two, aten.scatter_add.default,
-)  # fmt: skip
+@rule("gathering", aten.scatter.src, aten.scatter.value, aten.scatter.reduce, aten.scatter.value_reduce)
+@rule("gathering", aten.scatter_reduce.two, aten.scatter_add.default, kind="contracted")
 def scatter(op: Op) -> Iterator[Alternative]:
     """Writes at positions along `dim`; sums of them are partial over split positions."""
     target, index, *sources = op.operands
@@ -61,9 +58,10 @@ def index_select(op: Op) -> Iterator[Alternative]:
 
 @rule(
     "gathering",
-    aten.index_add.default, aten.index_copy.default, aten.index_reduce.default,
+    aten.index_copy.default, aten.index_reduce.default,
     aten.index_fill.int_Scalar, aten.index_fill.int_Tensor,
 )  # fmt: skip
+@rule("gathering", aten.index_add.default, kind="contracted")
 def index_write(op: Op) -> Iterator[Alternative]:
     """Whole slices written at the positions of a 1-d index; `index_add` is partial over split ones."""
     target, index, *values = op.operands
@@ -89,7 +87,7 @@ def take(op: Op) -> Iterator[Alternative]:
     yield from linear(op, [source])
 
 
-@rule("gathering", aten.put.default)
+@rule("gathering", aten.put.default, kind="contracted")
 def put(op: Op) -> Iterator[Alternative]:
     """Elements *added* into the flattened operand: partial over split positions."""
     target, index, source = op.operands

@@ -79,7 +79,7 @@ def index(op: Op) -> Iterator[Alternative]:
     yield from linear(op, [source])
 
 
-@rule("indexing", aten.index_put.default, aten._unsafe_index_put.default)
+@rule("indexing", aten.index_put.default, aten._unsafe_index_put.default, kind="contracted")
 def index_put(op: Op) -> Iterator[Alternative]:
     """`self[indices] = values`, or `+=`."""
     target, indices, values = op.arg("self"), op.arg("indices"), op.arg("values")

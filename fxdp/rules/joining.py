@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from fxdp.placements import Dim, Shard
 from fxdp.rules.dims import moved, offered, wrap
 from fxdp.rules.labels import linear
-from fxdp.rules.registry import Alternative, Op, Rewrite, aten, rule
+from fxdp.rules.registry import Alternative, Op, Rewrite, aten, existing, rule
 from fxdp.symbols import batch_factor, exact_quotient, local_size
 
 
@@ -42,6 +42,12 @@ def _blocks_joined(op: Op, dim: int, block: Dim | None) -> Iterator[Alternative]
         yield op.alternative(inputs, Shard(dim, total))
 
 
+@rule("join", *existing("block_diag", "_chunk_cat"), kind="gathered")
+def interleaved(op: Op) -> Iterator[Alternative]:
+    """Blocks whose places depend on all sizes before them; linear."""
+    yield from linear(op, op.operands)
+
+
 @rule("join", aten.stack.default, aten._stack.default)
 def stack(op: Op) -> Iterator[Alternative]:
     """Operands of one shape along a new dim."""
@@ -52,7 +58,7 @@ def stack(op: Op) -> Iterator[Alternative]:
         yield op.alternative({o.index: shard for o in op.operands}, lifted)
 
 
-@rule("join", aten.unbind.int)
+@rule("join", aten.unbind.int, *existing("unbind_copy.int"))
 def unbind(op: Op) -> Iterator[Alternative]:
     """All selections along a dim."""
     (x,) = op.operands
@@ -64,7 +70,7 @@ def unbind(op: Op) -> Iterator[Alternative]:
 @rule(
     "join",
     aten.split.Tensor, aten.split_with_sizes.default, aten.unsafe_split.Tensor,
-    aten.unsafe_split_with_sizes.default,
+    aten.unsafe_split_with_sizes.default, *existing("split_copy.Tensor", "split_with_sizes_copy"),
 )  # fmt: skip
 def split(op: Op) -> Iterator[Alternative]:
     """Pieces of given sizes along a dim; `split` of an empty part would make one piece only."""

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from fxdp.placements import R
 from fxdp.rules.labels import by_labels, leading, letters, trailing
-from fxdp.rules.registry import Alternative, Op, aten, rule
+from fxdp.rules.registry import Alternative, Op, aten, existing, rule
 
 
 @rule(
@@ -33,6 +34,7 @@ def of_one_matrix(op: Op) -> Iterator[Alternative]:
     aten._linalg_solve_ex.default, aten.linalg_solve_triangular.default, aten.triangular_solve.default,
     aten.cholesky_solve.default, aten.linalg_lu_solve.default, aten.linalg_ldl_solve.default,
     aten.linalg_householder_product.default, aten.ormqr.default, aten.lu_unpack.default,
+    *existing("_cholesky_solve_helper", "linalg_lstsq"),
 )  # fmt: skip
 def of_equal_batches(op: Op) -> Iterator[Alternative]:
     """Solvers and products of factors whose operands have the same leading dims, none broadcast."""
@@ -41,8 +43,18 @@ def of_equal_batches(op: Op) -> Iterator[Alternative]:
     if any(o.ndim < lead_ndim or o.shape[:lead_ndim] != shape for o in op.operands):
         return
     lead = letters(lead_ndim)
-    outputs = [leading(lead, len(t.shape)) if t else "" for t in op.outputs]
+    # results that were not asked for are empty
+    outputs = [leading(lead, len(t.shape)) if t and t.shape[:lead_ndim] == shape else R for t in op.outputs]
     yield from by_labels(op, [(o, leading(lead, o.ndim)) for o in op.operands], outputs)
+
+
+@rule("linear algebra", *existing("linalg_pinv.atol_rtol_tensor"))
+def pseudo_inverse(op: Op) -> Iterator[Alternative]:
+    """Of each matrix, up to tolerances that broadcast against the leading dims."""
+    matrix, *tolerances = op.operands
+    lead = letters(matrix.ndim - 2)
+    inputs = [(matrix, leading(lead, matrix.ndim)), *((t, trailing(lead, t.ndim)) for t in tolerances)]
+    yield from by_labels(op, inputs, [leading(lead, matrix.ndim)], broadcast=True)
 
 
 @rule("linear algebra", aten.linalg_cross.default)

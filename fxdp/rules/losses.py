@@ -21,6 +21,7 @@ _NONE, _MEAN, _SUM = 0, 1, 2
     aten.mse_loss.default, aten.smooth_l1_loss.default, aten.huber_loss.default,
     aten.soft_margin_loss.default, aten.binary_cross_entropy.default,
     aten.binary_cross_entropy_with_logits.default,
+    kind="contracted",
 )  # fmt: skip
 def elementwise_loss(op: Op) -> Iterator[Alternative]:
     """Prediction, target and weights broadcast; any dim splits."""
@@ -53,7 +54,7 @@ def _samples(prediction: Operand) -> str:
     return names[0] + "_" + names[2:]
 
 
-@rule("losses", aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
+@rule("losses", aten.nll_loss_forward.default, aten.nll_loss2d_forward.default, kind="contracted")
 def nll_loss(op: Op) -> Iterator[Alternative]:
     """The loss and the total weight of the targets; the latter is zero unless the loss is reduced."""
     prediction, target = op.arg("self"), op.arg("target")
@@ -77,7 +78,9 @@ def nll_loss_backward(op: Op) -> Iterator[Alternative]:
     yield from by_labels(op, inputs, [names], unread=[op.arg("total_weight")])
 
 
-@rule("losses", aten.multi_margin_loss.default, aten.multilabel_margin_loss_forward.default)
+@rule(
+    "losses", aten.multi_margin_loss.default, aten.multilabel_margin_loss_forward.default, kind="contracted"
+)
 def margin_loss(op: Op) -> Iterator[Alternative]:
     """`[N, C]` against one or several classes per sample."""
     prediction, target = op.arg("self"), op.arg("target")

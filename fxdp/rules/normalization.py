@@ -28,7 +28,10 @@ def layer_norm(op: Op) -> Iterator[Alternative]:
     yield from by_labels(op, [(x, leading(lead, x.ndim))], outputs)
 
 
-@rule("normalization", aten.native_layer_norm_backward.default, aten._fused_rms_norm_backward.default)
+@rule(
+    "normalization", aten.native_layer_norm_backward.default, aten._fused_rms_norm_backward.default,
+    kind="contracted",
+)  # fmt: skip
 def layer_norm_backward(op: Op) -> Iterator[Alternative]:
     """The input's gradient is sharded, those of weight and bias are partial."""
     x = op.arg("input")
@@ -49,7 +52,7 @@ def group_norm(op: Op) -> Iterator[Alternative]:
     yield from by_labels(op, [(x, samples)], [samples, "n_", "n_"], rewrite=Rewrite(local=("N",)))
 
 
-@rule("normalization", aten.native_group_norm_backward.default)
+@rule("normalization", aten.native_group_norm_backward.default, kind="contracted")
 def group_norm_backward(op: Op) -> Iterator[Alternative]:
     """The input's gradient is sharded, those of weight and bias are partial."""
     x = op.arg("input")
@@ -78,7 +81,7 @@ def batch_norm_by_running_statistics(op: Op) -> Iterator[Alternative]:
     yield from by_labels(op, [(x, names)], [names, *(R for _ in op.outputs[1:])])
 
 
-@rule("normalization", aten.native_batch_norm_backward.default)
+@rule("normalization", aten.native_batch_norm_backward.default, kind="contracted")
 def batch_norm_backward_by_running_statistics(op: Op) -> Iterator[Alternative]:
     """In evaluation the statistics are constants: an affine map per channel.
 
@@ -93,7 +96,7 @@ def batch_norm_backward_by_running_statistics(op: Op) -> Iterator[Alternative]:
     yield from by_labels(op, [(grad, names), (x, names)], [names, "_", "_"], unread=unread, rewrite=rewrite)
 
 
-@rule("normalization", MOMENTS_OP)
+@rule("normalization", MOMENTS_OP, kind="contracted")
 def moments(op: Op) -> Iterator[Alternative]:
     """Over a shard each rank has the moments of its elements: one exchange of `3 * kept` values.
 
@@ -108,7 +111,10 @@ def moments(op: Op) -> Iterator[Alternative]:
             yield op.alternative({0: shard}, Shard(place, shard.outer))
 
 
-@rule("normalization", aten._weight_norm_interface.default, aten._weight_norm_interface_backward.default)
+@rule(
+    "normalization", aten._weight_norm_interface.default, aten._weight_norm_interface_backward.default,
+    kind="gathered",
+)  # fmt: skip
 def weight_norm(op: Op) -> Iterator[Alternative]:
     """`g * v / |v|` of weights, which are whole; its backward is linear in the gradient."""
     if op.target is aten._weight_norm_interface_backward.default:

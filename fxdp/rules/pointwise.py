@@ -15,7 +15,7 @@ import torch
 from fxdp.placements import Dim, Shard
 from fxdp.rules.dims import candidates, operand_or_none, widens
 from fxdp.rules.labels import linear
-from fxdp.rules.registry import Alternative, Op, Operand, aten, rule
+from fxdp.rules.registry import Alternative, Op, Operand, aten, existing, rule
 from fxdp.torch_compat import OpOverload, all_op_names
 
 _OTHERWISE = frozenset(  # tagged, but `equal` answers one bool, and these have their own rules
@@ -36,6 +36,10 @@ _UNTAGGED: tuple[OpOverload, ...] = (
     aten.rrelu_with_noise_backward.default, aten._prelu_kernel.default, aten._prelu_kernel_backward.default,
     aten._standard_gamma_grad.default, aten.isreal.default, aten.silu_backward.default,
     aten.mish_backward.default, aten.isin.Tensor_Scalar,
+    *existing(
+        "alias_copy", "detach_copy", "_conj_copy", "_neg_view_copy", "_masked_scale", "_dirichlet_grad",
+        "_add_relu.Tensor", "_add_relu.Scalar",
+    ),
 )  # fmt: skip
 
 LINEAR: dict[OpOverload, tuple[tuple[str, ...], ...]] = {
@@ -64,6 +68,7 @@ LINEAR: dict[OpOverload, tuple[tuple[str, ...], ...]] = {
             aten.rad2deg.default, aten._conj.default, aten._conj_physical.default,
             aten.conj_physical.default, aten._neg_view.default, aten.resolve_conj.default,
             aten.resolve_neg.default, aten.real.default, aten.imag.default,
+            *existing("alias_copy", "detach_copy", "_conj_copy", "_neg_view_copy", "_masked_scale"),
         ),
         (("self",),),
     ),

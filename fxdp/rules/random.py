@@ -12,7 +12,7 @@ from fxdp.placements import Shard
 from fxdp.rules.dims import together
 from fxdp.rules.factories import like
 from fxdp.rules.pointwise import aligned
-from fxdp.rules.registry import Alternative, Op, aten, rule
+from fxdp.rules.registry import Alternative, Op, aten, existing, rule
 from fxdp.symbols import batch_factor
 
 
@@ -21,7 +21,7 @@ from fxdp.symbols import batch_factor
     aten.native_dropout.default, aten.bernoulli.default, aten.bernoulli.Tensor, aten.poisson.default,
     aten.binomial.default, aten._standard_gamma.default,
     aten.rrelu_with_noise_functional.default, aten.normal.Tensor_float, aten.normal.float_Tensor,
-    aten.normal.Tensor_Tensor,
+    aten.normal.Tensor_Tensor, *existing("_fused_dropout"),
 )  # fmt: skip
 def drawn_per_element(op: Op) -> Iterator[Alternative]:
     """Each element is drawn by itself, from numbers aligned with it."""
@@ -34,7 +34,7 @@ def drawn_per_element(op: Op) -> Iterator[Alternative]:
     aten.randint_like.generator, aten.randint_like.low_generator_dtype, aten.bernoulli.p,
     aten.uniform.default, aten.normal_functional.default, aten.log_normal.default, aten.cauchy.default,
     aten.exponential.default, aten.geometric.default, aten.random.default, aten.random.to,
-    getattr(aten.random, "from"),
+    getattr(aten.random, "from"), *existing("randint_like.Tensor", "randint_like.Tensor_generator"),
 )  # fmt: skip
 def drawn_like(op: Op) -> Iterator[Alternative]:
     """Numbers of the operand's shape; its values are not read."""
@@ -55,7 +55,7 @@ def drawn_per_row(op: Op) -> Iterator[Alternative]:
     yield from together(op, frozenset({op.operands[0].ndim - 1}))
 
 
-@rule("random", aten.randperm)
+@rule("random", aten.randperm, kind="gathered")
 def permutation(op: Op) -> tuple[Alternative, ...]:
     """A permutation is one whole."""
     return ()

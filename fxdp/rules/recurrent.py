@@ -1,7 +1,7 @@
 """Fused cells of recurrent networks (CUDA).
 
 Law: the rows of the gates are samples, which never meet; the bias's gradient sums over them. Whole fused
-layers (`mkldnn_rnn_layer`, `_cudnn_rnn`) have no rule: they hand an opaque workspace from forward to
+layers (`mkldnn_rnn_layer`, `_cudnn_rnn`) run whole: they hand an opaque workspace from forward to
 backward that has no placement. Captured without these backends they fall apart into cells.
 """
 
@@ -17,9 +17,10 @@ _PER_SAMPLE = frozenset({"input_gates", "hidden_gates", "cx", "cy", "hx", "grad_
 
 @rule(
     "recurrent",
-    aten._thnn_fused_lstm_cell.default, aten._thnn_fused_lstm_cell_backward_impl.default,
-    aten._thnn_fused_gru_cell.default, aten._thnn_fused_gru_cell_backward.default,
+    aten._thnn_fused_lstm_cell_backward_impl.default, aten._thnn_fused_gru_cell_backward.default,
+    kind="contracted",
 )  # fmt: skip
+@rule("recurrent", aten._thnn_fused_lstm_cell.default, aten._thnn_fused_gru_cell.default)
 def cell(op: Op) -> Iterator[Alternative]:
     """Gates and states per sample; vectors among the results are gradients of biases."""
     names = [a.name for a in op.target._schema.arguments if a.name in _PER_SAMPLE]

@@ -13,10 +13,12 @@ from typing import Any
 from fxdp.placements import P, Shard
 from fxdp.rules.dims import has_argument, moved, widens, wrap, wrap_all
 from fxdp.rules.labels import linear
-from fxdp.rules.registry import Alternative, Op, aten, rule
+from fxdp.rules.registry import Alternative, Op, aten, existing, rule
 
 
-@rule("reduction", aten.sum.default, aten.sum.dim_IntList, aten.mean.default, aten.mean.dim)
+@rule("reduction", aten.sum.default, aten.sum.dim_IntList, kind="contracted")
+@rule("reduction", aten.mean.dim)
+@rule("reduction", aten.mean.default, kind="gathered")
 def linear_reduction(op: Op) -> Iterator[Alternative]:
     """Sum and mean; a mean over the batch is no sum of the ranks' means."""
     x = op.operands[0]
@@ -31,6 +33,7 @@ def linear_reduction(op: Op) -> Iterator[Alternative]:
     "reduction",
     aten.nansum.default, aten.count_nonzero.default, aten.count_nonzero.dim_IntList,
     aten.linalg__powsum.default,
+    kind="contracted",
 )  # fmt: skip
 def sum_of_parts(op: Op) -> Iterator[Alternative]:
     """Sums of a function of each element."""
@@ -40,13 +43,19 @@ def sum_of_parts(op: Op) -> Iterator[Alternative]:
 
 @rule(
     "reduction",
-    aten.amax.default, aten.amin.default, aten.aminmax.default, aten.prod.default, aten.prod.dim_int,
-    aten.max.default, aten.max.dim, aten.min.default, aten.min.dim, aten.argmax.default, aten.argmin.default,
-    aten.any.default, aten.any.dim, aten.any.dims, aten.all.default, aten.all.dim, aten.all.dims,
-    aten.median.default, aten.median.dim, aten.nanmedian.default, aten.nanmedian.dim,
-    aten.mode.default, aten.kthvalue.default, aten.logsumexp.default, aten.linalg_vector_norm.default,
-    aten.norm.Scalar, aten.norm.ScalarOpt_dtype, aten.norm.ScalarOpt_dim, aten.norm.ScalarOpt_dim_dtype,
+    aten.amax.default, aten.amin.default, aten.aminmax.default, aten.prod.dim_int, aten.max.dim, aten.min.dim,
+    aten.argmax.default, aten.argmin.default, aten.any.dim, aten.any.dims, aten.all.dim, aten.all.dims,
+    aten.median.dim, aten.nanmedian.dim, aten.mode.default, aten.kthvalue.default, aten.logsumexp.default,
+    aten.linalg_vector_norm.default, aten.norm.ScalarOpt_dim, aten.norm.ScalarOpt_dim_dtype,
     aten.var.correction, aten.std.correction, aten.var_mean.correction, aten.std_mean.correction,
+    *existing("var.dim", "_aminmax.dim"),
+)  # fmt: skip
+@rule(
+    "reduction",
+    aten.prod.default, aten.max.default, aten.min.default, aten.any.default, aten.all.default,
+    aten.median.default, aten.nanmedian.default, aten.norm.Scalar, aten.norm.ScalarOpt_dtype,
+    *existing("_aminmax"),
+    kind="gathered",
 )  # fmt: skip
 def whole_reduction(op: Op) -> Iterator[Alternative]:
     """Reductions that need all elements of the reduced dims at once."""
@@ -98,7 +107,7 @@ def selecting_backward(op: Op) -> Iterator[Alternative]:
             yield op.alternative({0: shard, 1: shard}, Shard(target, shard.outer))
 
 
-@rule("reduction", aten.trace.default)
+@rule("reduction", aten.trace.default, kind="gathered")
 def trace(op: Op) -> Iterator[Alternative]:
     """The sum of a diagonal needs the rows' numbers; it is linear."""
     yield from linear(op, op.operands)
@@ -107,9 +116,9 @@ def trace(op: Op) -> Iterator[Alternative]:
 @rule(
     "reduction",
     aten.equal.default, aten._is_any_true.default, aten._is_all_true.default, aten.dist.default,
+    *existing("allclose", "hash_tensor"),
+    kind="gathered",
 )  # fmt: skip
 def of_everything(op: Op) -> tuple[Alternative, ...]:
     """One answer about whole values."""
     return ()
-
-

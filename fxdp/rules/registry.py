@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 
 from fxdp.annotations import TensorType
+from fxdp.errors import InputError
 from fxdp.placements import Dim, Placement, R, Shard
 from fxdp.symbols import batch_factor
 from fxdp.torch_compat import OpOverload, OpOverloadPacket
@@ -132,14 +133,19 @@ class Op:
 
 Rule: TypeAlias = Callable[[Op], Iterable[Alternative]]
 
+Kind: TypeAlias = Literal["batched", "contracted", "gathered"]
+"""What a rule makes of a batch dim: it passes; it passes or is summed over, which leaves a partial result;
+or the op runs whole on every rank, because nothing else is exact."""
+
 
 @dataclass(frozen=True, slots=True)
 class RegisteredRule:
-    """A rule with its name and family (for reasons, reports and the docs' table)."""
+    """A rule with its name, family and kind (for reasons, reports and the docs' table)."""
 
     name: str
     family: str
     rule: Rule
+    kind: Kind = "batched"
 
 
 class Registry:
@@ -159,14 +165,25 @@ class Registry:
         """All ops that have a rule, sorted by name."""
         return tuple(sorted(self._rules, key=str))
 
-    def add(self, rule: Rule, family: str, *targets: OpOverload | OpOverloadPacket) -> None:
-        """Register `rule` for overloads, or for all overloads of packets."""
-        registered = RegisteredRule(rule.__name__, family, rule)
+    def add(
+        self, rule: Rule, family: str, *targets: OpOverload | OpOverloadPacket, kind: Kind = "batched"
+    ) -> None:
+        """Register `rule` for overloads, or for all functional overloads of packets; all of them or none."""
+        registered = RegisteredRule(rule.__name__, family, rule, kind)
+        overloads = [overload for target in targets for overload in _overloads(target)]
+        taken = [f"{o} (rule {self._rules[o].name!r})" for o in overloads if o in self._rules]
+        if taken:
+            raise InputError(
+                f"rule {rule.__name__!r}: {', '.join(taken)} already registered; an op has one rule. "
+                "Register a rule for another op, or leave this one to the rule it has"
+            )
+        self._rules.update(dict.fromkeys(overloads, registered))
+
+    def remove(self, *targets: OpOverload | OpOverloadPacket) -> None:
+        """Forget the rules of ops that have one; they run whole on every rank then."""
         for target in targets:
             for overload in _overloads(target):
-                if overload in self._rules:
-                    raise ValueError(f"{overload} has a rule already: {self._rules[overload].name}")
-                self._rules[overload] = registered
+                self._rules.pop(overload, None)
 
 
 def _overloads(target: OpOverload | OpOverloadPacket) -> list[OpOverload]:
@@ -189,15 +206,27 @@ def is_cheap(target: Any) -> bool:
 
 
 def rule(
-    family: str, *targets: OpOverload | OpOverloadPacket
+    family: str, *targets: OpOverload | OpOverloadPacket, kind: Kind = "batched"
 ) -> Callable[[Rule], Rule]:
     """Register the decorated rule for ops under a family's name."""
 
     def register(function: Rule) -> Rule:
-        registry.add(function, family, *targets)
+        registry.add(function, family, *targets, kind=kind)
         return function
 
     return register
 
 
 aten = torch.ops.aten
+
+
+def existing(*names: str) -> tuple[OpOverload, ...]:
+    """The aten overloads of these names (`"nonzero"`, `"searchsorted.Scalar"`) that this torch has."""
+    found = []
+    for name in names:
+        base, _, overload = name.partition(".")
+        packet = getattr(aten, base, None)
+        op = getattr(packet, overload or "default", None)
+        if op is not None:
+            found.append(op)
+    return tuple(found)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from fxdp.rules.empty_parts import local_op
 from fxdp.rules.labels import by_labels, leading, letters, linear
-from fxdp.rules.registry import Alternative, Op, Rewrite, aten, rule
+from fxdp.rules.registry import Alternative, Op, Rewrite, aten, existing, rule
 from fxdp.symbols import mentions_batch
 
 _SPATIAL = {"1d": 1, "2d": 2, "3d": 3}
@@ -39,6 +39,10 @@ _SPATIAL = {"1d": 1, "2d": 2, "3d": 3}
     aten.replication_pad1d.default, aten.replication_pad1d_backward.default,
     aten.replication_pad2d.default, aten.replication_pad2d_backward.default,
     aten.replication_pad3d.default, aten.replication_pad3d_backward.default,
+    *existing(
+        "_upsample_nearest_exact1d.vec", "_upsample_nearest_exact2d.vec", "_upsample_nearest_exact3d.vec",
+        "_upsample_lanczos2d_aa", "_upsample_lanczos2d_aa_backward",
+    ),
 )  # fmt: skip
 def resampling(op: Op) -> Iterator[Alternative]:
     """Interpolation and padding that reads the sample itself; forward and backward are linear."""
@@ -104,6 +108,14 @@ def grid_sampler(op: Op) -> Iterator[Alternative]:
     """Each sample is read at its own grid."""
     inputs = [(o, leading("n", o.ndim)) for o in op.operands]
     yield from by_labels(op, inputs, [leading("n", len(t.shape)) if t else "" for t in op.outputs])
+
+
+@rule("resampling", *existing("cudnn_affine_grid_generator", "cudnn_affine_grid_generator_backward"))
+def cudnn_affine_grid(op: Op) -> Iterator[Alternative]:
+    """One grid per matrix, or one matrix's gradient per grid; `N` counts the rank's own."""
+    (x,) = op.operands
+    outputs = [leading("n", len(op.output.shape))]
+    yield from by_labels(op, [(x, leading("n", x.ndim))], outputs, rewrite=Rewrite(local=("N",)))
 
 
 @rule("resampling", aten.affine_grid_generator.default)

@@ -14,14 +14,14 @@ import sympy
 from fxdp.placements import Dim, Shard
 from fxdp.rules.dims import moved, wrap
 from fxdp.rules.labels import linear
-from fxdp.rules.registry import Alternative, Op, Rewrite, aten, rule
+from fxdp.rules.registry import Alternative, Op, Rewrite, aten, existing, rule
 from fxdp.symbols import B, exact_quotient
 
 _UNBOUNDED = 2**62
 _BOUNDS = Rewrite(local=("start", "end"))
 
 
-@rule("slice", aten.slice.Tensor)
+@rule("slice", aten.slice.Tensor, *existing("slice_copy.Tensor"))
 def cut(op: Op) -> Iterator[Alternative]:
     """`x[start:end:step]` on one dim."""
     (x,) = op.operands
@@ -34,6 +34,15 @@ def cut(op: Op) -> Iterator[Alternative]:
             kept = kept_blocks(op, x.shape[dim], shard.outer)
             if kept is not None:
                 yield op.alternative({0: shard}, Shard(dim, kept), _BOUNDS)
+
+
+@rule("slice", *existing("narrow_copy"))
+def narrow(op: Op) -> Iterator[Alternative]:
+    """A slice of given length: the other dims split."""
+    (x,) = op.operands
+    dim = wrap(op.arg("dim"), x.ndim)
+    yield from linear(op, [x])
+    yield from moved(op, lambda d: None if d == dim else d)
 
 
 @rule("slice", aten.slice_backward.default)
@@ -109,7 +118,7 @@ def _blocks_around(op: Op, piece: Dim, size: Dim, outer: Dim) -> Dim | None:
     return blocks
 
 
-@rule("slice", aten.select.int)
+@rule("slice", aten.select.int, *existing("select_copy.int"))
 def select(op: Op) -> Iterator[Alternative]:
     """`x[index]` on one dim, which goes."""
     (x,) = op.operands
@@ -140,7 +149,7 @@ def select_scatter(op: Op) -> Iterator[Alternative]:
             yield op.alternative({0: shard, 1: below}, shard)
 
 
-@rule("slice", aten.unfold.default)
+@rule("slice", aten.unfold.default, *existing("unfold_copy"))
 def unfold(op: Op) -> Iterator[Alternative]:
     """Windows along one dim, put last."""
     (x,) = op.operands
@@ -156,5 +165,3 @@ def unfold_backward(op: Op) -> Iterator[Alternative]:
     dim = wrap(op.arg("dim"), grad.ndim - 1)
     yield from linear(op, [grad])
     yield from moved(op, lambda d: None if d in (dim, grad.ndim - 1) else d)
-
-

@@ -11,15 +11,17 @@ another shape where that prefix, and the batch after it, occur again.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from fxdp.placements import Dim, Shard
-from fxdp.rules.dims import moved, wrap, wrap_all
+from fxdp.rules.arguments import local_shape
+from fxdp.rules.dims import has_argument, moved, wrap, wrap_all
 from fxdp.rules.labels import linear
-from fxdp.rules.registry import Alternative, Op, Rewrite, aten, rule
+from fxdp.rules.registry import Alternative, Op, Rewrite, aten, existing, rule
 from fxdp.symbols import batch_factor, exact_quotient, mentions_batch, product
 
 
-@rule("view", aten.view.default, aten._unsafe_view.default, aten.reshape.default)
+@rule("view", aten.view.default, aten._unsafe_view.default, aten.reshape.default, *existing("view_copy"))
 def regroup(op: Op) -> Iterator[Alternative]:
     """Dims merge and split; the batch factor is found again by its prefix."""
     (x,) = op.operands
@@ -41,13 +43,22 @@ def regrouped(shape: tuple[Dim, ...], shard: Shard, target: tuple[Dim, ...]) -> 
     return None
 
 
-@rule("view", aten.view.dtype)
+@rule("view", *existing("_reshape_copy", "_reshape_alias", "_reshape_alias_copy"))
+def reshape_copy(op: Op) -> Iterator[Alternative]:
+    """The same under other names, two of which come with strides that are the whole value's."""
+    for alternative in regroup(op):
+        shape = local_shape(op.output, alternative.outputs[0])
+        rewrite = Rewrite(target=aten.reshape.default, arguments=(("shape", shape),))
+        yield replace(alternative, rewrite=rewrite)
+
+
+@rule("view", aten.view.dtype, *existing("view_copy.dtype"))
 def bitcast(op: Op) -> Iterator[Alternative]:
     """Reads bits as another dtype; the last dim may change its size."""
     yield from moved(op, lambda d: d if op.operands[0].shape[d] == op.output.shape[d] else None)
 
 
-@rule("view", aten.expand.default)
+@rule("view", aten.expand.default, *existing("expand_copy"))
 def expand(op: Op) -> Iterator[Alternative]:
     """Dims of size 1 are repeated; one that becomes a batch dim is local for free."""
     (x,) = op.operands
@@ -60,7 +71,7 @@ def expand(op: Op) -> Iterator[Alternative]:
             yield op.alternative({}, Shard(dim))
 
 
-@rule("view", aten.permute.default)
+@rule("view", aten.permute.default, *existing("permute_copy"))
 def permute(op: Op) -> Iterator[Alternative]:
     """Dims change places."""
     (x,) = op.operands
@@ -69,7 +80,7 @@ def permute(op: Op) -> Iterator[Alternative]:
     yield from moved(op, order.index)
 
 
-@rule("view", aten.transpose.int)
+@rule("view", aten.transpose.int, *existing("transpose_copy.int"))
 def transpose(op: Op) -> Iterator[Alternative]:
     """Two dims change places."""
     (x,) = op.operands
@@ -78,7 +89,7 @@ def transpose(op: Op) -> Iterator[Alternative]:
     yield from moved(op, lambda d: second if d == first else first if d == second else d)
 
 
-@rule("view", aten.t.default)
+@rule("view", aten.t.default, *existing("t_copy"))
 def t(op: Op) -> Iterator[Alternative]:
     """A matrix is turned; vectors and numbers stay."""
     (x,) = op.operands
@@ -86,7 +97,7 @@ def t(op: Op) -> Iterator[Alternative]:
     yield from moved(op, lambda d: x.ndim - 1 - d)
 
 
-@rule("view", aten.unsqueeze.default)
+@rule("view", aten.unsqueeze.default, *existing("unsqueeze_copy"))
 def unsqueeze(op: Op) -> Iterator[Alternative]:
     """A dim of size 1 is put in."""
     (x,) = op.operands
@@ -95,12 +106,16 @@ def unsqueeze(op: Op) -> Iterator[Alternative]:
     yield from moved(op, lambda d: d + (d >= new))
 
 
-@rule("view", aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
+@rule(
+    "view",
+    aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims,
+    *existing("squeeze_copy", "squeeze_copy.dim", "squeeze_copy.dims"),
+)  # fmt: skip
 def squeeze(op: Op) -> Iterator[Alternative]:
     """Dims of size 1 go; a batch dim must not go because a rank holds a single sample."""
     (x,) = op.operands
     yield from linear(op, [x])
-    named = range(x.ndim) if op.target is aten.squeeze.default else wrap_all(op.arg("dim"), x.ndim)
+    named = range(x.ndim) if not has_argument(op, "dim") else wrap_all(op.arg("dim"), x.ndim)
     gone = tuple(d for d in sorted(named) if x.ndim and x.shape[d] == 1)
     for shard in x.shards:
         rewrite = Rewrite(target=aten.squeeze.dims, arguments=(("dim", gone),))
@@ -111,7 +126,11 @@ def squeeze(op: Op) -> Iterator[Alternative]:
         )
 
 
-@rule("view", aten.view_as_real.default, aten.view_as_complex.default)
+@rule(
+    "view",
+    aten.view_as_real.default, aten.view_as_complex.default,
+    *existing("view_as_real_copy", "view_as_complex_copy"),
+)  # fmt: skip
 def complex_view(op: Op) -> Iterator[Alternative]:
     """The last dim of real and imaginary parts comes or goes; all others stay."""
     yield from linear(op, op.operands)
@@ -136,7 +155,11 @@ def repeat(op: Op) -> Iterator[Alternative]:
             yield op.alternative({}, Shard(dim), Rewrite(local=("repeats",)))
 
 
-@rule("view", aten.as_strided.default, aten.as_strided_scatter.default)
+@rule(
+    "view",
+    aten.as_strided.default, aten.as_strided_scatter.default, *existing("as_strided_copy"),
+    kind="gathered",
+)  # fmt: skip
 def as_strided(op: Op) -> Iterator[Alternative]:
     """Strides are those of the whole value, so only whole values (or terms of the same shape) do."""
     yield from linear(op, op.operands)

@@ -1,0 +1,106 @@
+"""Quantized arithmetic on floating-point values, and products with packed weights.
+
+Laws: fake quantization rounds each element apart, by one scale or by its channel's; the gradient of a
+learned scale sums over the elements it serves. A product with packed weights treats each row apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fxdp.rules.labels import by_labels, leading, letters
+from fxdp.rules.registry import Alternative, Op, Operand, existing, rule
+
+
+def _elements(op: Op, x: Operand) -> str:
+    """Labels of all dims but the channels that have scales of their own."""
+    names = letters(x.ndim)
+    if "per_channel" not in op.target._schema.name:
+        return names
+    axis = int(op.arg("axis")) % x.ndim
+    return names[:axis] + "_" + names[axis + 1 :]
+
+
+@rule(
+    "quantization",
+    *existing(
+        "fake_quantize_per_tensor_affine_cachemask", "fake_quantize_per_channel_affine_cachemask",
+        "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams",
+        "_fake_quantize_learnable_per_tensor_affine", "_fake_quantize_learnable_per_channel_affine",
+    ),
+)  # fmt: skip
+def fake_quantize(op: Op) -> Iterator[Alternative]:
+    """Rounded values and, maybe, which of them were in range."""
+    x = op.arg("self")
+    names = _elements(op, x)
+    yield from by_labels(op, [(x, names)], [names for _ in op.outputs])
+
+
+@rule(
+    "quantization",
+    *existing(
+        "_fake_quantize_learnable_per_tensor_affine_backward",
+        "_fake_quantize_learnable_per_channel_affine_backward",
+    ),
+    kind="contracted",
+)
+def fake_quantize_backward(op: Op) -> Iterator[Alternative]:
+    """The input's gradient is sharded, those of scale and zero point are partial."""
+    grad, x = op.arg("grad"), op.arg("self")
+    names = _elements(op, x)
+    sums = ["_" * len(t.shape) if t else "" for t in op.outputs[1:]]
+    yield from by_labels(op, [(grad, names), (x, names)], [names, *sums])
+
+
+@rule(
+    "quantization",
+    *existing(
+        "_weight_int8pack_mm", "_weight_int4pack_mm", "_weight_int4pack_mm_for_cpu", "_dyn_quant_matmul_4bit",
+    ),
+)  # fmt: skip
+def packed_product(op: Op) -> Iterator[Alternative]:
+    """Rows times packed weights; a row that is quantized on the way has a scale of its own."""
+    x = op.operands[0]
+    yield from by_labels(op, [(x, leading("m", x.ndim))], [leading("m", len(op.output.shape))])
+
+
+@rule("quantization", *existing("_scaled_mm"))
+def scaled_product(op: Op) -> Iterator[Alternative]:
+    """`(a * scale_a) @ (b * scale_b) + bias` with one scale each, or one per row and column.
+
+    The contracted dim stays whole: its partial sums would round. Scales in blocks keep all whole.
+    """
+    a, b, scale_a, scale_b = (op.arg(n) for n in ("self", "mat2", "scale_a", "scale_b"))
+    row = _scale_labels(scale_a, (a.shape[0], 1), "m_")
+    column = _scale_labels(scale_b, (1, b.shape[1]), "_n")
+    if row is None or column is None:
+        return
+    bias = op.arg("bias")
+    inputs = [(a, "m_"), (b, "_n"), (scale_a, row), (scale_b, column), (bias, "n")]
+    yield from by_labels(op, inputs, ["mn"])
+
+
+def _scale_labels(scale: Operand, per_line: tuple[object, object], labels: str) -> str | None:
+    if all(n == 1 for n in scale.shape):
+        return "_" * scale.ndim
+    return labels if scale.shape == per_line else None
+
+
+@rule("quantization", *existing("_grouped_mm"), kind="contracted")
+def grouped_product(op: Op) -> Iterator[Alternative]:
+    """One product per group. Groups of rows (or columns) end at `offs`, so that dim must be whole.
+
+    a [M, K], b [G, K, N] -> [M, N]     M in groups: K contracted, N splits
+    a [G, M, K], b [G, K, N] -> [G, M, N]
+    a [G, M, K], b [K, N] -> [M, N]     N in groups: K contracted, M splits
+    a [M, K], b [K, N] -> [G, M, N]     K in groups: M and N split
+    """
+    a, b = op.arg("self"), op.arg("mat2")
+    left, right, result = {
+        (2, 3): ("_k", "_kn", "_n"),
+        (3, 3): ("gmk", "gkn", "gmn"),
+        (3, 2): ("_mk", "k_", "m_"),
+        (2, 2): ("m_", "_n", "_mn"),
+    }[a.ndim, b.ndim]
+    if op.arg("bias") is None:
+        yield from by_labels(op, [(a, left), (b, right)], [result])
