@@ -14,14 +14,16 @@ from fxdp.placements import Partial, Placement, Replicate, Shard
 def take_part(value: Tensor, dim: int, outer: int, batch: int, start: int, size: int) -> Tensor:
     """The rows `start : start + size` of the batch factor of `dim` (`outer x batch x inner`).
 
-    A view where torch can make one; `batch` is the global batch.
+    A view where it is contiguous: some kernels (layer_norm's backward for its statistics) read the memory of
+    their operands as it lies. `batch` is the global batch.
     """
     length = value.shape[dim]
     if outer == 1:
         inner = length // batch
-        return value.narrow(dim, start * inner, size * inner)
+        part = value.narrow(dim, start * inner, size * inner)
+        return part if dim == 0 else part.contiguous()
     blocks = unflatten(value, dim, outer, batch, length // (outer * batch))
-    return blocks.narrow(dim + 1, start, size).flatten(dim, dim + 2)
+    return blocks.narrow(dim + 1, start, size).flatten(dim, dim + 2).contiguous()
 
 
 def join_parts(parts: Sequence[Tensor], dim: int, outer: int, sizes: Sequence[int]) -> Tensor:

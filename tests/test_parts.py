@@ -34,6 +34,13 @@ def test_a_part_holds_its_samples_for_each_outer_index() -> None:
     assert take_part(both, 0, 2, 3, 2, 1).tolist() == [2, 12]
 
 
+@pytest.mark.parametrize("outer", [1, 2])
+@pytest.mark.parametrize("dim", [0, 1, 2])
+def test_a_part_is_contiguous(dim: int, outer: int) -> None:
+    """layer_norm's backward reads its statistics' memory as it lies, whatever the strides say."""
+    assert take_part(torch.zeros(6, 6, 6), dim, outer, 3, 1, 1).is_contiguous()
+
+
 def test_a_part_of_the_plain_batch_is_a_view() -> None:
     whole = torch.zeros(6, 2)
     assert take_part(whole, 0, 1, 3, 1, 1).untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()

@@ -2,7 +2,23 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+import torch
+from torch import Tensor, fx
+
+aten = torch.ops.aten
+
+_ADD_OR_MOVE = frozenset(
+    {
+        aten.add.Tensor, aten.sub.Tensor, aten.cat.default, aten.stack.default, aten.where.self,
+        aten.copy.default, aten.scatter.src, aten.scatter_add.default, aten.index_put.default,
+        aten.select_scatter.default, aten.slice_scatter.default, aten.gather.default, aten.index.Tensor,
+        aten.masked_fill.Scalar, aten.masked_fill.Tensor,
+    }
+)  # fmt: skip
+"""Ops of several operands whose result is no larger than what they are given."""
+
+_MASK = 1e30
+"""Larger values stand for "never" (the least finite number in an attention mask): they are no scale."""
 
 
 def difference(a: Tensor, b: Tensor, floor: float = 0.0) -> float:
@@ -36,8 +52,16 @@ def cancelled(tolerance: float) -> float:
 
 
 def magnitude(value: Tensor) -> float:
-    """The largest |value|; 0 for integers, and where it is not finite."""
+    """The largest |value| that is no mask; 0 for integers."""
     if not value.numel() or not (value.is_floating_point() or value.is_complex()):
         return 0.0
-    largest = float(value.abs().max())
-    return largest if largest < float("inf") else 0.0
+    sizes = value.abs()
+    largest = float(sizes.max())
+    if largest < _MASK:
+        return largest
+    return float(torch.where(sizes < _MASK, sizes, 0.0).max())
+
+
+def adds_or_moves(node: fx.Node) -> bool:
+    """Whether a node puts values together that may be what is left of larger terms."""
+    return node.target in _ADD_OR_MOVE

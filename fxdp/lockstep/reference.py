@@ -21,6 +21,11 @@ _UNWRITTEN = frozenset(
     }
 )  # fmt: skip
 _POISON = float("nan")
+_COPY_IF_NEEDED: dict[Any, Any] = {
+    aten.view.default: aten.reshape.default,
+    aten._unsafe_view.default: aten.reshape.default,
+}
+"""A real tensor's strides may be others than those it was traced with: a rank's program reshapes, too."""
 
 
 class Reference:
@@ -89,7 +94,7 @@ class Reference:
 def execute(node: fx.Node, value_of: Callable[[fx.Node], Any]) -> Any:
     """Run one op; memory that it leaves unwritten is poisoned, so that nobody can rely on it."""
     args, kwargs = fx.map_arg((node.args, node.kwargs), value_of)
-    result = node.target(*args, **kwargs)  # type: ignore[operator]
+    result = _COPY_IF_NEEDED.get(node.target, node.target)(*args, **kwargs)
     if node.target in _UNWRITTEN:
         result.fill_(_POISON if result.is_floating_point() or result.is_complex() else 1)
     return result

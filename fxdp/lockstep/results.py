@@ -28,18 +28,24 @@ def compare_results(
     found: Mapping[ResultSlot, Tensor],
     expected: Mapping[ResultSlot, Tensor],
     tolerances: Mapping[ResultSlot, float],
+    floors: Mapping[ResultSlot, float],
 ) -> list[ResultError]:
-    """One row per result; gradients that are missing or too many are wrong."""
+    """One row per result; gradients that are missing or too many are wrong.
+
+    A value that is zero but for rounding counts against what it was made from: a gradient (a key's bias)
+    against the other gradients, a buffer (the running mean after another BatchNorm) against its terms, as
+    `floors` tells.
+    """
     own = {_key(slot): (result_name(slot), value, tolerances[slot]) for slot, value in found.items()}
     gradients = [magnitude(value) for slot, value in expected.items() if isinstance(slot, Gradient)]
-    # a gradient that is zero but for rounding (a key's bias) counts against the others
     largest = max(gradients, default=0.0)
+    terms = {_key(slot): floor for slot, floor in floors.items() if isinstance(slot, Mutation)}
     rows = []
     for slot, (name, value, tolerance) in own.items():
         if slot not in expected:
             rows.append(ResultError(name, float("inf"), tolerance, "is None on one device"))
             continue
-        floor = cancelled(tolerance) * largest if isinstance(slot, Gradient) else 0.0
+        floor = cancelled(tolerance) * largest if isinstance(slot, Gradient) else terms.get(slot, 0.0)
         error = difference(value, expected[slot], floor)
         what = "" if error <= tolerance else f"differs from one device by {error:.3g} (relative)"
         rows.append(ResultError(name, error, tolerance, what))

@@ -29,7 +29,7 @@ from fxdp.annotations import (
     note,
     tensor_operands,
 )
-from fxdp.lockstep.compare import cancelled, difference, magnitude
+from fxdp.lockstep.compare import adds_or_moves, cancelled, difference, magnitude
 from fxdp.lockstep.draws import RankGenerators, draw_alike, repeated_draw
 from fxdp.lockstep.fault import Fault, make_fault
 from fxdp.lockstep.ranks import VirtualRanks
@@ -222,14 +222,16 @@ class LockStep:
     def _floor(self, node: fx.Node) -> float:
         """A share of the largest operand (`cancelled`): sums of cancelling terms are no better than that.
 
-        An op of one operand (a view of such a sum) inherits its operand's floor, and a node that fxdp
-        inserted (a bucket of such sums) the largest.
+        An op that only moves or adds what it is given (a view of such a sum, several of them side by side),
+        and a node that fxdp inserted (a bucket of such sums), inherits the largest floor of its operands.
         """
         if node not in self._floors:
             tensors = [n for n in node.all_input_nodes if isinstance(self._values[n][0], Tensor)]
             terms = (magnitude(value) for n in tensors for value in self._values[n])
             floor = cancelled(self._tolerance(node)) * max(terms, default=0.0)
-            if len(tensors) == 1 or self._one.node(node) is None:
+            if not tensors:  # one of several results
+                floor = max([0.0, *map(self._floor, node.all_input_nodes)])
+            elif len(tensors) == 1 or adds_or_moves(node) or self._one.node(node) is None:
                 floor = max([floor, *map(self._floor, tensors)])
             self._floors[node] = floor
         return self._floors[node]
@@ -247,6 +249,13 @@ class LockStep:
             if slot is not None:
                 results[slot] = self._ranks.combine(self._values[value], placement)  # type: ignore[arg-type]
         return results
+
+    def floors(self) -> dict[ResultSlot, float]:
+        """Below which size each result is what is left of larger terms (see `difference`)."""
+        node = self.local.graph.output_node()
+        values: Sequence[fx.Node] = node.args[0]  # type: ignore[assignment]
+        pairs = zip(note(node).results, values, strict=True)
+        return {slot: self._floor(value) for slot, value in pairs if slot is not None}
 
     def local_outputs(self) -> list[list[Tensor]]:
         """Every rank's own outputs, in order, as `compiled(...)` would return them."""

@@ -78,7 +78,8 @@ class Subject:
                 rows: list[ResultError] = []
             else:
                 torch.manual_seed(seed)
-                rows = compare_results(self._comparable(runner, found, slots), eager.results, self._by_slot())
+                own = self._comparable(runner, found, slots)
+                rows = compare_results(own, eager.results, self._by_slot(), runner.floors())
         worst = max(runner.errors, key=runner.errors.__getitem__, default=None)
         return SplitRun(
             tuple(split), tuple(runner.faults), tuple(rows), len(runner.errors),

@@ -27,8 +27,8 @@ def front(value: Tensor, dim: int, outer: int, inner: int) -> Tensor:
 
 
 def back(value: Tensor, dim: int) -> Tensor:
-    """The inverse of `front`."""
-    return value.movedim(0, dim + 1).flatten(dim, dim + 2)
+    """The inverse of `front`, contiguous: some kernels read the memory of their operands as it lies."""
+    return value.movedim(0, dim + 1).flatten(dim, dim + 2).contiguous()
 
 
 def start_all_reduce(value: Tensor, op: str, group: str) -> Tensor:
