@@ -1,0 +1,110 @@
+"""How far a model on virtual ranks is from one eager device, split by split of the batch."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from fxdp.check import capture_for, prepare_subject
+from fxdp.compiler import LocalProgram
+from fxdp.lockstep import Subject
+from fxdp.lockstep.precision import tolerances
+from fxdp.mesh import resolve_mesh
+from fxdp.options import Options
+from fxdp.plan import replicated_ops
+from tests.capture.zoo import keep_float64
+from tests.zoo.entry import Entry
+
+BATCH = 8
+SPLITS: tuple[tuple[int, ...], ...] = ((8,), (4, 4), (5, 2), (2, 2, 2, 2), (5, 2, 0, 1))
+"""World 1, 2 and 4, even and uneven."""
+MODES = ("train", "eval", "no_grad")
+
+
+class WrongError(AssertionError):
+    """A node or a result that differs from one device."""
+
+
+@dataclass
+class Measured:
+    """One model in one mode."""
+
+    errors: dict[str, float] = field(default_factory=dict)
+    """The largest relative error of any node or result, by split."""
+    nodes: int = 0
+    narrow: bool = False
+    """Whether results pass through float32 although the model is in float64: 1e-6 is equal then."""
+    collectives: int = 0
+    """Collectives of a step before bucketing, at the largest world."""
+    gathers: int = 0
+    """Those of them that gather."""
+    fallbacks: list[str] = field(default_factory=list)
+    """Ops that run on the whole batch on every rank."""
+    static: bool = False
+    """The model fixed its batch size: the graph was fitted from several."""
+
+
+def make(entry: Entry) -> tuple[nn.Module, dict[str, Any]]:
+    """The model in float64 and a batch of `BATCH`, always the same."""
+    torch.manual_seed(0)
+    model = entry.build().double()
+    with _default_float64():
+        return model, entry.inputs(BATCH)
+
+
+def measure(entry: Entry, mode: str, splits: Sequence[Sequence[int]] = SPLITS) -> Measured:
+    """Every node and result of the model in one mode, on each split; dropout draws what eager draws.
+
+    Raises
+    ------
+    WrongError : something differs by more than 1e-9 (1e-6 behind the model's own casts to float32).
+    FxdpError : the model cannot be captured or placed.
+    """
+    model, inputs = make(entry)
+    model.train(mode == "train")
+    chosen = Options(rng="single-device")
+    measured = Measured()
+    with keep_float64(), _default_float64(), torch.set_grad_enabled(mode != "no_grad"):
+        found = capture_for(model, (), inputs, chosen)
+        measured.static = found.static
+        for world in dict.fromkeys(len(split) for split in splits):
+            mesh = resolve_mesh({"dp": world}, "cpu")
+            local, reference = prepare_subject(model, found, mesh, chosen)
+            allowed = tolerances(local.gm, own=False)
+            subject = Subject(model, local.gm, reference, chosen, allowed)
+            _count(measured, local, allowed)
+            for split in splits:
+                if len(split) == world:
+                    measured.errors[str(tuple(split))] = _error(subject, inputs, split)
+    return measured
+
+
+def _count(measured: Measured, local: LocalProgram, allowed: dict[str, float]) -> None:
+    kinds = [str(getattr(node.target, "__name__", "")) for node in local.causes.graph.nodes]
+    measured.nodes = local.nodes
+    measured.gathers = kinds.count("all_gather")
+    measured.collectives = measured.gathers + kinds.count("all_reduce") + kinds.count("reduce_scatter")
+    measured.fallbacks = replicated_ops(local.causes)
+    measured.narrow = max(allowed[node.name] for node in local.gm.graph.output_node().all_input_nodes) > 1e-9
+
+
+def _error(subject: Subject, inputs: dict[str, Any], split: Sequence[int]) -> float:
+    run = subject.run((), inputs, tuple(split), seed=1)
+    if not run.ok:
+        raise WrongError(f"split {tuple(split)}:\n" + "\n".join(map(str, [*run.faults, *run.wrong])))
+    return max([run.worst, *(row.error for row in run.results)])
+
+
+@contextlib.contextmanager
+def _default_float64() -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)

@@ -1,0 +1,33 @@
+"""Sizes that many configurations share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.zoo.entry import SIDE, TOKENS
+
+Sizes = dict[str, Any]
+
+TEXT: Sizes = {
+    "vocab_size": TOKENS, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2,
+    "num_attention_heads": 2, "max_position_embeddings": 32,
+    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+"""Transformers over text, in the names that most configurations use."""
+
+GROUPED: Sizes = {**TEXT, "num_attention_heads": 4, "num_key_value_heads": 2}
+"""Grouped-query attention."""
+
+IMAGE: Sizes = {
+    "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "image_size": SIDE, "patch_size": 8,
+}  # fmt: skip
+"""Transformers over patches of an image."""
+
+SEQ2SEQ: Sizes = {
+    "vocab_size": TOKENS, "d_model": 16, "encoder_layers": 2, "decoder_layers": 2,
+    "encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_ffn_dim": 24, "decoder_ffn_dim": 24,
+    "max_position_embeddings": 32, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+    "decoder_start_token_id": 2,
+}  # fmt: skip
+"""Encoders and decoders in the names of BART."""
