@@ -1,6 +1,8 @@
 """What a person reads of a plan: tables as text, curves as pictures."""
 
 from fxdp.report.curves import can_draw, draw_curves
+from fxdp.report.schedule_svg import schedule_svg
+from fxdp.report.schedule_text import schedule_text, timetable
 from fxdp.report.text import CommunicationRow, communication_table, format_bytes, format_seconds, timings_line
 
 __all__ = [
@@ -10,5 +12,8 @@ __all__ = [
     "draw_curves",
     "format_bytes",
     "format_seconds",
+    "schedule_svg",
+    "schedule_text",
+    "timetable",
     "timings_line",
 ]

@@ -1,6 +1,7 @@
 """Pipeline schedules as pure functions: who does what in which order, and the proof that nobody blocks."""
 
 from fxdp.schedule.action import Action, Kind
+from fxdp.schedule.deadlock import check, reorder
 from fxdp.schedule.registry import SCHEDULES, make
 from fxdp.schedule.schedule import Schedule
 from fxdp.schedule.timeline import Costs, Slot, Timeline
@@ -19,6 +20,8 @@ __all__ = [
     "Slot",
     "Timeline",
     "Transfer",
+    "check",
     "make",
     "programs",
+    "reorder",
 ]

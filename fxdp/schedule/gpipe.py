@@ -2,10 +2,10 @@
 
 Four stages, four micro-batches (B takes two):
 
-    rank 0: F0 F1 F2 F3 .  .  .  .  .  .  .  .  .  B0  B0  B1  B1 ...
-    rank 1: .  F0 F1 F2 F3 .  .  .  .  .  .  B0  B0  B1  B1 ...
-    rank 2: .  .  F0 F1 F2 F3 .  .  .  B0  B0  B1  B1 ...
-    rank 3: .  .  .  F0 F1 F2 F3 B0 B0 B1  B1 ...
+    rank 0: F0 F1 F2 F3 .  .  .  .  .  .  .  .  .  B0 B0 B1 B1 B2 B2 B3 B3
+    rank 1: .  F0 F1 F2 F3 .  .  .  .  .  .  B0 B0 B1 B1 B2 B2 B3 B3
+    rank 2: .  .  F0 F1 F2 F3 .  .  .  B0 B0 B1 B1 B2 B2 B3 B3
+    rank 3: .  .  .  F0 F1 F2 F3 B0 B0 B1 B1 B2 B2 B3 B3
 
 The bubble of p ranks and m micro-batches is (p - 1) / (m + p - 1); a stage holds all m at once.
 """

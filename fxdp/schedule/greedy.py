@@ -81,13 +81,12 @@ def play(
     microbatches: int,
     choice: Choice,
     *,
-    in_need: Choice | None = None,
     splits: bool = False,
 ) -> Schedule:
     """The schedule that comes of all ranks' choices; `splits` says that backwards are I and W.
 
-    A tick in which nobody moves gives the first rank that can the choice `in_need`, which may break the
-    limits of `choice`; a choice that can get stuck must bring one.
+    In each tick some rank must find a choice: a schedule's limits must leave the first unfinished
+    micro-batch a way on.
     """
     placement = round_robin(stages, ranks)
     if microbatches < 1:
@@ -96,8 +95,6 @@ def play(
     rows: list[list[Action]] = [[] for _ in range(ranks)]
     while min(board.weights if splits else board.backwards) < microbatches:
         taken = [(rank, choice(rank, board)) for rank in range(ranks)]
-        if in_need is not None and not any(action for _, action in taken):
-            taken = next([(rank, a)] for rank in range(ranks) if (a := in_need(rank, board)))
         moves = [(rank, action) for rank, action in taken if action]
         assert moves, f"schedule {name} is stuck at {board}"
         for rank, action in moves:

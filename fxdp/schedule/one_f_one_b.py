@@ -22,12 +22,11 @@ def one_f_one_b(stages: int, ranks: int, microbatches: int) -> Schedule:
 
     def choice(rank: int, board: Board) -> Action | None:
         own = range(rank, stages, ranks)[::-1]
-        if ready := [board.backward(stage) for stage in own if board.can_backward(stage)]:
-            return min(ready, key=lambda action: action.microbatch)
         for stage in own:
             in_flight = board.forwards[stage] - board.backwards[stage]
             if board.can_forward(stage) and in_flight < stages - stage:
                 return board.forward(stage)
-        return None
+        ready = [board.backward(stage) for stage in own if board.can_backward(stage)]
+        return min(ready, key=lambda action: action.microbatch, default=None)
 
     return play("1f1b", stages, ranks, microbatches, choice)

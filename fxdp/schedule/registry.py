@@ -1,26 +1,49 @@
-"""Schedules by name."""
+"""Schedules by name, or from a file."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import MappingProxyType
 
 from fxdp.errors import ScheduleError
+from fxdp.schedule import csv
 from fxdp.schedule.gpipe import gpipe
+from fxdp.schedule.interleaved import interleaved
 from fxdp.schedule.one_f_one_b import one_f_one_b
 from fxdp.schedule.schedule import Schedule
+from fxdp.schedule.zero_bubble import zero_bubble
 
 SCHEDULES: Mapping[str, Callable[[int, int, int], Schedule]] = MappingProxyType(
-    {"gpipe": gpipe, "1f1b": one_f_one_b}
+    {"gpipe": gpipe, "1f1b": one_f_one_b, "interleaved": interleaved, "zero-bubble": zero_bubble}
 )
-"""Functions of stages, ranks and micro-batches."""
+"""Functions of stages, ranks and micro-batches; stage `s` is on rank `s % ranks`."""
 
 
 def make(name: str, stages: int, ranks: int, microbatches: int) -> Schedule:
-    """The schedule of that name; `ScheduleError` with near matches if there is none."""
+    """The schedule of that name, or of a file `*.csv` in torch's words.
+
+    Raises `ScheduleError` for a name that is none (with near matches), a file that is not complete or made
+    for other numbers, or fewer stages than ranks; `DeadlockError` for a file whose order blocks.
+    """
+    if name.endswith(".csv"):
+        return _from_file(name, stages, ranks, microbatches)
     if name not in SCHEDULES:
         near = difflib.get_close_matches(name.lower(), SCHEDULES, n=1)
-        meant = f"did you mean `{near[0]}`?" if near else f"there are {', '.join(SCHEDULES)}"
+        meant = f"did you mean `{near[0]}`?" if near else f"there are {', '.join(SCHEDULES)}, or a file *.csv"
         raise ScheduleError(f"no schedule `{name}`: {meant}")
     return SCHEDULES[name](stages, ranks, microbatches)
+
+
+def _from_file(name: str, stages: int, ranks: int, microbatches: int) -> Schedule:
+    schedule = csv.read(Path(name))
+    got = {
+        "stages": (schedule.stages, stages),
+        "ranks": (len(schedule.ranks), ranks),
+        "micro-batches": (schedule.microbatches, microbatches),
+    }
+    if wrong := [f"{has} {what}, not {asked}" for what, (has, asked) in got.items() if has != asked]:
+        raise ScheduleError(f"schedule {name} is made for {', '.join(wrong)}: expected equal numbers")
+    schedule.order()
+    return schedule

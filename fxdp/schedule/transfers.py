@@ -18,6 +18,7 @@ A receive starts early and is waited for at its first use, which is the runtime'
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -121,13 +122,10 @@ def _refuse_wrong_edges(schedule: Schedule, edges: Sequence[Edge]) -> None:
             faults.append(f"{way}: a forward edge must go to a later stage")
         elif edge.backward and edge.source <= edge.target:
             faults.append(f"{way}: a backward edge must go to an earlier stage")
-    faults += [f"{name} occurs twice" for name in _twice([(e.name, e.source, e.target) for e in edges])]
+    count = Counter((edge.name, edge.source, edge.target) for edge in edges)
+    faults += [f"{n} ({s} -> {t}): occurs {times} times" for (n, s, t), times in count.items() if times > 1]
     if faults:
         shown = "\n".join(f"  {fault}" for fault in faults)
         raise ScheduleError(
             f"edges that do not fit {schedule.stages} stages:\n{shown}\nthis is a bug in fxdp"
         )
-
-
-def _twice(keys: Sequence[tuple[str, int, int]]) -> list[str]:
-    return sorted({f"{n} ({s} -> {t})" for n, s, t in keys if keys.count((n, s, t)) > 1})
