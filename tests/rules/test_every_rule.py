@@ -16,7 +16,7 @@ from tests.rules.samples import STAND_INS, all_samples
 from tests.rules.samples.draw import Draw
 
 SAMPLES = all_samples()
-DRAWS = 4
+DRAWS, MOST_DRAWS = 4, 30
 SPLITS = ((3, 1, 0, 2), (0, 4, 1), (1, 0, 3), (2, 3, 0), (5,), (0, 1, 1, 2), (1, 5))
 
 
@@ -24,7 +24,7 @@ def name(target: OpOverload) -> str:
     return str(target).removeprefix("aten.").removesuffix(".default")
 
 
-def cases(target: OpOverload, draws: int = DRAWS) -> Iterator[Case]:
+def cases(target: OpOverload, draws: int) -> Iterator[Case]:
     """Random cases of an op; each is split twice, always with an empty part and a single sample."""
     for seed in range(draws):
         drawn = SAMPLES[name(target)](Draw(seed))
@@ -46,8 +46,11 @@ TARGETS = [t for t in registry.targets() if name(t) in SAMPLES]
 
 @pytest.mark.parametrize("target", TARGETS, ids=str)
 def test_every_alternative_is_exact(target: OpOverload) -> None:
+    """And the declared kind is what the alternatives show, at the latest after a few more draws."""
     kinds: set[Kind] = set()
-    for case in cases(target):
+    for drawn, case in enumerate(cases(target, MOST_DRAWS)):
+        if drawn >= DRAWS and strongest(kinds) == registry[target].kind:
+            break
         for alternative in case.alternatives():
             case.verify(alternative)
             kinds.add(kind_of(alternative))
