@@ -155,6 +155,7 @@ class Note:
     reason: Reason | None = None
     cause: Cause | None = None
     derived: bool = False  # its whole value is computed from its operands' whole values, not gathered
+    skip: str | None = None  # which skip connections carry this value: `a`, `a@1`, or `a, b`
     rewrite: Any = None  # how a rule wants its size arguments localized (`rules.registry.Rewrite`)
 
 

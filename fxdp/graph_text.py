@@ -63,7 +63,9 @@ def node_text(node: fx.Node, axes: tuple[str, ...] = (), *, causes: bool = True,
     if node.op == "output":
         return _output_text(node)
     binder = f"%{node.name}{_annotation(known.type)}{_placement_text(known.placement, axes)}"
-    comment = f"  # {known.cause.text}" if causes and known.cause and known.cause.text else ""
+    comments = [known.cause.text] if known.cause and known.cause.text else []
+    comments += [f"skip {known.skip}"] if known.skip else []
+    comment = f"  # {'; '.join(comments)}" if causes and comments else ""
     return f"{binder} = {_call_text(node, known.slot, exact)}{comment}"
 
 

@@ -13,6 +13,7 @@ from torch import fx
 
 from fxdp import ir
 from fxdp.annotations import Output, ScalarType, TensorType, is_host_size, note, tensor_operands
+from fxdp.capture.skip_marks import MARK
 from fxdp.errors import VerifierError
 from fxdp.graph_text import node_text
 from fxdp.pass_manager import Level
@@ -58,6 +59,12 @@ def tensors_have_types(graph: fx.Graph) -> Iterator[Fault]:
     for node in graph.nodes:
         if node.op in ("placeholder", "call_function") and node.users and note(node).type is None:
             yield node, "has no type"
+
+
+def no_skip_marks_are_left(graph: fx.Graph) -> Iterator[Fault]:
+    """ROUTED: capture has turned the marks of skip connections into routes."""
+    for node in graph.find_nodes(op="call_function", target=MARK):
+        yield node, "marks a skip connection that has no route"
 
 
 def tensors_are_placed(graph: fx.Graph) -> Iterator[Fault]:
@@ -237,6 +244,7 @@ def everything_is_executable(graph: fx.Graph) -> Iterator[Fault]:
 
 CHECKS: dict[Level, tuple[Check, ...]] = {
     Level.CAPTURED: (inputs_have_slots, results_have_slots, tensors_have_types, outputs_are_in_order),
+    Level.ROUTED: (no_skip_marks_are_left,),
     Level.PLACED: (tensors_are_placed, shards_fit_shapes),
     Level.EXPLICIT: (
         edges_need_no_conversion,

@@ -44,10 +44,17 @@ class Canonicalize:
             if node.target is aten.cat.default:
                 _drop_empty_operands(node)
             if node.target in _IDENTITIES and _same_type(node) and node not in results:
+                _hand_on_skip(node, node.args[0])
                 node.replace_all_uses_with(node.args[0])
                 gm.graph.erase_node(node)
         _erase_unused(gm.graph)
         return gm
+
+
+def _hand_on_skip(node: fx.Node, source: fx.Node) -> None:
+    """A skip that an identity carried is carried by what it copied."""
+    labels = [label for label in (note(source).skip, note(node).skip) if label]
+    note(source).skip = ", ".join(labels) or None
 
 
 def _same_type(node: fx.Node) -> bool:

@@ -2,15 +2,46 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import os
 import re
+import runpy
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
+import torch.distributed as dist
 
 from fxdp.demo.launch import launch
+from tests.ranks import RankPool
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+
+
+def _unet_curve(*options: str) -> list[float]:
+    """The losses that the example prints, run in this process as torchrun would."""
+    variables = {}
+    if dist.is_initialized():
+        rank, ranks = str(dist.get_rank()), str(dist.get_world_size())
+        variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks}
+        variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}  # not used: there is a process group
+    shown = io.StringIO()
+    given = ["skippable_unet.py", "--epochs", "2", "--images", "150", *options]
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(sys, "argv", given))
+        stack.enter_context(mock.patch.dict(os.environ, variables))
+        stack.enter_context(contextlib.redirect_stdout(shown))
+        runpy.run_path(str(EXAMPLES / "skippable_unet.py"), run_name="__main__")
+    return [float(loss) for loss in re.findall(r"loss ([\d.]+)", shown.getvalue())]
+
+
+def test_the_unet_has_the_same_curve_plain_and_on_two_ranks(ranks: RankPool) -> None:
+    plain = _unet_curve("--plain")
+    assert len(plain) == 2
+    compiled, _ = ranks.run(2, _unet_curve, "--compute", "eager", timeout=240)
+    assert compiled == pytest.approx(plain, rel=1e-4)
 
 
 def test_digits_have_the_same_curve_on_three_ranks(capfd: pytest.CaptureFixture[str]) -> None:

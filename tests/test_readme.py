@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from fxdp.demo.launch import launch
 
@@ -41,6 +43,14 @@ def test_the_example_runs(block: str, ranks: int, tmp_path: Path, capfd: pytest.
     assert ("all_reduce" in capfd.readouterr().out) == (ranks > 1)
 
 
+def test_the_skips_run() -> None:
+    (block,) = re.findall(r"```py\n(.*?)```", README, re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(block, names)
+    x = torch.randn(2, 8)
+    assert torch.equal(names["model"](x), names["model"][1](x[:, ::2]).repeat_interleave(2, 1) + x)
+
+
 @pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md"])
 def test_every_path_exists(document: str) -> None:
     text = (ROOT / document).read_text()
@@ -51,6 +61,4 @@ def test_every_path_exists(document: str) -> None:
 
 
 def test_the_pinned_torch_is_the_running_one() -> None:
-    import torch
-
     assert f"torch=={torch.__version__.split('+')[0]}" in (ROOT / "constraints.txt").read_text().splitlines()

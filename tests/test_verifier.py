@@ -13,6 +13,7 @@ from torch import fx
 import fxdp.rules  # noqa: F401 - the order of imports is any
 from fxdp import ir
 from fxdp.annotations import Buffer, Cause, Gradient, Input, Mutation, Output, Parameter, Site
+from fxdp.capture.skip_marks import MARK
 from fxdp.errors import VerifierError
 from fxdp.moments import MOMENTS_OP
 from fxdp.pass_manager import Level
@@ -106,6 +107,15 @@ def _outputs_are_in_order() -> fx.GraphModule:
     g = Sketch()
     x = g.add(Input(0, "x"), "f32[3]")
     return g.returns({Output(1): x, Output(0): x})
+
+
+# ---- ROUTED ----------------------------------------------------------------------------------------------
+
+
+def _no_skip_marks_are_left() -> fx.GraphModule:
+    g = Sketch()
+    x = g.add(Input(0, "x"), "f32[B]")
+    return g.returns({Output(0): g.call(MARK, x, "stash a", type="f32[B]")})
 
 
 # ---- PLACED ----------------------------------------------------------------------------------------------
@@ -218,6 +228,7 @@ MALFORMED: list[tuple[Callable[[], fx.GraphModule], Level, list[str]]] = [
     ),
     (_tensors_have_types, Level.CAPTURED, ["has no type"]),
     (_outputs_are_in_order, Level.CAPTURED, ["has outputs [1, 0]"]),
+    (_no_skip_marks_are_left, Level.ROUTED, ["marks a skip connection that has no route"]),
     (
         _tensors_are_placed,
         Level.PLACED,

@@ -1,7 +1,7 @@
 """From an unmodified module to one joint forward and backward graph in global, symbolic shapes."""
 
 from fxdp.capture.batch_dims import resolve_batch_dims
-from fxdp.capture.captured import Captured, Condition, OutputLeaf, SizeLeaf
+from fxdp.capture.captured import Captured, Condition, OutputLeaf, Route, SizeLeaf
 from fxdp.capture.driver import capture
 
-__all__ = ["Captured", "Condition", "OutputLeaf", "SizeLeaf", "capture", "resolve_batch_dims"]
+__all__ = ["Captured", "Condition", "OutputLeaf", "Route", "SizeLeaf", "capture", "resolve_batch_dims"]

@@ -40,6 +40,25 @@ class Condition:
         return bool(value != sympy.false)
 
 
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A skip connection: where its tensor is stashed and where it is popped, each with the module's path.
+
+    In the joint graph it is an ordinary edge; the note of the node that makes its value has `key` as `skip`.
+    """
+
+    namespace: int | None
+    """Which of the model's namespaces, counted from 1 as they appear; None is the default one."""
+    name: str
+    stash: Site
+    pop: Site
+
+    @property
+    def key(self) -> str:
+        """`name` in the default namespace, `name@1` in another."""
+        return self.name if self.namespace is None else f"{self.name}@{self.namespace}"
+
+
 @dataclass(frozen=True)
 class Captured:
     """One flat joint graph in global shapes, and the way back to the model's inputs and outputs."""
@@ -58,5 +77,7 @@ class Captured:
     """The tensors of the `Constant` slots."""
     conditions: tuple[Condition, ...] = ()
     """Conditions on the sizes that do not hold for every batch of at least 2."""
+    routes: tuple[Route, ...] = ()
+    """The skip connections, in the order of their stashes."""
     static: bool = False
     """Whether the model fixed its batch size and the graph was fitted from several static traces."""

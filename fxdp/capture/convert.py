@@ -30,6 +30,7 @@ from fxdp.capture.joint import RawJoint
 from fxdp.capture.program import Inputs
 from fxdp.capture.sites import SiteIndex, module_path
 from fxdp.capture.sizes import Sizes
+from fxdp.capture.skip_marks import label_of
 from fxdp.errors import CaptureError
 
 _ORDER = (Parameter, Buffer, Constant, Input, Tangent)
@@ -139,6 +140,10 @@ class _Converter:
         return node.target in _DROPPED
 
     def _copy(self, node: fx.Node) -> None:
+        skip = label_of(node)
+        if skip is not None:
+            self._label(node, skip)
+            return
         args, kwargs = fx.map_arg((node.args, node.kwargs), self.copies.__getitem__)
         made = self.graph.create_node(node.op, node.target, args, kwargs, name=_node_name(node))
         made.meta = {key: node.meta[key] for key in _KEPT_META if key in node.meta}
@@ -148,6 +153,14 @@ class _Converter:
             backward=node.meta.get("partitioner_tag") == "is_backward",
         )
         self.copies[node] = made
+
+    def _label(self, alias: fx.Node, skip: str) -> None:
+        """Drop the alias that names a skip; the value itself gets the label."""
+        source = alias.args[0]
+        assert isinstance(source, fx.Node)
+        self.copies[alias] = self.copies[source]
+        known = note(self.copies[source])
+        known.skip = skip if known.skip is None else f"{known.skip}, {skip}"
 
     def _output(self, node: fx.Node) -> None:
         """Emit the results that exist, each with its slot."""

@@ -12,9 +12,11 @@ import torch
 from torch import fx, nn
 
 from fxdp import torch_compat
+from fxdp.capture.captured import Route
 from fxdp.capture.couplings import Batch, coupling_table
 from fxdp.capture.examples import make_examples
 from fxdp.capture.program import Inputs, OutputRecord, Program
+from fxdp.capture.skip_marks import route_skips
 from fxdp.errors import CaptureError
 
 BatchDims: TypeAlias = Sequence["int | None"]
@@ -51,6 +53,7 @@ class RawJoint:
     cloned: frozenset[int]
     """Outputs that were cloned so that torch does not treat them as aliases."""
     shape_env: torch_compat.ShapeEnv | None
+    routes: tuple[Route, ...] = ()
 
 
 class _Differentiated(nn.Module):
@@ -98,6 +101,7 @@ def trace(request: Request, hint: int, *, symbolic: bool) -> RawJoint:
     )
     _check_constants(exported)
     module = torch_compat.exported_module(exported)
+    routes = route_skips(module, program.record.skips)
     fakes = tuple(node.meta["val"] for node in module.graph.nodes if node.op == "placeholder")
     fake_mode = next((fake.fake_mode for fake in fakes), None)
     wrapper = _Differentiated(module, request.differentiable)
@@ -115,6 +119,7 @@ def trace(request: Request, hint: int, *, symbolic: bool) -> RawJoint:
         buffers=dict(wrapper.named_buffers(remove_duplicate=False)),
         cloned=wrapper.cloned,
         shape_env=fake_mode.shape_env if fake_mode is not None else None,
+        routes=routes,
     )
 
 

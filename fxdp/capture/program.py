@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -14,6 +14,8 @@ from torch.utils import _pytree as pytree
 
 from fxdp.capture.captured import OutputLeaf
 from fxdp.capture.patches import refuse_autograd
+from fxdp.capture.skip_marks import SkipPoint
+from fxdp.capture.skip_tracker import captured_skips
 from fxdp.errors import CaptureError
 
 
@@ -41,7 +43,8 @@ class OutputRecord:
 
     leaves: tuple[Any, ...] = ()
     spec: pytree.TreeSpec | None = None
-    tensors: int = 0
+    skips: tuple[SkipPoint, ...] = ()
+    """What was stashed and popped, in order."""
 
 
 @dataclass
@@ -69,8 +72,10 @@ class Program(nn.Module):
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Run the user's code and flatten what it returns."""
         args, kwargs = self._inputs.rebuild(tensors)
-        with refuse_autograd():
-            return self._run(args, kwargs)
+        with refuse_autograd(), captured_skips(self.module) as tracker:
+            tensors = self._run(args, kwargs)
+        self._cell.record = replace(self._cell.record, skips=tuple(tracker.points))
+        return tensors
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torch.Tensor, ...]:
         if self.loss_fn is None:
@@ -97,7 +102,7 @@ class Program(nn.Module):
                 f"{type(self.module).__name__} returned no tensor (got {type(output).__name__}): there is "
                 "nothing to compute. Return at least one tensor"
             )
-        self._cell.record = OutputRecord(tuple(kept), spec, len(tensors))
+        self._cell.record = OutputRecord(tuple(kept), spec)
         return tuple(tensors)
 
 

@@ -42,6 +42,8 @@ def capture_static(request: Request) -> Captured:
     raws = [trace(request, hint, symbolic=False) for hint in batches]
     graphs = [convert(raw, request.module, request.inputs, Sizes()) for raw in raws]
     _Fit(batches, graphs).run()
+    if any(raw.routes != raws[0].routes for raw in raws):
+        raise StaticMismatchError("the skip connections depend on the batch size")
     record = raws[0].record
     assert record.spec is not None
     return Captured(
@@ -51,6 +53,7 @@ def capture_static(request: Request) -> Captured:
         detached=raws[0].detached,
         batch=request.batch,
         constants=graphs[0].constants,
+        routes=raws[0].routes,
         static=True,
     )
 

@@ -1,4 +1,4 @@
-"""Tiny transformers models with random weights, and float64 all the way down."""
+"""Tiny transformers models with random weights, a U-Net by hand, and float64 all the way down."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Any
 import torch
 import transformers as hf
 from torch import nn
+
+from .unet import UNet, unet_inputs
 
 TOKENS = 40
 
@@ -129,6 +131,7 @@ ZOO: dict[str, tuple[Callable[[], nn.Module], Callable[[int], dict[str, Any]], b
     "resnet": (_resnet, _images, True),
     "mixtral": (_mixtral, _causal, False),
     "clip": (_clip, _pairs, False),
+    "unet": (UNet, unet_inputs, True),
 }
 """Model, inputs of a batch size, whether it is captured in training mode."""
 

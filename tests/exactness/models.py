@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
 from fxdp.lockstep import difference
+from tests.capture.unet import UNet, unet_inputs
 
 
 class Mlp(nn.Module):
@@ -120,6 +121,7 @@ BY_HAND: dict[str, tuple[type[nn.Module], Callable[[int], tuple[Tensor, ...]], A
         lambda n: (torch.randn(n, 4), torch.randint(0, 20, (n, 3, 2)), torch.rand(n).round()),
         None,
     ),
+    "unet": (UNet, lambda n: tuple(unet_inputs(n).values()), None),
     "tokens": (Tokens, token_batch, None),
 }
 """Model, inputs of a global batch, its `batch_dims`."""

@@ -29,6 +29,24 @@ mesh(dp=2)
     )
 
 
+def test_the_label_of_a_skip_stays_with_its_value() -> None:
+    g = Sketch()
+    x = g.add(Input(0, "x"), "f32[B, 3]")
+    relu = g.call(aten.relu.default, x, type="f32[B, 3]", skip="a")
+    same = g.call(aten.detach.default, relu, type="f32[B, 3]", skip="b")
+    gm = g.returns({Output(0): g.call(aten.mul.Tensor, same, relu, type="f32[B, 3]")})
+    assert_expected_inline(
+        after(Canonicalize(), gm),
+        """\
+mesh(dp=2)
+  %x: f32[B, 3] = input(x)
+  %relu_default: f32[B, 3] = aten.relu(%x)  # skip a, b
+  %mul_tensor: f32[B, 3] = aten.mul.Tensor(%relu_default, %relu_default)
+  return output 0=%mul_tensor
+""",
+    )
+
+
 def test_an_identity_that_is_a_result_stays() -> None:
     g = Sketch()
     x = g.add(Input(0, "x"), "f32[B, 3]")
