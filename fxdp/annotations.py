@@ -156,6 +156,8 @@ class Note:
     cause: Cause | None = None
     derived: bool = False  # its whole value is computed from its operands' whole values, not gathered
     skip: str | None = None  # which skip connections carry this value: `a`, `a@1`, or `a, b`
+    spells: str = ""  # the op of which this is a step
+    recipe: Any = None  # the ops that run instead (`rules.registry.Recipe`)
     rewrite: Any = None  # how a rule wants its size arguments localized (`rules.registry.Rewrite`)
 
 

@@ -29,6 +29,7 @@ from fxdp.passes import (
     Canonicalize,
     CoalesceReductions,
     EmitProgram,
+    ExpandRecipes,
     InsertCollectives,
     LocalizeShapes,
 )
@@ -44,6 +45,7 @@ def global_passes(captured: Captured, options: Options) -> list[Pass]:
     return [
         Canonicalize(),
         BatchDimAnalyzer(captured.batch, options.single_device_rng),
+        ExpandRecipes(),
         InsertCollectives(options.single_device_rng),
     ]
 

@@ -6,7 +6,7 @@ not code: calling one is an error.
 
 | function | converts | by |
 |---|---|---|
-| `all_reduce(x, op)` | P -> R | the sum over ranks, or the combination of their moments |
+| `all_reduce(x, op)` | P -> R | the sum over ranks, their extremum, or the combination of their moments |
 | `reduce_scatter(x, dim, outer, inner)` | P -> S | each rank gets its part of the sum |
 | `all_gather(x, dim, outer, inner)` | S -> R | the concatenation of the ranks' parts |
 | `broadcast(x)` | ranks' own draws -> R | the value of rank 0 |

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -45,6 +45,13 @@ def _inner(length: int, outer: int, size: int) -> int | None:
     return length // (outer * size) if size else None
 
 
+_COMBINED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "sum": torch.add,
+    "max": torch.maximum,
+    "min": torch.minimum,
+}
+
+
 def combine(values: Sequence[Tensor], placement: Placement, sizes: Sequence[int]) -> Tensor:
     """The global value that the ranks' `values` stand for."""
     match placement:
@@ -52,10 +59,10 @@ def combine(values: Sequence[Tensor], placement: Placement, sizes: Sequence[int]
             return values[0]
         case Partial("moments"):
             return moments.combine(torch.stack(list(values)))
-        case Partial():
+        case Partial(op):
             total = values[0].clone()
             for value in values[1:]:
-                total = total + value
+                total = _COMBINED[op](total, value)
             return total
         case Shard(dim, outer):
             return join_parts(values, dim, int(outer), sizes)

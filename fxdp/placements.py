@@ -30,7 +30,8 @@ class Replicate:
 class Partial:
     """Every rank holds a term; the value is their reduction by `op`.
 
-    `sum`: the terms add up. `moments`: each term is `fxdp.moments.moments` of the rank's own elements.
+    `sum`: the terms add up. `max`, `min`: the most extreme term counts, a nan above all. `moments`: each
+    term is `fxdp.moments.moments` of the rank's own elements.
     """
 
     op: str = "sum"

@@ -4,6 +4,7 @@
 |---|---|
 | `Canonicalize` | CAPTURED |
 | `BatchDimAnalyzer` | PLACED |
+| `ExpandRecipes` | PLACED |
 | `InsertCollectives` | EXPLICIT |
 | `LocalizeShapes` | LOCAL |
 | `BucketGradients` | LOCAL |
@@ -18,6 +19,7 @@ from fxdp.passes.bucket_gradients import BucketGradients
 from fxdp.passes.canonicalize import Canonicalize
 from fxdp.passes.coalesce_reductions import CoalesceReductions
 from fxdp.passes.emit_program import EmitProgram
+from fxdp.passes.expand_recipes import ExpandRecipes
 from fxdp.passes.insert_collectives import InsertCollectives
 from fxdp.passes.localize_shapes import LocalizeShapes
 
@@ -27,6 +29,7 @@ __all__ = [
     "Canonicalize",
     "CoalesceReductions",
     "EmitProgram",
+    "ExpandRecipes",
     "InsertCollectives",
     "LocalizeShapes",
 ]

@@ -101,6 +101,10 @@ class _Lowering:
             self._replace(
                 node, collectives.finish_reduce_scatter, (pending, pending.args[1], self._size("b"))
             )
+        elif pending.target is collectives.start_all_reduce and pending.args[1] in ("max", "min"):
+            type_ = note(node).type
+            assert isinstance(type_, TensorType)
+            self._replace(node, collectives.finish_extremum, (pending, type_.dtype))
         else:
             self._replace(node, collectives.finish, (pending,))
 

@@ -27,7 +27,7 @@ from fxdp.errors import PlacementError
 from fxdp.graph_text import target_text
 from fxdp.mesh import DataMesh
 from fxdp.pass_manager import Level
-from fxdp.placements import Partial, Placement, R, Replicate, Shard
+from fxdp.placements import P, Partial, Placement, R, Replicate, Shard
 from fxdp.rules.randomness import node_draws
 from fxdp.symbols import batch_factor, exact_quotient
 
@@ -58,7 +58,7 @@ class _Insertion:
         if isinstance(have, Partial):
             if isinstance(wanted, Replicate):
                 return self._collective(node, ir.all_reduce, (have.op,), R, consumer, cause)
-            if have.op != "sum":
+            if have != P:  # of extrema and moments no part can be had alone
                 return self.convert(self.convert(node, R, consumer, cause), wanted, consumer, cause)
             assert isinstance(wanted, Shard)
             factors = _factors(node, wanted)
@@ -178,8 +178,8 @@ def _replicable(nodes: list[fx.Node]) -> frozenset[fx.Node]:
     for node in nodes:
         if _is_whole(node) or _is_host(node):
             found.add(node)
-        elif node.op != "call_function" or node_draws(node):
-            continue
+        elif node.op != "call_function" or node_draws(node) or note(node).spells:
+            continue  # a step of a recipe makes its rank's part and nothing else
         elif all(a in found for a in node.all_input_nodes):
             found.add(node)
     return frozenset(found)
@@ -212,7 +212,8 @@ def _cause(consumer: fx.Node, producer: fx.Node, position: int) -> Cause:
         return Cause("output", producer.name, note(producer).site, text)
     site = note(consumer).site
     where = f" in `{site.code}`" if site.code else ""
-    return Cause(consumer.name, producer.name, site, f"{target_text(consumer.target)}{where}")
+    name = note(consumer).spells or target_text(consumer.target)
+    return Cause(consumer.name, producer.name, site, f"{name}{where}")
 
 
 def _edges(node: fx.Node) -> list[tuple[int, fx.Node, Placement]]:

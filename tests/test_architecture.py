@@ -26,7 +26,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("graph_text", "mesh", "rules", "cost"),
     ("capture", "report", "options", "lockstep", "plan", "placing"),
     ("pass_manager", "verifier"),
-    ("runtime.collectives", "runtime.agreement", "runtime.failure", "runtime.optimizers"),
+    ("runtime.collectives", "runtime.extrema", "runtime.agreement", "runtime.failure", "runtime.optimizers"),
     ("passes", "lowering"),
     ("runtime.calls", "runtime.program"),
     ("compiler",),

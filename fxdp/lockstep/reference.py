@@ -70,6 +70,8 @@ class Reference:
         type_ = note(node).type
         if isinstance(type_, ScalarType) and node.name not in self.values:
             return self._host(type_.expr)
+        if node.name not in self.values and isinstance(type_, tuple):
+            self.execute(node)  # the ranks' program makes each of its results by itself
         return self.values[node.name]
 
     def _learn(self, type_: Any, whole: Any) -> None:

@@ -120,7 +120,8 @@ class Walk:
         op, sources = op_view(node, self._operand)
         choice = self._choose(op)
         known.operands = choice.alternative.inputs
-        known.rewrite = choice.alternative.rewrite
+        known.rewrite, known.recipe = choice.alternative.rewrite, choice.alternative.recipe
+        self.cost += known.recipe.bytes if known.recipe else 0
         known.reason, known.derived = Reason(choice.rule, known.operands), False
         for source, wanted in zip(sources, known.operands, strict=True):
             self._require(source, wanted)
@@ -128,7 +129,8 @@ class Walk:
             return
         outputs = choice.alternative.outputs
         known.placement = outputs if isinstance(known.type, tuple) else outputs[0]
-        replicable = not choice.random and all(self.values[s].replicable for s in sources)
+        repeatable = not choice.random and known.recipe is None
+        replicable = repeatable and all(self.values[s].replicable for s in sources)
         own = outputs[0] if not isinstance(known.type, tuple) else R
         self._set(node, own or R, replicable)
         if isinstance(own, Shard) and not replicable and is_cheap(node.target):

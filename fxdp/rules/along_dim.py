@@ -1,7 +1,8 @@
 """Ops that work along one or a few dims and leave all other dims alone: softmax, cumsum, sort, flip, glu.
 
 Law: every dim that the op does not name may be sharded, alike on all operands and results; the named
-dims must be whole. The linear ones keep sums of terms.
+dims must be whole. The linear ones keep sums of terms. Softmax has recipes for a sharded named dim
+(`rules/softmax.py`); sort, topk and the cumulative ops gather it.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 from fxdp.rules.dims import offered, together, wrap_all
 from fxdp.rules.labels import linear
 from fxdp.rules.registry import Alternative, Op, aten, existing, rule
+from fxdp.rules.softmax import softmax_backward_in_parts, softmax_in_parts
 
 
 def _named(op: Op, name: str = "dim") -> frozenset[int]:
@@ -19,13 +21,19 @@ def _named(op: Op, name: str = "dim") -> frozenset[int]:
 
 @rule(
     "along-dim",
-    aten._softmax.default, aten._log_softmax.default, aten._safe_softmax.default, aten.cumprod.default,
-    aten.cummax.default, aten.cummin.default, aten.logcumsumexp.default, aten._logcumsumexp.default,
-    aten.sort.default, aten.sort.stable, aten.topk.default, aten.glu.default,
+    aten.cumprod.default, aten.cummax.default, aten.cummin.default, aten.logcumsumexp.default,
+    aten._logcumsumexp.default, aten.sort.default, aten.sort.stable, aten.topk.default, aten.glu.default,
 )  # fmt: skip
 def along(op: Op) -> Iterator[Alternative]:
     """One operand, worked on along `dim`."""
     yield from together(op, _named(op))
+
+
+@rule("along-dim", aten._softmax.default, aten._log_softmax.default, aten._safe_softmax.default)
+def softmax(op: Op) -> Iterator[Alternative]:
+    """Shares along `dim`, or their logarithms."""
+    yield from together(op, _named(op))
+    yield from softmax_in_parts(op)
 
 
 @rule("along-dim", aten.cumsum.default)
@@ -35,10 +43,15 @@ def cumsum(op: Op) -> Iterator[Alternative]:
     yield from linear(op, op.operands)
 
 
-@rule(
-    "along-dim",
-    aten._softmax_backward_data.default, aten._log_softmax_backward_data.default, aten.glu_backward.default,
-)  # fmt: skip
+@rule("along-dim", aten._softmax_backward_data.default, aten._log_softmax_backward_data.default)
+def softmax_backward(op: Op) -> Iterator[Alternative]:
+    """The gradient and the saved value agree on the other dims; linear in the gradient."""
+    yield from together(op, _named(op))
+    yield from linear(op, op.operands[:1])
+    yield from softmax_backward_in_parts(op)
+
+
+@rule("along-dim", aten.glu_backward.default)
 def gradient_along(op: Op) -> Iterator[Alternative]:
     """The gradient and the saved value agree on the other dims; linear in the gradient."""
     yield from together(op, _named(op))

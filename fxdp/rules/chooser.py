@@ -65,7 +65,8 @@ def choose(op: Op, alternatives: Iterable[Alternative]) -> tuple[Alternative, fl
 
 
 def _cost(alternative: Alternative, operands: Sequence[Operand], sizes: Sequence[int]) -> float:
-    return sum(
+    inside = alternative.recipe.bytes if alternative.recipe else 0
+    return inside + sum(
         conversion_cost(o.placements, p, n, o.gather_bytes)
         for o, p, n in zip(operands, alternative.inputs, sizes, strict=True)
     )

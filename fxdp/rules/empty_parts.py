@@ -17,7 +17,7 @@ import torch
 from fxdp.rules.registry import aten
 from fxdp.torch_compat import OpOverload
 
-_LIBRARY = torch.library.Library("fxdp", "FRAGMENT")  # type: ignore[no-untyped-call]
+library = torch.library.Library("fxdp", "FRAGMENT")  # type: ignore[no-untyped-call]
 
 _LOCAL: dict[OpOverload, OpOverload] = {}
 
@@ -29,8 +29,8 @@ def local_op(target: OpOverload) -> OpOverload:
 
 def _define(target: OpOverload, function: Callable[..., Any], dispatch_key: str) -> str:
     name = target._schema.name.removeprefix("aten::").removeprefix("_")
-    _LIBRARY.define(name + str(target._schema).removeprefix(target._schema.name))  # type: ignore[no-untyped-call]
-    _LIBRARY.impl(name, function, dispatch_key)  # type: ignore[no-untyped-call]
+    library.define(name + str(target._schema).removeprefix(target._schema.name))  # type: ignore[no-untyped-call]
+    library.impl(name, function, dispatch_key)  # type: ignore[no-untyped-call]
     _LOCAL[target] = getattr(torch.ops.fxdp, name).default
     return f"fxdp::{name}"
 
@@ -40,7 +40,7 @@ def _asking_first(target: OpOverload, shape: Callable[..., torch.Tensor]) -> Non
         result: torch.Tensor = shape(self, *args) if self.numel() == 0 else target(self, *args)
         return result
 
-    torch.library.register_fake(_define(target, run, "CompositeExplicitAutograd"), shape, lib=_LIBRARY)
+    torch.library.register_fake(_define(target, run, "CompositeExplicitAutograd"), shape, lib=library)
 
 
 def _complex(dtype: torch.dtype) -> torch.dtype:

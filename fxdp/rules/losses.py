@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fxdp.placements import Placement, R
+from fxdp.rules.classes import nll_backward_in_parts, nll_in_parts
 from fxdp.rules.empty_parts import local_op
 from fxdp.rules.labels import by_labels, leading, letters, trailing
 from fxdp.rules.registry import Alternative, Op, Operand, Rewrite, aten, rule
@@ -64,6 +65,7 @@ def nll_loss(op: Op) -> Iterator[Alternative]:
     chosen = names.replace("_", "")
     outputs: list[str | Placement] = ["", ""] if op.arg("reduction") == _SUM else [chosen, R]
     yield from by_labels(op, [(prediction, names), (target, chosen)], outputs)
+    yield from nll_in_parts(op)
 
 
 @rule("losses", aten.nll_loss_backward.default, aten.nll_loss2d_backward.default)
@@ -76,6 +78,7 @@ def nll_loss_backward(op: Op) -> Iterator[Alternative]:
     chosen = names.replace("_", "")
     inputs = [(prediction, names), (target, chosen), (grad, chosen if grad.ndim else "")]
     yield from by_labels(op, inputs, [names], unread=[op.arg("total_weight")])
+    yield from nll_backward_in_parts(op)
 
 
 @rule(

@@ -1,8 +1,9 @@
 """Reductions over dims.
 
 Law: a shard on a dim that stays passes. A shard on a dim that is summed gives each rank a term of the
-sum: `P`. Other reductions (max, product, norm, variance, median, ...) need the reduced dims whole. Sums
-and means are linear. Statistics over the batch itself become sums before placement (capture.couplings).
+sum: `P`. Extrema, norms and logsumexp over it need one number per slice of each rank (`rules/extrema.py`,
+`rules/softmax.py`). Other reductions (product, median, mode, ...) need the reduced dims whole. Sums and
+means are linear. Statistics over the batch itself become sums before placement (capture.couplings).
 """
 
 from __future__ import annotations
@@ -12,8 +13,15 @@ from typing import Any
 
 from fxdp.placements import P, Shard
 from fxdp.rules.dims import has_argument, moved, widens, wrap, wrap_all
+from fxdp.rules.extrema import (
+    extremum_in_parts,
+    norm_in_parts,
+    place_of_extremum,
+    selected_gradient_in_parts,
+)
 from fxdp.rules.labels import linear
 from fxdp.rules.registry import Alternative, Op, aten, existing, rule
+from fxdp.rules.softmax import logsumexp_in_parts
 
 
 @rule("reduction", aten.sum.default, aten.sum.dim_IntList, kind="contracted")
@@ -43,23 +51,53 @@ def sum_of_parts(op: Op) -> Iterator[Alternative]:
 
 @rule(
     "reduction",
-    aten.amax.default, aten.amin.default, aten.aminmax.default, aten.prod.dim_int, aten.max.dim, aten.min.dim,
-    aten.argmax.default, aten.argmin.default, aten.any.dim, aten.any.dims, aten.all.dim, aten.all.dims,
-    aten.median.dim, aten.nanmedian.dim, aten.mode.default, aten.kthvalue.default, aten.logsumexp.default,
-    aten.linalg_vector_norm.default, aten.norm.ScalarOpt_dim, aten.norm.ScalarOpt_dim_dtype,
+    aten.aminmax.default, aten.prod.dim_int, aten.median.dim, aten.nanmedian.dim, aten.mode.default,
+    aten.kthvalue.default, aten.norm.ScalarOpt_dim, aten.norm.ScalarOpt_dim_dtype,
     aten.var.correction, aten.std.correction, aten.var_mean.correction, aten.std_mean.correction,
     *existing("var.dim", "_aminmax.dim"),
 )  # fmt: skip
 @rule(
     "reduction",
-    aten.prod.default, aten.max.default, aten.min.default, aten.any.default, aten.all.default,
-    aten.median.default, aten.nanmedian.default, aten.norm.Scalar, aten.norm.ScalarOpt_dtype,
+    aten.prod.default, aten.median.default, aten.nanmedian.default, aten.norm.Scalar, aten.norm.ScalarOpt_dtype,
     *existing("_aminmax"),
     kind="gathered",
 )  # fmt: skip
 def whole_reduction(op: Op) -> Iterator[Alternative]:
     """Reductions that need all elements of the reduced dims at once."""
     yield from _over_whole_dims(op)
+
+
+@rule(
+    "reduction",
+    aten.amax.default, aten.amin.default, aten.max.default, aten.min.default,
+    aten.any.default, aten.any.dim, aten.any.dims, aten.all.default, aten.all.dim, aten.all.dims,
+    kind="contracted",
+)  # fmt: skip
+def extremum(op: Op) -> Iterator[Alternative]:
+    """The largest or smallest element."""
+    yield from _over_whole_dims(op)
+    yield from extremum_in_parts(op, _reduced(op))
+
+
+@rule("reduction", aten.max.dim, aten.min.dim, aten.argmax.default, aten.argmin.default)
+def extremum_with_position(op: Op) -> Iterator[Alternative]:
+    """The same with the position of its first occurrence."""
+    yield from _over_whole_dims(op)
+    yield from place_of_extremum(op)
+
+
+@rule("reduction", aten.linalg_vector_norm.default)
+def vector_norm(op: Op) -> Iterator[Alternative]:
+    """A norm of order `ord`."""
+    yield from _over_whole_dims(op)
+    yield from norm_in_parts(op, _reduced(op))
+
+
+@rule("reduction", aten.logsumexp.default)
+def logsumexp(op: Op) -> Iterator[Alternative]:
+    """The logarithm of a sum of powers."""
+    yield from _over_whole_dims(op)
+    yield from logsumexp_in_parts(op)
 
 
 def _reduced(op: Op) -> frozenset[int]:
@@ -105,6 +143,7 @@ def selecting_backward(op: Op) -> Iterator[Alternative]:
         target = shard.dim if keeps else shard.dim + (shard.dim >= dim)
         if target != dim:
             yield op.alternative({0: shard, 1: shard}, Shard(target, shard.outer))
+    yield from selected_gradient_in_parts(op)
 
 
 @rule("reduction", aten.trace.default, kind="gathered")

@@ -78,16 +78,53 @@ class Rewrite:
 
 
 @dataclass(frozen=True, slots=True)
+class Term:
+    """A value in a recipe: operand `index` of the op, or (negative) the step `-index`, counted from 1."""
+
+    index: int
+    type: TensorType
+    at: Placement
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One op of a recipe: its arguments, with terms in the placement in which they are read, and its result.
+
+    Sizes among the arguments are those of the rank.
+    """
+
+    target: OpOverload
+    args: tuple[Any, ...]
+    kwargs: tuple[tuple[str, Any], ...]
+    type: TensorType
+    at: Placement
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """Ops that together do what one op does on a dim that is in parts (`rules/recipe.py`).
+
+    `results`: the term of each output, or None for one that is no tensor. `bytes`: what the reductions
+    between the steps send, in the chooser's units.
+    """
+
+    steps: tuple[Step, ...]
+    results: tuple[Term | None, ...]
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Alternative:
     """One exact way to run the op: a placement per operand and per output.
 
     An operand of None is accepted in any placement, because its value is not read (`zeros_like`).
-    An output of None is no tensor.
+    An output of None is no tensor. With a recipe its steps run instead of the op.
     """
 
     inputs: tuple[Placement | None, ...]
     outputs: tuple[Placement | None, ...]
     rewrite: Rewrite | None = None
+    recipe: Recipe | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fxdp.moments import combine
 from fxdp.parts import take_part, unflatten
+from fxdp.runtime.extrema import restored, sortable
 
 _c10d = torch.ops._c10d_functional
 
@@ -32,7 +33,9 @@ def back(value: Tensor, dim: int) -> Tensor:
 
 
 def start_all_reduce(value: Tensor, op: str, group: str) -> Tensor:
-    """Start the sum over all ranks."""
+    """Start the sum (or extremum) over all ranks."""
+    if op in ("max", "min"):
+        value = sortable(value, op)
     return _c10d.all_reduce(value, op, group)  # type: ignore[no-any-return]
 
 
@@ -55,6 +58,11 @@ def start_broadcast(value: Tensor, group: str) -> Tensor:
 def finish(pending: Tensor) -> Tensor:
     """Wait for an all-reduce or broadcast."""
     return _c10d.wait_tensor(pending)  # type: ignore[no-any-return]
+
+
+def finish_extremum(pending: Tensor, dtype: torch.dtype) -> Tensor:
+    """Wait for an all-reduce by `max` or `min`."""
+    return restored(_c10d.wait_tensor(pending), dtype)
 
 
 def start_all_gather(

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.exactness.cases import D, exact_body, rows
+from tests.exactness.cases import D, exact_body, rows, traffic
 
 SPLITS = ((4, 3), (5, 2, 0, 1), (3, 3, 2, 2))
 
@@ -54,6 +54,51 @@ OPS: dict[str, Callable[[Tensor], Any]] = {
     "running_attention": lambda x: torch.nn.functional.scaled_dot_product_attention(x, x, x),
     "lstsq_free": lambda x: torch.linalg.solve(x.T @ x + torch.eye(D), x.T).T,
 }  # fmt: skip
+
+
+SLICE = D * 8
+"""Bytes of one number per column, which is what a reduction over the batch must send."""
+
+REDUCED = {
+    "softmax": 2 * SLICE, "log_softmax": 2 * SLICE, "logsumexp": 2 * SLICE, "amax": SLICE, "max": 8,
+    "max_with_place": 2 * SLICE, "argmin": 2 * SLICE, "any": D, "all": 1, "norms": 3 * SLICE + 8,
+}  # fmt: skip
+"""The closed form of each forward: all-reduces of this many bytes together, and nothing gathered."""
+
+IN_PARTS: dict[str, Callable[[Tensor], Any]] = {
+    "softmax": lambda x: x.softmax(0).sum(1),
+    "log_softmax": lambda x: x.log_softmax(0).sum(1),
+    "logsumexp": lambda x: x.logsumexp(0),
+    "amax": lambda x: x.amax(0),
+    "max": lambda x: x.max(),
+    "max_with_place": lambda x: tuple(x.max(0)),
+    "argmin": lambda x: x.argmin(0),
+    "any": lambda x: (x > 2).any(0),
+    "all": lambda x: (x > -9).all(),
+    "norms": lambda x: (x.norm(float("inf"), 0), x.norm(1, 0), x.norm(3, dim=0), x.norm(float("-inf"))),
+}
+
+
+@pytest.mark.parametrize("name", IN_PARTS)
+def test_one_number_per_slice_is_reduced(name: str) -> None:
+    local = exact_body(lambda fc, x: IN_PARTS[name](fc(x)), rows(), splits=SPLITS)
+    sent = [row for row in traffic(local) if row.phase == "forward" and row.op != "reduce_scatter"]
+    assert {row.op for row in sent} == {"all_reduce"}
+    assert sum(row.bytes for row in sent) == REDUCED[name]
+    backward = [row for row in traffic(local) if row.phase == "backward"]
+    assert {row.op for row in backward} <= {"all_reduce"}
+    assert sum(row.bytes for row in backward) <= REDUCED[name]
+
+
+def test_ties_and_nan_over_the_batch() -> None:
+    """Equal rows on different ranks: the first counts, and gradients are shared as eager shares them."""
+
+    def body(fc: torch.nn.Linear, x: Tensor) -> tuple[Tensor, ...]:
+        z = torch.cat([fc(x), fc(x)], 1).round(decimals=0) * fc.weight[0, 0]
+        values, places = z.max(0)
+        return values, places, z.amax(0), z.amin((0, 1)), z.argmin(0), (x / x.relu()).amax(0)
+
+    exact_body(body, rows(), splits=SPLITS)
 
 
 @pytest.mark.parametrize("name", OPS)

@@ -39,7 +39,15 @@ def test_clip() -> None:
         labels = torch.arange(logits.shape[0])
         return (F.cross_entropy(logits, labels) + F.cross_entropy(logits.t(), labels)) / 2
 
-    exact(Model(body, linear(), linear(), nn.Linear(1, 1)), rows(), rows())
+    local = exact(Model(body, linear(), linear(), nn.Linear(1, 1)), rows(), rows())
+    column = D * 8  # a maximum, a sum, and the sum of the backward, of each text's similarities
+    assert large(local) == [
+        ONE_SIDE[0],
+        ("forward", "all_reduce", column),
+        ("forward", "all_reduce", column),
+        ("backward", "all_reduce", column),
+        ONE_SIDE[1],
+    ]
 
 
 def test_two_views_in_one_batch() -> None:
@@ -134,7 +142,8 @@ def test_half_precision_is_gathered_before_it_is_widened() -> None:
         wide = (z.float() * 2 + fc.bias.float()).double()
         return (fc(y) @ wide.t()).sigmoid().sum() + (fc(y).unsqueeze(1) * wide).tanh().sum()
 
-    gathers = [row for row in large(exact_body(body, rows(), rows(), tolerance=1e-5)) if row[1] == "all_gather"]
+    traffic = large(exact_body(body, rows(), rows(), tolerance=1e-5))
+    gathers = [row for row in traffic if row[1] == "all_gather"]
     assert ("forward", "all_gather", D * D * 2) in gathers
     assert all(size != EMBEDDINGS for phase, _, size in gathers if phase == "forward")
 

@@ -1,4 +1,4 @@
-"""softmax, cumsum, sort, flip, roll, glu, ...: the named dim whole, all others free."""
+"""softmax, cumsum, sort, flip, roll, glu, ...: the named dim whole (softmax may have parts), others free."""
 
 from __future__ import annotations
 
@@ -50,11 +50,25 @@ def test_stable_sort() -> None:
 
 
 Y = T(3, "2*B")
-NONE, LINEAR_ONLY, GRADIENT_ONLY = "", "P -> P", "P, R -> P"
+NONE, LINEAR_ONLY = "", "P -> P"
+IN_PARTS = "S(1) -> S(1); S(1, 2) -> S(1, 2)"
+GRADIENT_IN_PARTS = "P, R -> P; S(1), S(1) -> S(1); S(1, 2), S(1, 2) -> S(1, 2)"
+
+
+def half_infinite(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+    """One column of -inf alone, one with some."""
+    value = torch.randn(shape, generator=generator, dtype=F64)
+    value[:, 0] = float("-inf")
+    value[: shape[0] // 2, 1] = float("-inf")
+    return value
+
 
 OVER_THE_BATCH: list[tuple[OpOverload, tuple[Any, ...], str]] = [
-    (aten._softmax.default, (Y, 1, False), NONE),
-    (aten._log_softmax_backward_data.default, (Y, Y, 1, F64), GRADIENT_ONLY),
+    (aten._softmax.default, (Y, 1, False), IN_PARTS),
+    (aten._log_softmax.default, (Y, 1, False), IN_PARTS),
+    (aten._safe_softmax.default, (T("B", 3, fill=half_infinite), 0), "S(0) -> S(0)"),
+    (aten._softmax_backward_data.default, (Y, Y, 1, F64), GRADIENT_IN_PARTS),
+    (aten._log_softmax_backward_data.default, (Y, Y, 1, F64), GRADIENT_IN_PARTS),
     (aten.cumsum.default, (Y, -1), LINEAR_ONLY),
     (aten.cummax.default, (Y, 1), NONE),
     (aten.sort.default, (Y,), NONE),

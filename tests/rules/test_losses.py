@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from fxdp.symbols import B
 from tests.rules.harness import T, check
 
 aten = torch.ops.aten
@@ -65,6 +66,32 @@ def test_nll_loss() -> None:
     planes = aten.nll_loss2d_forward.default
     assert "S(0), S(0) -> P(sum), P(sum)" in check(planes, T("B", 4, 2, 2), classes("B", 2, 2), None, SUM, 1)
     assert "S(0), S(0) -> S(0), R" in check(planes, T("B", 4, 2, 2), classes("B", 2, 2), None, NONE, 1)
+
+
+@pytest.mark.parametrize("ignored", [-100, 1])
+def test_nll_loss_of_classes_in_parts(ignored: int) -> None:
+    """One class per sample, as contrastive losses have: each rank looks for its own classes."""
+    flat = (T("B", "2*B"), T("B", dtype=torch.int64, low=0, high=B))
+    planes = (T("B", "B", 2, 3), T("B", 2, 3, dtype=torch.int64, low=0, high=B))
+    for (x, target), op, places in (
+        (flat, aten.nll_loss_forward.default, ("S(1)", "S(1, 2)")),
+        (planes, aten.nll_loss2d_forward.default, ("S(1)",)),
+    ):
+        for place in places:
+            assert f"{place}, R -> P(sum), R" in check(op, x, target, None, SUM, ignored)
+            assert f"{place}, R -> R, R" in check(op, x, target, None, NONE, ignored)
+
+
+@pytest.mark.parametrize("ignored", [-100, 1])
+def test_gradient_of_nll_loss_of_classes_in_parts(ignored: int) -> None:
+    op = aten.nll_loss_backward.default
+    flat = (T("B", "2*B"), T("B", dtype=torch.int64, low=0, high=B))
+    for place in ("S(1)", "S(1, 2)"):
+        assert f"R, *, R, * -> {place}" in check(op, T(), *flat, None, SUM, ignored, T())
+        assert f"R, *, R, * -> {place}" in check(op, T("B"), *flat, None, NONE, ignored, T())
+    back2d = aten.nll_loss2d_backward.default
+    planes = (T("B", "B", 2, 3), T("B", 2, 3, dtype=torch.int64, low=0, high=B))
+    assert "R, *, R, * -> S(1)" in check(back2d, T("B", 2, 3), *planes, None, NONE, ignored, T())
 
 
 def test_nll_loss_backward() -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch._ops import OpOverload
 
 from fxdp.rules.registry import registry
+from fxdp.symbols import B
 from tests.rules.harness import T, check, listed
 
 aten = torch.ops.aten
@@ -53,6 +54,10 @@ def test_a_sum_that_rounds_its_terms_does_not_keep_them() -> None:
     )
 
 
+PARTS = [
+    t for t in registry.targets()
+    if registry[t].name in ("extremum", "extremum_with_position", "vector_norm", "logsumexp")
+]  # fmt: skip
 WHOLE = [t for t in registry.targets() if registry[t].name == "whole_reduction"]
 _BEFORE_DIM: dict[OpOverload, tuple[Any, ...]] = {
     aten.kthvalue.default: (2,),
@@ -88,10 +93,68 @@ def test_reductions_of_a_whole_dim(target: OpOverload) -> None:
     assert reduce(target, 1) == frozenset()
 
 
+@pytest.mark.parametrize("target", PARTS, ids=str)
+def test_extrema_of_a_whole_dim(target: OpOverload) -> None:
+    names = [a.name for a in target._schema.arguments]
+    if "dim" in names:
+        for dim, left in ((0, 0), (2, 1)):
+            outputs = ", ".join([f"S({left})"] * len(target._schema.returns))
+            assert reduce(target, dim) == {f"S(1) -> {outputs}"}
+    (over_the_batch,) = reduce(target, 1 if "dim" in names else None)
+    assert not over_the_batch.endswith("-> S(0)")
+
+
 def test_no_dims_are_all_dims() -> None:
-    for target in (aten.amax.default, aten.linalg_vector_norm.default, aten.var.correction):
-        before = _BEFORE_DIM.get(target, ())
-        assert check(target, T("B", 3), *before, [], splits=((3, 1, 0, 2),)) == frozenset()
+    assert check(aten.var.correction, T("B", 3), [], splits=((3, 1, 0, 2),)) == frozenset()
+    assert check(aten.amax.default, T("B", 3), [], splits=((3, 1, 0, 2),)) == listed("S(0) -> P(max)")
+    norm = check(aten.linalg_vector_norm.default, T("B", 3), 3, [], splits=((3, 1, 0, 2),))
+    assert norm == listed("S(0) -> R")
+
+
+def with_nan(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+    """Numbers with many ties, an infinity and a nan."""
+    value = torch.randint(0, 3, shape, generator=generator).double()
+    value.view(-1)[-1], value.view(-1)[0] = float("nan"), float("-inf")
+    return value
+
+
+TIED = T(2, "2*B", 3, dtype=I64, high=3)
+NANS = T(2, "2*B", 3, fill=with_nan)
+BITS = T(2, "2*B", 3, dtype=BOOL)
+OUT_OF_PARTS: list[tuple[OpOverload, tuple[Any, ...], str]] = [
+    *((op, (x, [1, 2]), "P(max)") for op in (aten.amax.default,) for x in (TIED, NANS, BITS)),
+    *((op, (x, [1], True), "P(min)") for op in (aten.amin.default,) for x in (TIED, NANS, BITS)),
+    (aten.max.default, (NANS,), "P(max)"),
+    (aten.min.default, (TIED,), "P(min)"),
+    *((op, (BITS,), "P(max)") for op in (aten.any.default,)),
+    (aten.any.dim, (NANS, 1), "P(max)"),
+    (aten.any.dims, (BITS, [0, 1], True), "P(max)"),
+    (aten.all.default, (NANS,), "P(min)"),
+    (aten.all.dim, (BITS, 1, True), "P(min)"),
+    (aten.all.dims, (BITS, [0, 1]), "P(min)"),
+    *((aten.max.dim, (x, 1), "R, R") for x in (TIED, NANS, BITS)),
+    *((aten.min.dim, (x, 1, True), "R, R") for x in (TIED, NANS)),
+    *((aten.argmax.default, (x, 1, True), "R") for x in (TIED, NANS)),
+    *((aten.argmin.default, (x, -2), "R") for x in (TIED, NANS)),
+    (aten.logsumexp.default, (NANS, [1, 2], True), "R"), (aten.logsumexp.default, (NANS, [1]), "R"),
+    (aten.logsumexp.default, (T(2, "2*B", 3), [1, 2]), "R"),
+    *((aten.linalg_vector_norm.default, (T(2, "2*B", 3), order, [1, 2], keep), "R")
+      for order, keep in ((0, False), (1, True), (2, False), (3.5, True), (float("inf"), False))),
+    (aten.linalg_vector_norm.default, (T(2, "2*B", 3), float("-inf")), "R"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("target", "args", "result"), OUT_OF_PARTS, ids=str)
+def test_reductions_of_a_dim_in_parts(target: OpOverload, args: tuple[Any, ...], result: str) -> None:
+    """One number per slice of each rank is enough, also with ties, nan and infinities."""
+    if target in (aten.argmax.default, aten.max.dim) and args[0] is BITS:
+        args = (T(2, "2*B", 3, dtype=BOOL), *args[1:])
+    found = check(target, *args, splits=((3, 1, 0, 2), (0, 1)))
+    assert found == listed(f"S(1) -> {result}; S(1, 2) -> {result}")
+
+
+def test_positions_of_all_dims_as_one_are_not_told_by_parts() -> None:
+    assert check(aten.argmax.default, TIED, splits=((3, 1, 0, 2),)) == frozenset()
 
 
 def test_gradient_of_a_selecting_reduction() -> None:
@@ -100,6 +163,14 @@ def test_gradient_of_a_selecting_reduction() -> None:
     kept = check(op, T(1, "B"), 0, T(1, "B", dtype=I64, high=3), [3, "B"], True)
     assert flat == listed("S(0), S(0) -> S(0); P, R -> P")
     assert kept == listed("S(1), S(1) -> S(1); P, R -> P")
+
+
+def test_each_rank_fills_in_its_own_rows_of_a_selection() -> None:
+    op = aten.value_selecting_reduction_backward.default
+    for keepdim, shape in ((False, (3,)), (True, (1, 3))):
+        indices = T(*shape, dtype=I64, high=B)
+        found = check(op, T(*shape), 0, indices, ["B", 3], keepdim, splits=((3, 1, 0, 2), (0, 1)))
+        assert found == listed("P, R -> P; R, R -> S(0)")
 
 
 @settings(derandomize=True, deadline=None, max_examples=40)

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from fxdp.annotations import TensorType
 from fxdp.parts import combine
-from fxdp.placements import MOMENTS, Dim, Partial, Placement, Shard
+from fxdp.placements import Dim, Partial, Placement, Shard
 from fxdp.symbols import LOCAL, OFFSET, B
 
 TOLERANCE = 1e-9
@@ -164,10 +164,9 @@ def assert_whole(
     name: str,
 ) -> None:
     """That the ranks' parts are the global value under their placement."""
-    if placement == MOMENTS:
-        _assert_equal(combine(list(parts), placement, counts), expected, f"{name} (moments)")
-    elif isinstance(placement, Partial):
-        _assert_equal(torch.stack(list(parts)).sum(0, dtype=parts[0].dtype), expected, f"{name} (sum)")
+    if isinstance(placement, Partial):
+        whole = combine(list(parts), placement, counts).to(parts[0].dtype)
+        _assert_equal(whole, expected, f"{name} ({placement.op})")
     elif isinstance(placement, Shard):
         wanted = split(expected, placement, counts)
         for rank, (part, want) in enumerate(zip(parts, wanted, strict=True)):

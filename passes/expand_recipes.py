@@ -1,0 +1,106 @@
+"""Spell ops that work along a sharded dim as the several ops that their rule chose."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx
+
+from fxdp.annotations import copy_note, note, tensor_operands
+from fxdp.graph_text import target_text
+from fxdp.mesh import DataMesh
+from fxdp.pass_manager import Level
+from fxdp.rules.registry import Recipe, Rewrite, Step, Term
+
+
+def _expand(node: fx.Node, recipe: Recipe) -> None:
+    """Insert the steps; the node itself (or the pick of each of its results) becomes the last of them."""
+    operands, name = tensor_operands(node), target_text(node.target)
+    finals = _finals(node, recipe)
+    needed = _needed(recipe, finals)
+    made: dict[int, fx.Node] = {}
+
+    def value(argument: Any) -> Any:
+        if not isinstance(argument, Term):
+            return argument
+        return operands[argument.index] if argument.index >= 0 else made[argument.index]
+
+    for number, step in enumerate(recipe.steps, 1):
+        if -number not in needed:
+            continue
+        args, kwargs = tuple(map(value, step.args)), dict(step.kwargs)
+        target = finals.get(-number)
+        if target is None:
+            with node.graph.inserting_before(node):
+                target = node.graph.call_function(step.target, args, kwargs)
+            copy_note(node, target, slot=None)
+        elif target is not node:
+            node.prepend(target)
+        target.target, target.args, target.kwargs = step.target, args, kwargs
+        _describe(target, step, name)
+        made[-number] = target
+    if node not in finals.values():
+        node.graph.erase_node(node)
+
+
+def _finals(node: fx.Node, recipe: Recipe) -> dict[int, fx.Node]:
+    """The nodes whose values the recipe's results are, by the number of their step."""
+    if not isinstance(note(node).type, tuple):
+        (result,) = recipe.results
+        assert result is not None
+        return {result.index: node}
+    found: dict[int, fx.Node] = {}
+    for pick in list(node.users):
+        assert pick.target is operator.getitem
+        result = recipe.results[pick.args[1]]  # type: ignore[index]
+        assert result is not None
+        if result.index in found:
+            pick.replace_all_uses_with(found[result.index])
+            node.graph.erase_node(pick)
+        else:
+            found[result.index] = pick
+    return found
+
+
+def _needed(recipe: Recipe, finals: dict[int, fx.Node]) -> set[int]:
+    needed, open_ = set[int](), list(finals)
+    while open_:
+        index = open_.pop()
+        if index < 0 and index not in needed:
+            needed.add(index)
+            open_ += [a.index for a in recipe.steps[-index - 1].args if isinstance(a, Term)]
+    return needed
+
+
+def _describe(node: fx.Node, step: Step, name: str) -> None:
+    known = note(node)
+    known.type, known.placement, known.recipe = step.type, step.at, None
+    known.operands = tuple(a.at for a in step.args if isinstance(a, Term))
+    known.rewrite = Rewrite()  # sizes among the arguments are the rank's: localization makes nodes of them
+    known.derived, known.spells = False, name
+
+
+@dataclass(frozen=True)
+class ExpandRecipes:
+    """After it no op works along a dim of which it has a part only.
+
+    before: `%_log_softmax {dp=S(1)} = aten._log_softmax(%mm, 1, False)` with `%mm {dp=S(1)}`
+    after:  `%amax {dp=P(max)} = fxdp.amax(%mm, [1], True)`, ..., `%_log_softmax = aten.sub(%sub, %log)`
+
+    The rule that placed the op wrote the steps (`rules/recipe.py`); where a step reads a partial value whole,
+    `insert-collectives` reduces it.
+    """
+
+    name = "expand-recipes"
+    requires = Level.PLACED
+    ensures = Level.PLACED
+
+    def run(self, gm: fx.GraphModule, mesh: DataMesh) -> fx.GraphModule:
+        """Rewrite the graph in place."""
+        for node in list(gm.graph.nodes):
+            recipe = note(node).recipe
+            if recipe is not None:
+                _expand(node, recipe)
+        return gm
