@@ -243,7 +243,7 @@ def _mutants(gm: fx.GraphModule) -> Iterator[Mutant]:
         ("mlp", 12, []),
         ("masked", 19, []),
         ("experts", 14, []),
-        ("pairs", 10, []),
+        ("pairs", 16, []),
         ("views", 16, []),
         ("sequence", 31, []),
     ],

@@ -48,7 +48,8 @@ class Cook:
         inner = exact_quotient(size, product(shard.outer, B))
         assert inner is not None
         shape = tuple(size if d == shard.dim else 1 for d in range(ndim))
-        args = (like, ndim, shard.dim, shard.outer, inner, LOCAL, B, OFFSET)
+        between = B if shard.outer != 1 else 0  # samples from one block to the next
+        args = (like, ndim, shard.dim, shard.outer, inner, LOCAL, between, OFFSET)
         return self.call(positions, *args, type=TensorType(torch.int64, shape), at=shard)
 
     def whole(self, term: Term) -> Term:
