@@ -58,8 +58,8 @@ def sum_of_parts(op: Op) -> Iterator[Alternative]:
 )  # fmt: skip
 @rule(
     "reduction",
-    aten.prod.default, aten.median.default, aten.nanmedian.default, aten.norm.Scalar, aten.norm.ScalarOpt_dtype,
-    *existing("_aminmax"),
+    aten.prod.default, aten.median.default, aten.nanmedian.default, aten.norm.Scalar,
+    aten.norm.ScalarOpt_dtype, *existing("_aminmax"),
     kind="gathered",
 )  # fmt: skip
 def whole_reduction(op: Op) -> Iterator[Alternative]:
