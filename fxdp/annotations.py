@@ -133,12 +133,16 @@ class Reason:
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """Why a collective exists: the op that needs it, the value it converts, and the user's line."""
+    """Why a collective exists: the op that needs it, the value it converts, and the user's line.
+
+    `gradient`: it reduces gradients of parameters.
+    """
 
     consumer: str
     producer: str
     site: Site
     text: str = ""
+    gradient: bool = False
 
 
 @dataclass(slots=True)

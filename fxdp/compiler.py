@@ -15,6 +15,7 @@ from torch import fx, nn
 import fxdp.rules  # noqa: F401 - registers the rules
 from fxdp.annotations import Buffer, Constant, Parameter, Slot, note
 from fxdp.capture import Captured
+from fxdp.coverage import coverage
 from fxdp.errors import PlacementError
 from fxdp.graph_text import graph_text
 from fxdp.lowering import Halves, lower_eager, lower_inductor
@@ -91,7 +92,8 @@ class LocalProgram:
     def plan(self, sizes: Mapping[str, int]) -> Plan:
         """The plan at the given sizes (`B` and further symbols)."""
         rows, causes = communication(self.gm, sizes), communication(self.causes, sizes)
-        return Plan(self.text, rows, causes, replicated_ops(self.gm), dict(self.seconds), self.nodes)
+        covered = coverage(self.causes, sizes)
+        return Plan(self.text, rows, causes, replicated_ops(self.gm), dict(self.seconds), self.nodes, covered)
 
 
 def prepare(captured: Captured, mesh: DataMesh, options: Options) -> LocalProgram:

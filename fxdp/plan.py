@@ -9,6 +9,7 @@ from torch import fx
 
 from fxdp import ir
 from fxdp.annotations import Cause, TensorType, note
+from fxdp.coverage import Coverage
 from fxdp.graph_text import graph_text, target_text
 from fxdp.placements import Dim
 from fxdp.symbols import B, product
@@ -26,6 +27,8 @@ class CommRow:
     site: str
     phase: str
     """`forward` or `backward`."""
+    gradient: bool = False
+    """Whether it reduces gradients of parameters."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,7 @@ class Plan:
     replicated : ops without a rule, which run whole on every rank, with their source lines.
     timings : seconds of `capture`, of each pass by its name, and of `lowering`.
     nodes : nodes of the joint graph.
+    covered : what `coverage()` returns.
     """
 
     text: str
@@ -48,16 +52,16 @@ class Plan:
     replicated: tuple[str, ...]
     timings: Mapping[str, float] = field(default_factory=dict)
     nodes: int = 0
+    covered: Coverage = field(default_factory=Coverage)
 
     @property
     def gradient_bytes(self) -> int:
         """Bytes of all gradient reductions of a step."""
-        return sum(row.bytes for row in self.communication if is_gradient(row))
+        return sum(row.bytes for row in self.communication if row.gradient)
 
-
-def is_gradient(row: CommRow) -> bool:
-    """Whether the collective reduces gradients of parameters."""
-    return row.phase == "backward" and "gradient" in row.cause
+    def coverage(self) -> Coverage:
+        """What runs whole on every rank or travels whole, why, where, how large, and what to do about it."""
+        return self.covered
 
 
 def communication(gm: fx.GraphModule, sizes: Mapping[str, int]) -> tuple[CommRow, ...]:
@@ -69,7 +73,8 @@ def _row(node: fx.Node, sizes: Mapping[str, int]) -> CommRow:
     known = note(node)
     cause = known.cause or Cause("", "", known.site)
     phase = "backward" if known.backward else "forward"
-    return CommRow(target_text(node.target), _bytes(node, sizes), 1, cause.text, str(cause.site), phase)
+    op, site = target_text(node.target), str(cause.site)
+    return CommRow(op, _bytes(node, sizes), 1, cause.text, site, phase, cause.gradient)
 
 
 def _bytes(node: fx.Node, sizes: Mapping[str, int]) -> int:

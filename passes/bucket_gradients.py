@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, TypeAlias
 
@@ -241,9 +241,9 @@ def _bucket_cause(chosen: _Chosen) -> Cause:
     causes = [cause for reduction, _ in chosen if (cause := note(reduction.pending).cause) is not None]
     first, last = causes[0], causes[-1]
     if len(causes) == 1:
-        return first
+        return replace(first, gradient=True)
     text = f"{len(causes)} gradients: {first.text} to {last.text.removeprefix('gradient of ')}"
-    return Cause("output", first.producer, first.site, text)
+    return Cause("output", first.producer, first.site, text, gradient=True)
 
 
 @dataclass(frozen=True)

@@ -209,7 +209,8 @@ def _cause(consumer: fx.Node, producer: fx.Node, position: int) -> Cause:
                 text = f"output {index}"
             case _:
                 text = "result"
-        return Cause("output", producer.name, note(producer).site, text)
+        gradient = isinstance(slot, Gradient) and isinstance(slot.of, Parameter)
+        return Cause("output", producer.name, note(producer).site, text, gradient)
     site = note(consumer).site
     where = f" in `{site.code}`" if site.code else ""
     name = note(consumer).spells or target_text(consumer.target)

@@ -24,7 +24,7 @@ LAYERS: list[tuple[str, ...]] = [
     GROUND,
     ("annotations", "parts", "links", "dtensor_specs", "schedule", "planner", "skip"),
     ("graph_text", "mesh", "rules", "cost"),
-    ("capture", "report", "options", "lockstep", "plan", "placing"),
+    ("capture", "report", "options", "lockstep", "plan", "placing", "coverage", "remedies"),
     ("pass_manager", "verifier"),
     ("runtime.collectives", "runtime.extrema", "runtime.agreement", "runtime.failure", "runtime.optimizers"),
     ("passes", "lowering"),

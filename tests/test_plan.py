@@ -6,7 +6,6 @@ import torch
 from torch import nn
 
 import fxdp
-from fxdp.plan import is_gradient
 
 
 def test_plan_of_many_ranks() -> None:
@@ -17,9 +16,9 @@ def test_plan_of_many_ranks() -> None:
         loss_fn=nn.functional.cross_entropy,
     )  # fmt: skip
     assert plan.gradient_bytes == sum(p.numel() * 4 for p in model.parameters())
-    assert [row.bytes for row in plan.communication if not is_gradient(row)] == [8]  # the loss
-    assert [row.bytes for row in plan.causes if not is_gradient(row)] == [4, 4]  # its sum and its count
-    assert {row.cause for row in plan.causes if is_gradient(row)} == {
+    assert [row.bytes for row in plan.communication if not row.gradient] == [8]  # the loss
+    assert [row.bytes for row in plan.causes if not row.gradient] == [4, 4]  # its sum and its count
+    assert {row.cause for row in plan.causes if row.gradient} == {
         f"gradient of {name}" for name, _ in model.named_parameters()
     }
     assert plan.nodes > 0

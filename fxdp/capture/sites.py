@@ -35,7 +35,7 @@ def is_user_file(file: str) -> bool:
 def site_of_trace(trace: str) -> Site:
     """The innermost frame of the user's code, else the innermost one that is not fxdp's."""
     frames = [
-        Site(match["file"], int(match["line"]), (match["code"] or "").strip())
+        Site(match["file"], int(match["line"]), _code(match["code"]))
         for match in _FRAME.finditer(trace)
     ]
     users = [frame for frame in frames if is_user_file(frame.file)]
@@ -89,6 +89,11 @@ class SiteIndex:
         stack: dict[str, Any] = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
         path = _innermost(tuple(entry[0] for entry in stack.values()))
         return _with_module(site_of_trace(node.meta.get("stack_trace") or ""), path)
+
+
+def _code(line: str | None) -> str:
+    """The source line, without what autograd appends to its traces."""
+    return (line or "").split("Gradient addition node", 1)[0].strip()
 
 
 @lru_cache(maxsize=65536)

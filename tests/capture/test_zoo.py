@@ -5,6 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from fxdp.capture import Captured
+from fxdp.compiler import prepare
+from fxdp.mesh import resolve_mesh
+from fxdp.options import Options
+
 from . import zoo
 from .oracle import check
 
@@ -19,6 +24,17 @@ def test_equals_eager(name: str) -> None:
         captured = check(model, (), inputs(3), ((), inputs(4)))
     assert not captured.static
     assert not captured.conditions
+    assert travelling(captured) == ACROSS_SAMPLES.get(name, set())
+
+
+ACROSS_SAMPLES = {"clip": {"aten.mm", "aten._log_softmax", "the result"}}
+"""What relates samples to one another and so does not split: CLIP sets every text beside every image."""
+
+
+def travelling(captured: Captured) -> set[str]:
+    """The ops of the forward that read other ranks' samples, or run whole."""
+    local = prepare(captured, resolve_mesh({"dp": 2}, "cpu"), Options())
+    return {row.op for row in local.plan({"B": 4}).coverage() if row.phase == "forward"}
 
 
 @pytest.mark.parametrize("name", ["gpt2", "resnet"])

@@ -18,7 +18,6 @@ from torch.nn import functional as F
 
 import fxdp
 from fxdp.lockstep import difference
-from fxdp.plan import is_gradient
 from fxdp.runtime import collectives
 from tests.exactness.models import (
     BY_HAND,
@@ -429,8 +428,8 @@ def _traffic(bucket_mb: float, split: list[int]) -> None:
     for p in model.parameters():
         if p.requires_grad:
             by_dtype[p.dtype] = by_dtype.get(p.dtype, 0) + p.numel() * p.element_size()
-    gradients = [row for row in plan.communication if is_gradient(row)]
-    others = [row for row in plan.communication if not is_gradient(row)]
+    gradients = [row for row in plan.communication if row.gradient]
+    others = [row for row in plan.communication if not row.gradient]
     assert plan.gradient_bytes == sum(by_dtype.values())
     assert len(gradients) == sum(math.ceil(n / (bucket_mb * 2**20)) for n in by_dtype.values())
     assert sum(row.bytes for row in others) <= 24, others
