@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-__all__ = ["Batch"]
+__all__ = ["Batch", "Tensors", "lane_of"]
+
+
+class Tensors(Protocol):
+    """What a tracker needs of a batch: a `Batch`, a list of tensors, torchgpipe's `Batch`."""
+
+    def __iter__(self) -> Iterator[Tensor]:
+        """Its tensors."""
+
+    def __getitem__(self, index: int, /) -> Tensor:
+        """One of them."""
+
+    def __setitem__(self, index: int, tensor: Tensor, /) -> None:
+        """Put an equal one in its place."""
 
 
 class Batch:
@@ -32,11 +45,6 @@ class Batch:
 
     tensor_or_tensors = value
 
-    @property
-    def lane(self) -> int | None:
-        """The index of the first tensor that can carry a gradient; None if there is none."""
-        return next((i for i, x in enumerate(self) if x.is_floating_point() or x.is_complex()), None)
-
     def __len__(self) -> int:
         return len(self._at)
 
@@ -52,3 +60,10 @@ class Batch:
 
     def __repr__(self) -> str:
         return f"Batch({self.value!r})"
+
+
+def lane_of(batch: Tensors) -> int | None:
+    """The index of the first tensor that can carry a gradient; None if there is none."""
+    if isinstance(batch, Tensor):
+        return None  # nothing in it can be exchanged
+    return next((i for i, x in enumerate(batch) if x.is_floating_point() or x.is_complex()), None)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fxdp.skip.batch import Batch
+from fxdp.skip.batch import Batch, Tensors, lane_of
 from fxdp.skip.exchange import Exchange
 from fxdp.skip.lanes import fork, join, make_phony
 from fxdp.skip.namespace import Namespace
@@ -40,11 +40,11 @@ class SkipTracker:
     def __init__(self) -> None:
         self.tensors: dict[tuple[Namespace | None, str], Any] = {}
 
-    def save(self, batch: Batch, ns: Namespace | None, name: str, tensor: Tensor | None) -> None:
+    def save(self, batch: Tensors, ns: Namespace | None, name: str, tensor: Tensor | None) -> None:
         """Keep what the maker of `batch` stashed."""
         self.tensors[ns, name] = tensor
 
-    def load(self, batch: Batch, ns: Namespace | None, name: str) -> Tensor | None:
+    def load(self, batch: Tensors, ns: Namespace | None, name: str) -> Tensor | None:
         """Give back, once, what the reader of `batch` pops.
 
         Raises
@@ -55,7 +55,7 @@ class SkipTracker:
         return tensor
 
     def copy(
-        self, batch: Batch, prev_stream: Stream, next_stream: Stream, ns: Namespace | None, name: str
+        self, batch: Tensors, prev_stream: Stream, next_stream: Stream, ns: Namespace | None, name: str
     ) -> None:
         """Only portals can copy: raises TypeError."""
         raise TypeError("copy is not supported for non-portal skip tensors")
@@ -73,7 +73,7 @@ class SkipTrackerThroughPortals(SkipTracker):
         self.skip_layout = skip_layout
         self.portals: dict[tuple[Namespace | None, str], Portal] = {}
 
-    def save(self, batch: Batch, ns: Namespace | None, name: str, tensor: Tensor | None) -> None:
+    def save(self, batch: Tensors, ns: Namespace | None, name: str, tensor: Tensor | None) -> None:
         """Put the tensor into a portal, if it leaves its partition, and tie that to `batch`."""
         if not isinstance(tensor, Tensor) or not self.skip_layout.requires_copy(ns, name):
             self._keep(ns, name, tensor)
@@ -95,7 +95,7 @@ class SkipTrackerThroughPortals(SkipTracker):
             self.portals.pop((ns, name), None)
             super().save(Batch(None), ns, name, tensor)
 
-    def load(self, batch: Batch, ns: Namespace | None, name: str) -> Tensor | None:
+    def load(self, batch: Tensors, ns: Namespace | None, name: str) -> Tensor | None:
         """Take the tensor out of its portal, behind a fork of `batch`."""
         portal = self.portals.get((ns, name))
         if portal is None:
@@ -111,7 +111,7 @@ class SkipTrackerThroughPortals(SkipTracker):
         return portal.orange(phony)
 
     def copy(
-        self, batch: Batch, prev_stream: Stream, next_stream: Stream, ns: Namespace | None, name: str
+        self, batch: Tensors, prev_stream: Stream, next_stream: Stream, ns: Namespace | None, name: str
     ) -> None:
         """Take the tensor to the device of `next_stream`, between two forks of `batch`."""
         if (ns, name) not in self.portals:
@@ -131,12 +131,12 @@ SkipTrackerThroughPotals = SkipTrackerThroughPortals
 """The name in torchgpipe."""
 
 
-def _lane(batch: Batch, tensor: Tensor | None, name: str) -> int | None:
+def _lane(batch: Tensors, tensor: Tensor | None, name: str) -> int | None:
     """Which tensor of the batch to tie a portal to.
 
     Without recomputation a portal may do without; a recomputed partition has no other link to its past.
     """
-    lane = batch.lane
+    lane = lane_of(batch)
     if lane is None and is_checkpointing() and tensor is not None and tensor.is_floating_point():
         raise RuntimeError(
             f"the gradient of '{name}' could not return through a recomputed partition that passes on no "

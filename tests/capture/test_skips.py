@@ -164,6 +164,22 @@ def test_changes_in_place_reach_the_other_end() -> None:
     check(nn.Sequential(layer(forward, ("a",)), layer(back, (), ("a",))), (torch.randn(3, 4),))
 
 
+def test_a_buffer_that_changes_after_its_stash() -> None:
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("steps", torch.zeros(1))
+
+        def forward(self, x: Tensor) -> Generator[Any, Any, Tensor]:
+            yield stash("a", self.steps)
+            self.steps.add_(1)
+            return x * 2
+
+    counting = skippable(stash=["a"])(Counting)()
+    captured = check(nn.Sequential(counting, layer(take, (), ("a",))), (torch.randn(3, 4),))
+    assert [route.key for route in captured.routes] == ["a"]
+
+
 def test_one_tensor_under_two_names_and_handed_on() -> None:
     def both(self: Any, x: Tensor) -> Generator[Any, Any, Tensor]:
         h = self.fc(x).relu()

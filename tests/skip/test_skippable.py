@@ -78,6 +78,14 @@ def test_skips_without_gradient(value: Tensor | None) -> None:
     assert torch.equal(x.grad, torch.full((3,), 2.0))
 
 
+@pytest.mark.filterwarnings("ignore")  # Dynamo's own
+def test_torch_compile_on_its_own() -> None:
+    """Dynamo breaks its graph at a generator, and must not lose what that returns."""
+    net = nn.Sequential(Stash(), nn.Linear(3, 3), Pop())
+    x = torch.randn(2, 3)
+    assert torch.equal(torch.compile(net, backend="eager")(x), net(x))
+
+
 def test_a_forward_that_is_no_generator() -> None:
     @skippable()
     class Plain(nn.Module):

@@ -22,7 +22,7 @@ from fxdp.skip import (
     stash,
     use_skip_tracker,
 )
-from fxdp.skip.batch import Batch
+from fxdp.skip.batch import Batch, lane_of
 from fxdp.skip.recompute import enable_checkpointing, enable_recomputing
 
 from .modules import Pop, Stash
@@ -273,9 +273,18 @@ def test_a_skip_that_is_cut_off_by_recomputation_is_refused() -> None:
 def test_structures_of_tensors() -> None:
     batch = Batch(({"ids": torch.arange(3), "x": torch.ones(2)}, None, 5))
     assert len(batch) == 2
-    assert batch.lane == 1
+    assert lane_of(batch) == 1
     assert not batch.atomic
     batch[1] = torch.zeros(2)
     assert batch.tensor_or_tensors[0]["x"].tolist() == [0, 0]
     assert Batch(torch.ones(1)).atomic
-    assert Batch(None).lane is None
+    assert lane_of(Batch(None)) is None
+
+
+@pytest.mark.parametrize("batch", [[torch.ones(1)], torch.ones(1)])
+def test_a_batch_is_any_list_of_tensors(batch: Any) -> None:
+    x = torch.ones(1, requires_grad=True)
+    tracker = SkipTrackerThroughPortals(ACROSS)
+    tracker.save(batch, None, "test", x * 2)
+    tracker.load(batch, None, "test").backward()
+    assert float(x.grad) == 2
