@@ -45,5 +45,7 @@ def _from_file(name: str, stages: int, ranks: int, microbatches: int) -> Schedul
     }
     if wrong := [f"{has} {what}, not {asked}" for what, (has, asked) in got.items() if has != asked]:
         raise ScheduleError(f"schedule {name} is made for {', '.join(wrong)}: expected equal numbers")
+    if not schedule.trains:
+        raise ScheduleError(f"schedule {name} has forwards only: expected a B, or I and W, for each F")
     schedule.order()
     return schedule

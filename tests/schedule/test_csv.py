@@ -63,6 +63,9 @@ def test_files(tmp_path: Path) -> None:
         make(str(path), 2, 2, 8)
     with pytest.raises(ScheduleError, match="cannot be read"):
         make(str(tmp_path / "none.csv"), 4, 2, 3)
+    path.write_text("0F0,0F1\n1F0,1F1\n")
+    with pytest.raises(ScheduleError, match="has forwards only: expected a B"):
+        make(str(path), 2, 2, 2)
     path.write_text("0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1\n")
     with pytest.raises(DeadlockError, match="rank 1 is at 1F1, which needs 0F1 of rank 0"):
         make(str(path), 2, 2, 2)

@@ -170,6 +170,53 @@ def ends(ranks: Programs) -> bool:
     return True
 
 
+def random_order(rng: random.Random, stages: int, microbatches: int) -> list[Action]:
+    """Any order that the data allow."""
+    left = {m: [Action(s, Kind.FORWARD, m) for s in range(stages)] for m in range(microbatches)}
+    for m, actions in left.items():
+        actions += [Action(s, Kind.BACKWARD, m) for s in reversed(range(stages))]
+    order = []
+    while left:
+        m = rng.choice(list(left))
+        order.append(left[m].pop(0))
+        if not left[m]:
+            del left[m]
+    return order
+
+
+def test_orders_of_the_user_are_proven_or_refused() -> None:
+    """Any placement; a good order is always proven, a disturbed one proven or refused, never stuck."""
+    refused = proven = 0
+    for seed in range(150):
+        rng = random.Random(seed)
+        stages, microbatches, count = rng.randint(2, 6), rng.randint(1, 4), rng.randint(2, 4)
+        placement = tuple(rng.randrange(count) for _ in range(stages))
+        order = random_order(rng, stages, microbatches)
+        rows = [tuple(a for a in order if placement[a.stage] == rank) for rank in range(count)]
+        edges = random_edges(stages, seed)
+        check(programs(Schedule("good", stages, microbatches, placement, tuple(rows)), edges))
+        disturbed = tuple(tuple(swap(rng, row)) for row in rows)
+        try:
+            ranks = programs(Schedule("disturbed", stages, microbatches, placement, disturbed), edges)
+        except ScheduleError:
+            refused += 1
+        else:
+            check(ranks)
+            assert ends(ranks)
+            proven += 1
+    assert refused > 30
+    assert proven > 30
+
+
+def swap(rng: random.Random, row: tuple[Action, ...]) -> list[Action]:
+    """Two neighbours change places."""
+    moved = list(row)
+    if len(moved) > 1:
+        i = rng.randrange(len(moved) - 1)
+        moved[i : i + 2] = moved[i + 1], moved[i]
+    return moved
+
+
 def test_transfers_without_other_end_or_out_of_place() -> None:
     x = Edge("x", 0, 1)
     send, recv = Transfer(End.SEND, 1, x, 0), Transfer(End.RECV, 0, x, 0)
