@@ -1,4 +1,4 @@
-"""The command line: one subcommand, one function.
+"""The command line: one subcommand, one file.
 
 Exit codes: 0 done, 1 a check failed or a program crashed, 2 a mistake in what was asked for.
 """
@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 a check failed or a program crashed, 2 a mistake in what w
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
 from collections.abc import Sequence
 
@@ -16,13 +17,16 @@ from fxdp.errors import FxdpError
 
 __all__ = ["main"]
 
+_COMMANDS = ("verify", "plan", "explain")
+"""Each is `fxdp/commands/NAME.py`."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     asked = _parser().parse_args(arguments)
     try:
-        return _demo(asked, arguments)
+        return _demo(asked, arguments) if asked.command == "demo" else int(asked.run(asked))
     except FxdpError as error:
         if asked.debug:
             raise
@@ -41,7 +45,13 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add_demo_arguments(demo)
-    demo.add_argument("--debug", action="store_true", help="show tracebacks of errors")
+    for name in _COMMANDS:
+        module = importlib.import_module(f"fxdp.commands.{name}")
+        command = commands.add_parser(name, help=module.HELP, description=module.__doc__)
+        module.declare(command)
+        command.set_defaults(run=module.run)
+    for command in commands.choices.values():
+        command.add_argument("--debug", action="store_true", help="show tracebacks of errors")
     return parser
 
 

@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from fxdp.capture import capture
-from fxdp.compiler import prepare
+from fxdp.compiler import LocalProgram, prepare
 from fxdp.mesh import resolve_mesh
 from fxdp.options import Options
 from fxdp.plan import Plan
@@ -25,6 +25,18 @@ def dry_run(
     options: Options,
 ) -> Plan:
     """The plan for one rank's `args` and `kwargs`, as if every rank had a batch of that size."""
+    local, sizes = local_program(model, args, kwargs, mesh, options)
+    return local.plan(sizes)
+
+
+def local_program(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    mesh: DeviceMesh | Mapping[str, int],
+    options: Options,
+) -> tuple[LocalProgram, dict[str, int]]:
+    """The program of a rank with open sizes, and the sizes that the example gives them."""
     device_type = next((p.device.type for p in model.parameters()), "cpu")
     call = CallReader(model, options.batch_dims, device_type).read(args, kwargs)
     data = resolve_mesh(mesh, device_type)
@@ -41,4 +53,4 @@ def dry_run(
     seconds = time.perf_counter() - start
     local = prepare(captured, data, options)
     local.seconds = {"capture": seconds, **local.seconds}
-    return local.plan({"B": call.batch * data.size})
+    return local, {"B": call.batch * data.size}

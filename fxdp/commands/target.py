@@ -1,0 +1,146 @@
+"""The model that a command looks at: `module:factory` or `file.py:factory`, and the mesh it is meant for."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import reduce
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from torch import nn
+
+from fxdp.errors import FxdpError, InputError, MeshError
+
+_KEYS = ("model", "args", "kwargs")
+_RETURNS = (
+    "expected (model, args), (model, args, kwargs), or a dict with these names and options of fxdp.compile:\n"
+    "  def factory():\n"
+    "      return {'model': Net(), 'args': (x,), 'kwargs': {'target': y}, 'loss_fn': loss}"
+)
+
+
+@dataclass(frozen=True)
+class Target:
+    """A model with an example batch and the options that its factory gave."""
+
+    model: nn.Module
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def declare_target(parser: argparse.ArgumentParser, mesh: str) -> None:
+    """Declare what all commands ask for."""
+    parser.add_argument(
+        "target",
+        metavar="module:factory",
+        help="a function, or file.py:function, that returns (model, args, kwargs)",
+    )
+    parser.add_argument("--mesh", metavar="dp=N", default=mesh, help="axes and sizes, as dp_replicate=2,dp=4")
+    parser.add_argument("--rng", choices=("sharded", "single-device"), help="how random numbers are drawn")
+    parser.add_argument("--strict", action="store_true", help="an op without a placement rule is an error")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def load_target(asked: argparse.Namespace) -> Target:
+    """The target that was asked for; options of the command line go before the factory's.
+
+    Raises
+    ------
+    InputError : no such module or function, or one that returns something else.
+    """
+    returned = _call(_find(asked.target), asked.target)
+    target = _read(returned, asked.target)
+    chosen = {"rng": asked.rng} if asked.rng else {}
+    if asked.strict:
+        chosen["strict"] = True
+    return Target(target.model, target.args, target.kwargs, {**target.options, **chosen})
+
+
+def parse_mesh(text: str) -> dict[str, int]:
+    """`dp_replicate=2,dp=32` as sizes by axis name; which names exist is the mesh's business.
+
+    Raises
+    ------
+    MeshError : a part that is no `axis=size`, or an axis given twice.
+    """
+    sizes: dict[str, int] = {}
+    for part in text.split(","):
+        axis, _, size = (word.strip() for word in part.partition("="))
+        if not axis or not size.isdecimal() or int(size) < 1 or axis in sizes:
+            raise MeshError(
+                f"--mesh {text}: got {part.strip()!r}, expected axis=size once per axis, as in --mesh dp=4 "
+                "or --mesh dp_replicate=2,dp=32"
+            )
+        sizes[axis] = int(size)
+    return sizes
+
+
+def _find(text: str) -> Callable[[], Any]:
+    where, _, name = text.rpartition(":")
+    if not where or not name:
+        raise InputError(f"{text}: expected module:factory, as in project.models:tiny, or file.py:factory")
+    module = _import(where, text)
+    try:
+        found = reduce(getattr, name.split("."), module)
+    except AttributeError:
+        functions = sorted(n for n, value in vars(module).items() if inspect.isfunction(value))
+        raise InputError(
+            f"{text}: {where} has no {name!r}; its functions are {', '.join(functions)}"
+        ) from None
+    if not callable(found):
+        kind = type(found).__name__
+        raise InputError(f"{text}: {name} is a {kind}, expected a function without arguments")
+    return found
+
+
+def _import(where: str, text: str) -> ModuleType:
+    sys.path.insert(0, "")  # a module of the current folder, as with python -m
+    try:
+        if where.endswith(".py"):
+            return _import_file(Path(where))
+        return importlib.import_module(where)
+    except Exception as error:  # whatever the user's module raises while it is imported
+        raise InputError(f"{text}: cannot import {where}: {type(error).__name__}: {error}") from error
+    finally:
+        sys.path.remove("")
+
+
+def _import_file(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise FileNotFoundError(f"there is no file {path}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _call(factory: Callable[[], Any], text: str) -> Any:
+    try:
+        return factory()
+    except FxdpError:
+        raise
+    except Exception as error:  # whatever the user's code raises
+        raise InputError(f"{text} raised {type(error).__name__}: {error}. --debug shows where") from error
+
+
+def _read(returned: Any, text: str) -> Target:
+    if isinstance(returned, dict) and "model" in returned:
+        given = {name: returned[name] for name in _KEYS if name in returned}
+        options = {name: value for name, value in returned.items() if name not in _KEYS}
+    elif isinstance(returned, tuple) and len(returned) in (2, 3):
+        given, options = dict(zip(_KEYS, returned, strict=False)), {}
+    else:
+        raise InputError(f"{text} returned a {type(returned).__name__}, {_RETURNS}")
+    if not isinstance(given["model"], nn.Module) or not isinstance(given.get("args", ()), tuple):
+        kinds = ", ".join(type(value).__name__ for value in given.values())
+        raise InputError(f"{text} returned ({kinds}), {_RETURNS}")
+    return Target(**given, options=options)

@@ -1,0 +1,175 @@
+"""`fxdp verify`, `plan` and `explain`: what they print, and their exit codes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fxdp.cli import main
+
+SOURCE = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+class Pairs(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(3, 5)
+
+    def forward(self, x):
+        scores = self.fc(x) @ self.fc(2 * x).t()
+        return F.cross_entropy(scores, torch.arange(x.shape[0]))
+
+class Changes(Pairs):
+    calls = 0
+
+    def forward(self, x):
+        Changes.calls += 1
+        return self.fc(x).mean() * Changes.calls
+
+def pairs():
+    return Pairs(), (torch.randn(8, 3),)
+
+def changes():
+    return Changes(), (torch.randn(8, 3),), {}
+
+def trained():
+    x, y = torch.randn(8, 3), torch.randint(2, (8,))
+    return {"model": nn.Linear(3, 2), "args": (x,), "kwargs": {"target": y}, "loss_fn": F.cross_entropy}
+
+def alone():
+    return Pairs()
+
+def swapped():
+    return (torch.randn(8, 3),), Pairs()
+
+def broken():
+    raise RuntimeError("no data here")
+
+number = 3
+"""
+
+
+@pytest.fixture(scope="module")
+def nets(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path: Path = tmp_path_factory.mktemp("nets") / "nets_of_the_user.py"
+    path.write_text(SOURCE)
+    return str(path)
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = main(list(arguments))
+    shown = capsys.readouterr()
+    return code, shown.out, shown.err
+
+
+def run_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, Any]:
+    code, out, _ = run(capsys, *arguments, "--json")
+    return code, json.loads(out)
+
+
+def test_verify_shows_the_report(nets: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "verify", f"{nets}:pairs", "--mesh", "dp=4")
+    assert code == 0
+    assert "Pairs on mesh(dp=4) equals one device" in out
+    assert "[5, 2, 0, 1]" in out
+
+
+def test_verify_with_a_loss_and_splits(nets: str, capsys: pytest.CaptureFixture[str]) -> None:
+    splits = ("--split", "3,5", "--split", "8,0", "--seed", "3", "--rng", "single-device")
+    code, found = run_json(capsys, "verify", f"{nets}:trained", "--mesh", "dp=2", *splits)
+    assert code == 0
+    assert [run["split"] for run in found["splits"]] == [[3, 5], [8, 0]]
+    assert {row["result"] for row in found["splits"][0]["results"]} == {
+        "output 0", "gradient of weight", "gradient of bias",
+    }  # fmt: skip
+
+
+def test_verify_of_what_is_not_equal_is_exit_code_1(nets: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "verify", f"{nets}:changes", "--mesh", "dp=2", "--precision", "own")
+    assert code == 1
+    assert "Changes on mesh(dp=2) differs from one device" in out
+    assert "gradient of fc.weight differs" in out
+
+
+def test_plan(nets: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "plan", f"{nets}:pairs", "--mesh", "dp_replicate=2,dp=32", "--text")
+    assert code == 0
+    assert "mesh(dp_replicate=2, dp=32)" in out
+    assert "communication of one step" in out
+    assert "what does not split over the ranks" in out
+    assert "gradients: 80 B per step" in out
+
+
+def test_plan_as_json(nets: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, found = run_json(capsys, "plan", f"{nets}:pairs", "--mesh", "dp=64")
+    assert code == 0
+    assert found["gradient_bytes"] == 80
+    assert sum(row["bytes"] for row in found["communication"] if row["gradient"]) == 80
+    assert "aten.mm" in {row["op"] for row in found["coverage"]["rows"]}
+    assert "text" not in found
+
+
+def test_explain_by_op_and_by_line(nets: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "explain", f"{nets}:pairs", "aten.mm", "self.fc(x) @")
+    assert code == 0
+    assert "rule product_of_two (einsum), reads %" in out
+    assert "nets_of_the_user.py:12 `scores = self.fc(x) @ self.fc(2 * x).t()`" in out
+    code, found = run_json(capsys, "explain", f"{nets}:pairs", "nets_of_the_user.py:13", "--mesh", "dp=4")
+    assert code == 0
+    assert {row["line"] for row in found} == {13}
+
+
+def test_explain_collectives(nets: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, found = run_json(capsys, "explain", f"{nets}:pairs", "--collectives")
+    assert code == 0
+    assert all(row["collective"] for row in found)
+    assert any("is P(sum), needed as R by gradient of fc.weight" in row["why"] for row in found)
+    assert any("is S(1), needed as R by aten.mm" in row["why"] for row in found)
+
+
+def test_explain_nothing_is_exit_code_1(nets: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "explain", f"{nets}:pairs", "conv2d", "line 7")
+    assert code == 1
+    assert out == "no node of the program has conv2d and line 7 in its line\n"
+
+
+MISTAKES = [
+    (["plan", "nets"], "nets: expected module:factory"),
+    (["plan", "no_such_module_of_mine:make"], "cannot import no_such_module_of_mine: ModuleNotFoundError"),
+    (["plan", "/no/such/file.py:make"], "there is no file /no/such/file.py"),
+    (
+        ["plan", "{nets}:nope"],
+        "has no 'nope'; its functions are alone, broken, changes, pairs, swapped, trained",
+    ),
+    (["plan", "{nets}:number"], "number is a int, expected a function without arguments"),
+    (["plan", "{nets}:alone"], "returned a Pairs, expected (model, args)"),
+    (["plan", "{nets}:swapped"], "returned (tuple, Pairs), expected (model, args)"),
+    (["plan", "{nets}:broken"], "raised RuntimeError: no data here. --debug shows where"),
+    (["plan", "{nets}:pairs", "--mesh", "dp"], "--mesh dp: got 'dp', expected axis=size"),
+    (["plan", "{nets}:pairs", "--mesh", "dp=2,dp=2"], "once per axis"),
+    (["plan", "{nets}:pairs", "--mesh", "tp=2"], "'tp'"),
+    (["verify", "{nets}:pairs", "--split", "3;5"], "--split 3;5: expected the samples of each rank"),
+    (["verify", "{nets}:pairs", "--split", "3,5"], "each of 4 parts"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), MISTAKES)
+def test_a_mistake_is_one_message_and_exit_code_2(
+    arguments: list[str], message: str, nets: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = run(capsys, *[word.format(nets=nets) for word in arguments])
+    assert (code, out) == (2, "")
+    assert err.startswith("fxdp: error: ")
+    assert message in err
+    assert "Traceback" not in err
+
+
+def test_debug_shows_the_users_own_error(nets: str) -> None:
+    with pytest.raises(Exception, match="no data here") as caught:
+        main(["plan", f"{nets}:broken", "--debug"])
+    assert isinstance(caught.value.__cause__, RuntimeError)
