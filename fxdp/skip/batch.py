@@ -31,6 +31,8 @@ class Batch:
     """
 
     def __init__(self, value: Any) -> None:
+        self._given = value
+        self._exchanged = False
         self.atomic = isinstance(value, Tensor)
         self._leaves: list[Any] = [value]
         self._spec: pytree.TreeSpec | None = None
@@ -40,7 +42,9 @@ class Batch:
 
     @property
     def value(self) -> Any:
-        """The structure with its present tensors."""
+        """The structure with its present tensors; the very object given where none was exchanged."""
+        if not self._exchanged:
+            return self._given
         return self._leaves[0] if self._spec is None else pytree.tree_unflatten(self._leaves, self._spec)
 
     tensor_or_tensors = value
@@ -57,6 +61,7 @@ class Batch:
 
     def __setitem__(self, index: int, tensor: Tensor) -> None:
         self._leaves[self._at[index]] = tensor
+        self._exchanged = True
 
     def __repr__(self) -> str:
         return f"Batch({self.value!r})"

@@ -33,12 +33,12 @@ class Namespace(metaclass=ABCMeta):  # noqa: B024 - abstract only to register No
         return hash(self.id)
 
     def __eq__(self, other: object) -> bool:
-        return type(other) is Namespace and self.id == other.id
+        return other is not None and isinstance(other, Namespace) and self.id == other.id
 
     def __lt__(self, other: object) -> bool:
         if other is None:
             return False
-        return self.id < other.id if type(other) is Namespace else NotImplemented
+        return self.id < other.id if isinstance(other, Namespace) else NotImplemented
 
 
 Namespace.register(type(None))

@@ -95,6 +95,19 @@ def test_a_forward_that_is_no_generator() -> None:
     assert torch.equal(Plain()(torch.ones(2), scale=3), torch.full((2,), 3.0))
 
 
+def test_the_module_gets_the_very_objects_of_the_call() -> None:
+    @skippable(pop=["skip"])
+    class Collect(nn.Module):
+        def forward(self, x: Tensor, found: list[Tensor]) -> Generator[pop, Tensor, Tensor]:
+            found.append((yield pop("skip")))
+            return x
+
+    found: list[Tensor] = []
+    x = torch.ones(1)
+    Collect()(Stash()(x), found=found)
+    assert found == [x]
+
+
 def test_commands_from_a_helper_and_from_a_module_inside() -> None:
     @skippable(stash=["a", "b"])
     class Outer(nn.Module):
