@@ -26,6 +26,7 @@ from fxdp.errors import (
     MeshError,
     PlacementError,
     RankFailedError,
+    RuleError,
     ScheduleError,
     StageError,
     StateError,
@@ -35,6 +36,8 @@ from fxdp.module import CompiledModule
 from fxdp.options import Options
 from fxdp.plan import CommRow, Plan
 from fxdp.report.verification import Report
+from fxdp.rules.custom import register_rule
+from fxdp.rules.proof import Sample, check_rule
 
 __version__ = "0.1.0"
 
@@ -52,12 +55,16 @@ __all__ = [
     "Plan",
     "RankFailedError",
     "Report",
+    "RuleError",
+    "Sample",
     "ScheduleError",
     "StageError",
     "StateError",
     "VerifierError",
+    "check_rule",
     "compile",
     "plan",
+    "register_rule",
     "skip",
     "verify",
 ]

@@ -17,7 +17,7 @@ from fxdp.errors import FxdpError
 
 __all__ = ["main"]
 
-_COMMANDS = ("verify", "plan", "explain")
+_COMMANDS = ("verify", "plan", "explain", "rules")
 """Each is `fxdp/commands/NAME.py`."""
 
 

@@ -4,6 +4,7 @@
     ├── CaptureError        a model that cannot be captured as one graph
     ├── PlacementError      an op that cannot be made exact on this mesh
     ├── ExactnessError      fxdp.verify found a value that differs from one device's
+    │   └── RuleError       an op rule that claims what its op does not compute
     ├── MeshError           a mesh, process group or device that does not fit
     ├── InputError          a call whose inputs do not fit the program or each other
     ├── AgreementError      ranks that were given different models, options or inputs
@@ -29,6 +30,7 @@ __all__ = [
     "MeshError",
     "PlacementError",
     "RankFailedError",
+    "RuleError",
     "ScheduleError",
     "StageError",
     "StateError",
@@ -50,6 +52,10 @@ class PlacementError(FxdpError):
 
 class ExactnessError(FxdpError):
     """`fxdp.verify` found a value that differs from one device's: a bug in a rule, a pass or the capture."""
+
+
+class RuleError(ExactnessError):
+    """An op rule claims a placement that is not what the op computes."""
 
 
 class MeshError(FxdpError, ValueError):

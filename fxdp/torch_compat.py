@@ -86,8 +86,10 @@ __all__ = [
     "dtensor_spec",
     "exported_module",
     "joint_graph",
+    "overload_of",
     "replay",
     "torch_decompositions",
+    "torch_release",
     "with_effects",
     "without_autograd_kernel",
 ]
@@ -113,6 +115,16 @@ def without_autograd_kernel(op: torch._ops.OpOverload) -> Iterator[None]:
         if kernel is not None:
             op.py_kernels[key] = kernel
             op._dispatch_cache.clear()
+
+
+def torch_release() -> str:
+    """As `2.13`."""
+    return ".".join(torch.__version__.split(".")[:2])
+
+
+def overload_of(op: Any) -> Any:
+    """The overload behind what `torch.library.custom_op` returns; anything else as it is."""
+    return getattr(op, "_opoverload", op)
 
 
 def replay(module: fx.GraphModule, *args: Any) -> Any:

@@ -1,214 +1,20 @@
-"""The oracle of the op rules: every alternative a rule returns is run on virtual ranks.
+"""The rules' oracle as tests use it: `fxdp.rules.proof` with short names.
 
-    check(aten.mm.default, T("B", 3), T(3, 4))  ->  {"S(0), R -> S(0)", "P(sum), R -> P(sum)", ...}
-
-A `Case` is an op with its arguments in global shapes; tensors are `T`, sizes may be expressions in
-`B`. Its operands are offered to the rule in every placement. Each answer is then taken at its word:
-
-    global operands --split by placement--> per rank, localized arguments --op--> local results
-           |                                                                         |
-           +--op--> global results  ==  concatenated, summed, or equal on all ranks--+
-
-for uneven splits with empty and single-sample ranks. Local shapes are compared for all placements.
+check(aten.mm.default, T("B", 3), T(3, 4))  ->  {"S(0), R -> S(0)", "P(sum), R -> P(sum)", ...}
 """
 
 from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import cache, partial
 from typing import Any
 
-import sympy
-import torch
-from torch._ops import OpOverload
-from torch.utils import _pytree as pytree
-
-import fxdp.rules  # noqa: F401 - registers the rules
-from fxdp.annotations import TensorType
-from fxdp.placements import Dim, P, Partial, Placement, R, Replicate, Shard
-from fxdp.rules.arguments import MinusOffset, local_shape, local_target, localized
-from fxdp.rules.registry import Alternative, Op, Operand, registry
-from fxdp.symbols import batch_factor
-from tests.rules import recipes, values
-from tests.rules.values import T, expression
-
-SPLITS: tuple[tuple[int, ...], ...] = ((3, 1, 0, 2), (2, 4), (5,), (0, 1))
-PROBES = (2, 3, 5, 7)  # batches from which the output shapes, at most quadratic in B, are fitted
-
-Law = Callable[[tuple[Any, ...], dict[str, Any], tuple[Any, ...]], None]
-
-
-class WrongRuleError(AssertionError):
-    """An alternative that is not what the op computes."""
-
-
-@dataclass(eq=False)
-class Case:
-    """An op on global arguments, as a rule sees it and as torch runs it."""
-
-    target: OpOverload
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any] = field(default_factory=dict)
-    splits: Sequence[tuple[int, ...]] = SPLITS
-    random: bool = False  # results are random numbers: compare shapes only
-    law: Law | None = None  # a further check of each rank's (args, kwargs, results)
-    stand_in: Callable[..., Any] | None = None  # computes what an op without a CPU kernel does
-
-    def __post_init__(self) -> None:
-        leaves, spec = pytree.tree_flatten((self.args, self.kwargs))
-        self.tensors: list[T] = [leaf for leaf in leaves if isinstance(leaf, T)]
-        counter = itertools.count()
-        self._template = pytree.tree_unflatten(
-            [next(counter) if isinstance(leaf, T) else values.Leaf(expression(leaf)) for leaf in leaves], spec
-        )
-        self.outputs: tuple[TensorType | None, ...] = self._fit_outputs()
-        self._globals: dict[int, tuple[list[torch.Tensor], tuple[Any, ...]]] = {}
-
-    def op(self, placements: Sequence[tuple[Placement, ...]] | None = None) -> Op:
-        """The op with its operands in the given placements."""
-        given = placements or [(R,)] * len(self.tensors)
-        operands = tuple(
-            Operand(i, TensorType(t.dtype, t.shape), tuple(p), t.iota)
-            for i, (t, p) in enumerate(zip(self.tensors, given, strict=True))
-        )
-        args, kwargs = values.fill_template(self._template, operands)
-        return Op(self.target, args, tuple(kwargs.items()), operands, self.outputs)
-
-    def alternatives(self) -> list[Alternative]:
-        """All that the rule answers over all placements of the operands, in order, without repeats."""
-        found = registry.get(self.target)
-        assert found is not None, f"{self.target} has no rule"
-        choices = [[(p,) for p in placements_of(t.shape)] for t in self.tensors]
-        offers = itertools.islice(itertools.product(*choices), 512)
-        answers = (a for offer in offers for a in found.rule(self.op(offer)))
-        return list(dict.fromkeys(answers))
-
-    def verify(self, alternative: Alternative) -> None:
-        """Run the alternative on virtual ranks; `WrongRuleError` tells where it fails."""
-        self._well_formed(alternative)
-        for split in self.splits:
-            for inputs in self._concrete_inputs(alternative):
-                try:
-                    self._run(alternative, inputs, split)
-                except Exception as error:
-                    text = f"{self.target}: {spelled(alternative)}, inputs {inputs}, split {split}\n{error}"
-                    raise WrongRuleError(text) from error
-
-    def _well_formed(self, alternative: Alternative) -> None:
-        types = [TensorType(t.dtype, t.shape) for t in self.tensors]
-        for types_, placements in ((types, alternative.inputs), (self.outputs, alternative.outputs)):
-            if len(types_) != len(placements):
-                raise WrongRuleError(f"{self.target}: {len(placements)} placements for {len(types_)} tensors")
-            for type_, placement in zip(types_, placements, strict=True):
-                combined = types_ is self.outputs and isinstance(placement, Partial) and placement != P
-                if placement is None or combined:
-                    continue
-                if type_ is None or placement not in placements_of(type_.shape):
-                    raise WrongRuleError(f"{self.target}: {placement} is no placement of {type_}")
-                if type_ is not None and placement == P and type_.dtype == torch.bool:
-                    raise WrongRuleError(f"{self.target}: P of bool")
-        if all(p in (R, None) for p in (*alternative.inputs, *alternative.outputs)) and None not in (
-            alternative.inputs
-        ):
-            raise WrongRuleError(f"{self.target}: all R is implied")
-
-    def _concrete_inputs(self, alternative: Alternative) -> Iterator[tuple[Placement, ...]]:
-        free = [i for i, p in enumerate(alternative.inputs) if p is None]
-        base = [R if p is None else p for p in alternative.inputs]
-        yield tuple(base)
-        for i in free:
-            for placement in placements_of(self.tensors[i].shape)[1:]:
-                yield (*base[:i], placement, *base[i + 1 :])
-
-    def _run(self, alternative: Alternative, inputs: tuple[Placement, ...], split: tuple[int, ...]) -> None:
-        batch = sum(split)
-        operands, expected = self._global(batch)
-        parts = [values.split(v, p, split) for v, p in zip(operands, inputs, strict=True)]
-        if alternative.recipe is not None:
-            cooked = recipes.run(alternative.recipe, parts, split)
-            self._compare_values(alternative, cooked, expected, split)
-            return
-        template, target = localized(self.op(), alternative), local_target(self.op(), alternative)
-        results: list[tuple[Any, ...]] = []
-        for rank, count in enumerate(split):
-            sizes = (batch, count, sum(split[:rank]))
-            mine = [p[rank] for p in parts]
-            args, kwargs = pytree.tree_map(partial(_leaf, tensors=mine, sizes=sizes), template)
-            results.append(self._call(target, args, kwargs))
-            if self.law is not None:
-                self.law(args, kwargs, results[-1])
-            self._compare_shapes(alternative, results[-1], sizes)
-        if not self.random:
-            self._compare_values(alternative, results, expected, split)
-
-    def _compare_shapes(self, alternative: Alternative, results: Any, sizes: tuple[int, int, int]) -> None:
-        for i, (type_, placement) in enumerate(zip(self.outputs, alternative.outputs, strict=True)):
-            if type_ is None:
-                continue
-            shape = tuple(values.evaluate(n, *sizes) for n in local_shape(type_, placement))
-            assert tuple(results[i].shape) == shape, f"result {i}: {tuple(results[i].shape)}, wanted {shape}"
-
-    def _compare_values(
-        self, alternative: Alternative, results: Any, expected: Any, split: tuple[int, ...]
-    ) -> None:
-        for i, placement in enumerate(alternative.outputs):
-            if self.outputs[i] is not None and placement is not None:
-                values.assert_whole([r[i] for r in results], placement, expected[i], split, f"result {i}")
-
-    def _global(self, batch: int) -> tuple[list[torch.Tensor], tuple[Any, ...]]:
-        if batch not in self._globals:
-            generator = torch.Generator().manual_seed(batch)
-            operands = [t.make(batch, generator) for t in self.tensors]
-            self._globals[batch] = operands, self._evaluate(operands, batch)
-        return self._globals[batch]
-
-    def _evaluate(self, operands: Sequence[torch.Tensor], batch: int) -> tuple[Any, ...]:
-        args, kwargs = values.fill_template(self._template, operands)
-        args, kwargs = pytree.tree_map_only(
-            sympy.Expr, lambda e: values.evaluate(e, batch, batch, 0), (args, kwargs)
-        )
-        return self._call(self.target, args, kwargs)
-
-    def _call(self, target: OpOverload, args: Any, kwargs: Any) -> tuple[Any, ...]:
-        run = self.stand_in if self.stand_in is not None and target is self.target else target
-        result = run(*args, **kwargs)
-        return tuple(result) if isinstance(result, (tuple, list)) else (result,)
-
-    def _fit_outputs(self) -> tuple[TensorType | None, ...]:
-        runs = []
-        for batch in PROBES:
-            generator = torch.Generator().manual_seed(batch)
-            runs.append(self._evaluate([t.make(batch, generator) for t in self.tensors], batch))
-        return tuple(values.fit_type(results, PROBES) for results in zip(*runs, strict=True))
-
-
-def _leaf(leaf: Any, tensors: Sequence[torch.Tensor], sizes: tuple[int, int, int]) -> Any:
-    if isinstance(leaf, Operand):
-        return tensors[leaf.index]
-    if isinstance(leaf, MinusOffset):
-        return tensors[leaf.operand.index] - sizes[2]
-    return values.evaluate(leaf, *sizes)
-
-
-@cache
-def placements_of(shape: tuple[Dim, ...]) -> tuple[Placement, ...]:
-    """`R`, `P(sum)` and every `S(dim, outer)` that a value of this shape can have."""
-    shards: list[Placement] = []
-    for d, size in enumerate(shape):
-        factor = batch_factor(size)
-        if isinstance(factor, int):
-            shards += [Shard(d, outer) for outer in range(1, factor + 1) if factor % outer == 0]
-    return (R, P, *shards)
-
-
-def spelled(alternative: Alternative) -> str:
-    """An alternative as tests and faults write it: `S(0), R -> P(sum)`; `*` is any, `-` is no tensor."""
-    inputs = ", ".join("*" if p is None else str(p) for p in alternative.inputs)
-    outputs = ", ".join("-" if p is None else str(p) for p in alternative.outputs)
-    return f"{inputs} -> {outputs}"
+from fxdp.errors import RuleError
+from fxdp.placements import Replicate
+from fxdp.rules.proof.case import SPLITS, Case, placements_of, spelled
+from fxdp.rules.proof.samples import Sample as T
+from fxdp.rules.registry import Alternative
+from fxdp.torch_compat import OpOverload
 
 
 def listed(text: str) -> frozenset[str]:
@@ -224,11 +30,7 @@ def case(target: OpOverload, *args: Any, **kwargs: Any) -> Case:
 
 def check(target: OpOverload, *args: Any, **kwargs: Any) -> frozenset[str]:
     """Verify all alternatives of the op's rule for these arguments; return how they are spelled."""
-    made = case(target, *args, **kwargs)
-    alternatives = made.alternatives()
-    for alternative in alternatives:
-        made.verify(alternative)
-    return frozenset(map(spelled, alternatives))
+    return frozenset(map(spelled, case(target, *args, **kwargs).verified()))
 
 
 def missing(target: OpOverload, *args: Any, **kwargs: Any) -> list[str]:
@@ -244,7 +46,7 @@ def missing(target: OpOverload, *args: Any, **kwargs: Any) -> list[str]:
             continue
         try:
             made.verify(alternative)
-        except WrongRuleError:
+        except RuleError:
             continue
         found.append(spelled(alternative))
     return found
@@ -253,8 +55,8 @@ def missing(target: OpOverload, *args: Any, **kwargs: Any) -> list[str]:
 __all__ = [
     "SPLITS",
     "Case",
+    "RuleError",
     "T",
-    "WrongRuleError",
     "case",
     "check",
     "listed",

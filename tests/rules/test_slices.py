@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._ops import OpOverload
 
+from fxdp.rules.proof.samples import NoSizeError
 from fxdp.symbols import B
 from tests.rules.harness import T, check, listed
-from tests.rules.values import NoSizeError
 
 aten = torch.ops.aten
 MAX = 2**63 - 1

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fxdp.rules.proof.samples import Sample as T
 from tests.rules.samples.draw import Call, Draw, Maker, call
-from tests.rules.values import T
 
 aten = torch.ops.aten
 _POSITIVE: dict[str, Any] = {"low": 0.5, "high": 2.0}

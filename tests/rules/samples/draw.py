@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 import torch
 
 from fxdp.placements import Dim
+from fxdp.rules.proof.samples import Sample as T
 from fxdp.symbols import B
-from tests.rules.values import T
 
 Choice = TypeVar("Choice")
 

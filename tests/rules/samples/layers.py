@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
+from fxdp.rules.proof.samples import Sample as T
 from tests.rules.samples.draw import Call, Draw, Maker, call
-from tests.rules.values import T
 
 NONE, MEAN, SUM = 0, 1, 2
 I64 = torch.int64

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from fxdp.placements import Dim
+from fxdp.rules.proof.samples import Sample as T
 from tests.rules.samples.draw import Call, Draw, Maker, call
-from tests.rules.values import T
 
 I64 = torch.int64
 

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 
 from fxdp.placements import Dim
+from fxdp.rules.proof.samples import Sample as T
 from fxdp.symbols import B, product
 from tests.rules.samples.draw import Call, Draw, Maker, call, sizes
-from tests.rules.values import T
 
 MAX = 2**63 - 1
 

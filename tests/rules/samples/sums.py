@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from fxdp.placements import Dim
+from fxdp.rules.proof.samples import Sample as T
 from tests.rules.samples.draw import Call, Draw, Maker, call
-from tests.rules.values import T
 
 F64, F32, C128, I64 = torch.float64, torch.float32, torch.complex128, torch.int64
 INT8: dict[str, Any] = {"dtype": torch.int8, "low": -3, "high": 3}

@@ -1,4 +1,4 @@
-"""Concrete tensors for the rule harness: make them, split them over ranks, and put them together."""
+"""Sample tensors with a batch of any size: make them, split them over ranks, and put them together."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SIZE = re.compile(r"[-+*/() 0-9]*B[-+*/() 0-9B]*")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class T:
+class Sample:
     """A tensor argument: its shape in `B` (or strings like `"2*B"`) and how to fill it.
 
     Numbers are uniform in `[low, high)` where given (bounds may count `B`), else normal; `fill` makes
@@ -48,6 +48,7 @@ class T:
         return f"{str(self.dtype).removeprefix('torch.')}{list(self.shape)}"
 
     def make(self, batch: int, generator: torch.Generator) -> torch.Tensor:
+        """The tensor at a batch size."""
         shape = concrete(self.shape, batch)
         if self.fill is not None:
             return self.fill(shape, generator).to(self.dtype)

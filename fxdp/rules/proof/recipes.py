@@ -11,8 +11,8 @@ from torch.utils import _pytree as pytree
 from fxdp.parts import combine
 from fxdp.placements import Partial, R
 from fxdp.rules.arguments import local_shape
+from fxdp.rules.proof import samples
 from fxdp.rules.registry import Recipe, Step, Term
-from tests.rules import values
 
 _Terms = dict[int, tuple[list[torch.Tensor], Any]]
 
@@ -31,7 +31,7 @@ def _step(step: Step, terms: _Terms, rank: int, split: Sequence[int]) -> torch.T
 
     def concrete(leaf: Any) -> Any:
         if not isinstance(leaf, Term):
-            return values.evaluate(leaf, *sizes)
+            return samples.evaluate(leaf, *sizes)
         own, at = terms[leaf.index]
         if isinstance(at, Partial):
             assert leaf.at == R, "a step reads a partial term as it is"
@@ -42,7 +42,7 @@ def _step(step: Step, terms: _Terms, rank: int, split: Sequence[int]) -> torch.T
     is_leaf = lambda leaf: isinstance(leaf, Term)  # noqa: E731
     args, kwargs = pytree.tree_map(concrete, (step.args, dict(step.kwargs)), is_leaf=is_leaf)
     result: torch.Tensor = step.target(*args, **kwargs)
-    shape = tuple(values.evaluate(n, *sizes) for n in local_shape(step.type, step.at))
+    shape = tuple(samples.evaluate(n, *sizes) for n in local_shape(step.type, step.at))
     assert tuple(result.shape) == shape, f"{step.target}: {tuple(result.shape)}, wanted {shape}"
     assert result.dtype == step.type.dtype, f"{step.target}: {result.dtype}, wanted {step.type.dtype}"
     return result

@@ -1,0 +1,208 @@
+"""Rules for ops that users register: `fxdp.register_rule`.
+
+Three forms, from the shortest to the one that can say everything:
+
+    fxdp.register_rule(op, pointwise=True)
+    fxdp.register_rule(op, labels="n_, _ -> n_")
+    @fxdp.register_rule(op)
+    def rule(op): yield op.alternative({0: S(0)}, S(0))
+
+An op without a rule is not wrong: its operands are gathered and it runs whole on every rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, overload
+
+from fxdp.errors import InputError
+from fxdp.rules.dims import has_argument, operand_or_none
+from fxdp.rules.labels import by_labels, linear
+from fxdp.rules.pointwise import aligned
+from fxdp.rules.registry import Alternative, Kind, Op, Operand, Rule, registry
+from fxdp.torch_compat import OpOverload, OpOverloadPacket, overload_of
+
+FAMILY = "user"
+
+
+@overload
+def register_rule(*ops: Any) -> Callable[[Rule], Rule]: ...
+@overload
+def register_rule(*ops: Any, labels: str, linear_in: Sequence[str] = ...) -> None: ...
+@overload
+def register_rule(*ops: Any, pointwise: bool, linear_in: Sequence[str] = ...) -> None: ...
+def register_rule(
+    *ops: Any, labels: str = "", pointwise: bool = False, linear_in: Sequence[str] = ()
+) -> Callable[[Rule], Rule] | None:
+    """Tell how ops of yours act on the batch, so that they run on each rank's part.
+
+    Ops are functional overloads (`torch.ops.mylib.f.default`), packets (all their overloads), or what
+    `torch.library.custom_op` returned. A backward is an op of its own, with its own rule.
+
+    Parameters
+    ----------
+    labels : a string per tensor argument `-> ` a string per result, one character per dim; `_` is a dim that
+        must be whole, `...` any number of those. For every letter this promises: results that have it
+        depend, at index i, only on the operands' slices at i; results that lack it are the *sum* of such
+        terms over i.
+
+            "n_, _ -> n_"               rows of x by a whole weight
+            "n_, n_, _ -> n_, _"        its backward: the weight's gradient sums over rows
+            "bmk, bkn -> bmn"           bmm
+            "n..., ... -> n..."         the first dim counts samples
+    pointwise : every element of the results depends on the aligned elements of the operands only.
+    linear_in : names of arguments in which the op is linear, all others held fixed: there a sum of terms
+        may pass unreduced. A backward is linear in its incoming gradients.
+
+    Without either, returns a decorator for a rule: a pure function `Op -> iterable of Alternative` that
+    yields all exact ways to run the op on parts; "all whole" is always one. `fxdp.check_rule` proves any.
+
+    Raises
+    ------
+    InputError : not an op; an op that writes its arguments; an op that has a rule; labels that do not fit.
+    """
+    targets = [_checked(op) for op in ops]
+    if not targets:
+        raise InputError("register_rule: got no op, expected one such as torch.ops.mylib.f.default")
+    if labels and pointwise:
+        raise InputError("register_rule: got labels and pointwise, expected one of them")
+    if pointwise:
+        _add(_pointwise(linear_in), targets, linear_in)
+    elif labels:
+        inputs, results = _parsed(labels, targets)
+        _add(_labelled(inputs, results, linear_in), targets, linear_in, _kind(inputs, results))
+    elif linear_in:
+        raise InputError(
+            "register_rule: linear_in goes with labels or pointwise; a rule of yours yields P itself"
+        )
+    else:
+        return _decorator(targets)
+    return None
+
+
+def _decorator(targets: Sequence[OpOverload | OpOverloadPacket]) -> Callable[[Rule], Rule]:
+    def register(rule: Rule) -> Rule:
+        registry.add(rule, FAMILY, *targets)
+        return rule
+
+    return register
+
+
+def _add(
+    rule: Rule,
+    targets: Sequence[OpOverload | OpOverloadPacket],
+    linear_in: Sequence[str],
+    kind: Kind = "batched",
+) -> None:
+    for target in overloads(targets):
+        names = [argument.name for argument in target._schema.arguments]
+        unknown = [name for name in linear_in if name not in names]
+        if unknown:
+            raise InputError(f"register_rule: {target} has no argument {unknown}, expected some of {names}")
+    registry.add(rule, FAMILY, *targets, kind=kind)
+
+
+def overloads(targets: Sequence[OpOverload | OpOverloadPacket]) -> Iterator[OpOverload]:
+    """The overloads among ops and packets."""
+    for target in targets:
+        if isinstance(target, OpOverload):
+            yield target
+        else:
+            yield from (getattr(target, name) for name in target.overloads())  # type: ignore[no-untyped-call]
+
+
+def _checked(op: Any) -> OpOverload | OpOverloadPacket:
+    target = overload_of(op)
+    if not isinstance(target, (OpOverload, OpOverloadPacket)):
+        raise InputError(
+            f"register_rule: got {op!r}, expected an op such as torch.ops.mylib.f.default, or what "
+            "torch.library.custom_op returned. A Python function is traced through and needs no rule"
+        )
+    if isinstance(target, OpOverload) and target._schema.is_mutable:
+        raise InputError(
+            f"register_rule: {target} writes its arguments; capture replaces it by a functional op. "
+            "Register a rule for that one"
+        )
+    return target
+
+
+def _pointwise(linear_in: Sequence[str]) -> Rule:
+    def pointwise(op: Op) -> Iterator[Alternative]:
+        yield from aligned(op)
+        yield from _sums(op, linear_in)
+
+    return pointwise
+
+
+def _labelled(inputs: Sequence[str], results: Sequence[str], linear_in: Sequence[str]) -> Rule:
+    def labelled(op: Op) -> Iterator[Alternative]:
+        operands = [operand_or_none(op.arg(name)) for name in _tensor_arguments(op.target)]
+        pairs = [
+            (o, _filled(text, o.ndim)) for o, text in zip(operands, inputs, strict=True) if o is not None
+        ]
+        outputs = [
+            "" if t is None else _filled(text, len(t.shape))
+            for t, text in zip(op.outputs, results, strict=True)
+        ]
+        if None in outputs or any(text is None for _, text in pairs):
+            return  # of another rank than the labels describe
+        yield from by_labels(op, pairs, outputs)  # type: ignore[arg-type]
+        yield from _sums(op, linear_in)
+
+    return labelled
+
+
+def _sums(op: Op, linear_in: Sequence[str]) -> Iterator[Alternative]:
+    named = [operand_or_none(op.arg(name)) for name in linear_in if has_argument(op, name)]
+    yield from linear(op, *([o] for o in named if isinstance(o, Operand)))
+
+
+def _filled(text: str, ndim: int) -> str | None:
+    """Labels of a tensor of `ndim` dims, or None where they are for another rank."""
+    if "..." in text:
+        text = text.replace("...", "_" * (ndim - len(text) + 3))
+    return text if len(text) == ndim else None
+
+
+def _tensor_arguments(target: OpOverload) -> list[str]:
+    return [a.name for a in target._schema.arguments if "Tensor" in str(a.type)]
+
+
+def _parsed(labels: str, targets: Sequence[OpOverload | OpOverloadPacket]) -> tuple[list[str], list[str]]:
+    """The labels of the tensor arguments and of the results; all faults at once."""
+    left, arrow, right = labels.partition("->")
+    inputs, results = ([text.strip() for text in side.split(",")] for side in (left, right))
+    faults = [] if arrow else ["there is no '->'"]
+    for text in (*inputs, *results):
+        rest = text.replace("...", "", 1).replace("_", "")
+        if not (rest.isalpha() or rest == "") or len(set(rest)) != len(rest):
+            faults.append(
+                f"{text!r} is not one letter or '_' per dim, no letter twice, with at most one '...'"
+            )
+    unknown = sorted({c for text in results for c in text if c.isalpha()} - {c for t in inputs for c in t})
+    if unknown:
+        faults.append(f"the results have {unknown}, which no operand has")
+    for target in overloads(targets):
+        faults += _misfits(target, inputs, results)
+    if faults:
+        raise InputError(f"register_rule, labels {labels!r}: {'; '.join(faults)}")
+    return inputs, results
+
+
+def _misfits(target: OpOverload, inputs: Sequence[str], results: Sequence[str]) -> list[str]:
+    faults = []
+    names = _tensor_arguments(target)
+    lists = [a.name for a in target._schema.arguments if a.name in names and "List" in str(a.type)]
+    if lists:
+        faults.append(f"{target} takes lists of tensors ({lists}): write a rule as a function")
+    if len(names) != len(inputs):
+        faults.append(f"{target} has {len(names)} tensor arguments {names}, got labels for {len(inputs)}")
+    returns = len(target._schema.returns)
+    if returns != len(results):
+        faults.append(f"{target} has {returns} results, got labels for {len(results)}")
+    return faults
+
+
+def _kind(inputs: Sequence[str], results: Sequence[str]) -> Kind:
+    used = {c for text in inputs for c in text if c.isalpha()}
+    return "contracted" if any(used - set(text) for text in results) else "batched"

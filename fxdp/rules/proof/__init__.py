@@ -1,0 +1,49 @@
+"""Prove a rule: run all that it claims on virtual ranks, beside the op on the whole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fxdp.errors import InputError
+from fxdp.rules.proof.case import SPLITS, Case, spelled
+from fxdp.rules.proof.samples import Sample
+from fxdp.rules.registry import registry
+from fxdp.torch_compat import OpOverload, overload_of
+
+__all__ = ["Sample", "check_rule"]
+
+
+def check_rule(
+    op: Any, *args: Any, splits: Sequence[tuple[int, ...]] = SPLITS, **kwargs: Any
+) -> tuple[str, ...]:
+    """Verify the rule registered for `op` on generated values: per rank and recombined as on one device.
+
+    Every alternative that the rule gives for these arguments, whatever the placements of the operands, is
+    run on virtual ranks and compared with the op on the whole batch, to 1e-9: use float64.
+
+        fxdp.check_rule(torch.ops.mylib.scale.default, fxdp.Sample("B", 3), fxdp.Sample(3))
+            -> ("S(0), R -> S(0)",)
+
+    Parameters
+    ----------
+    op : an op overload, or what `torch.library.custom_op` returned.
+    args, kwargs : its arguments; tensors are `fxdp.Sample`s, and sizes that count the batch are strings
+        such as `"B"` or `"2*B"`.
+    splits : how the batch is cut into the ranks' parts, per trial; try 0 and 1.
+
+    Returns the alternatives as text, `operands -> results`: `R` whole, `S(d)` split on dim d, `P(sum)` terms
+    of a sum, `*` not read, `-` no tensor.
+
+    Raises
+    ------
+    RuleError : an alternative is not what the op computes: which one, for which split, and the difference.
+    InputError : the op has no rule.
+    """
+    target = overload_of(op)
+    if not isinstance(target, OpOverload) or registry.get(target) is None:
+        raise InputError(
+            f"check_rule: got {op}, expected an op overload that has a rule, such as "
+            "torch.ops.mylib.f.default. Register one with fxdp.register_rule"
+        )
+    return tuple(spelled(a) for a in Case(target, args, kwargs, splits=splits).verified())
