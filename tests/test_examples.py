@@ -52,3 +52,14 @@ def test_digits_have_the_same_curve_on_three_ranks(capfd: pytest.CaptureFixture[
         curves.append([float(loss) for loss in re.findall(r"loss ([\d.]+)", capfd.readouterr().out)])
     assert len(curves[0]) == 2
     assert curves[1] == pytest.approx(curves[0], rel=1e-4)
+
+
+def test_an_op_of_ones_own_is_proven_and_sends_only_its_gradient(capfd: pytest.CaptureFixture[str]) -> None:
+    assert launch([sys.executable, str(EXAMPLES / "custom_op.py")], 1, timeout=120) == 0
+    shown = capfd.readouterr().out
+    assert "S(0), S(0), R -> S(0), P(sum)" in shown
+    assert "four ranks compute what one device does" in shown
+    assert re.findall(r"    (\w+): \d+ bytes", shown) == ["all_reduce", "all_reduce"]
+    losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", shown)]
+    assert losses == sorted(losses, reverse=True)
+    assert len(losses) == 5
