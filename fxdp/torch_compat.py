@@ -43,6 +43,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
+from torch.export import _trace as export_trace
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import (
     ConstraintViolationError,
@@ -88,11 +89,22 @@ __all__ = [
     "joint_graph",
     "overload_of",
     "replay",
+    "silent_export",
     "torch_decompositions",
     "torch_release",
     "with_effects",
     "without_autograd_kernel",
 ]
+
+
+@contextlib.contextmanager
+def silent_export() -> Iterator[None]:
+    """Keep torch.export from printing the graph it had when it failed: the error says what is needed."""
+    export_trace.print = lambda *args, **kwargs: None  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        del export_trace.print  # type: ignore[attr-defined]
 
 
 def exported_module(program: torch.export.ExportedProgram) -> fx.GraphModule:

@@ -1,7 +1,16 @@
 """From an unmodified module to one joint forward and backward graph in global, symbolic shapes."""
 
 from fxdp.capture.batch_dims import resolve_batch_dims
-from fxdp.capture.captured import Captured, Condition, OutputLeaf, Route, SizeLeaf
+from fxdp.capture.captured import Captured, Check, Condition, OutputLeaf, Route, SizeLeaf
 from fxdp.capture.driver import capture
 
-__all__ = ["Captured", "Condition", "OutputLeaf", "Route", "SizeLeaf", "capture", "resolve_batch_dims"]
+__all__ = [
+    "Captured",
+    "Check",
+    "Condition",
+    "OutputLeaf",
+    "Route",
+    "SizeLeaf",
+    "capture",
+    "resolve_batch_dims",
+]

@@ -59,6 +59,15 @@ class Route:
         return self.name if self.namespace is None else f"{self.name}@{self.namespace}"
 
 
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A check of data in the user's code: tensor output `output` of the program must be `passes`."""
+
+    output: int
+    passes: bool
+    site: Site
+
+
 @dataclass(frozen=True)
 class Captured:
     """One flat joint graph in global shapes, and the way back to the model's inputs and outputs."""
@@ -79,5 +88,7 @@ class Captured:
     """Conditions on the sizes that do not hold for every batch of at least 2."""
     routes: tuple[Route, ...] = ()
     """The skip connections, in the order of their stashes."""
+    checks: tuple[Check, ...] = ()
+    """Outputs beyond the model's own: what its code raises on."""
     static: bool = False
     """Whether the model fixed its batch size and the graph was fitted from several static traces."""

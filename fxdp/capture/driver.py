@@ -79,6 +79,7 @@ def _capture_symbolic(request: Request, hint: int) -> Captured:
         batch=request.batch,
         constants=converted.constants,
         conditions=find_conditions(raw.shape_env, sizes),
+        checks=raw.record.checks,
         routes=raw.routes,
     )
 

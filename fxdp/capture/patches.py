@@ -38,6 +38,7 @@ def capture_patches(module: nn.Module, loss_fn: Callable[..., Any] | None) -> It
     """Everything that is different while a model is captured; leaves no trace."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(_quiet())
+        stack.enter_context(torch_compat.silent_export())
         stack.enter_context(_kept_random_state())
         stack.enter_context(_no_collection())
         stack.enter_context(_symbolic_len(module, loss_fn))

@@ -12,7 +12,8 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from fxdp.capture.captured import OutputLeaf
+from fxdp.capture.captured import Check, OutputLeaf
+from fxdp.capture.checks import Asked, noting_checks
 from fxdp.capture.patches import refuse_autograd
 from fxdp.capture.skip_marks import SkipPoint
 from fxdp.capture.skip_tracker import captured_skips
@@ -45,6 +46,8 @@ class OutputRecord:
     spec: pytree.TreeSpec | None = None
     skips: tuple[SkipPoint, ...] = ()
     """What was stashed and popped, in order."""
+    checks: tuple[Check, ...] = ()
+    """The checks of data, whose values follow the model's own tensors."""
 
 
 @dataclass
@@ -72,10 +75,12 @@ class Program(nn.Module):
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Run the user's code and flatten what it returns."""
         args, kwargs = self._inputs.rebuild(tensors)
-        with refuse_autograd(), captured_skips(self.module) as tracker:
+        asked = Asked()
+        with refuse_autograd(), captured_skips(self.module) as tracker, noting_checks(asked):
             tensors = self._run(args, kwargs)
-        self._cell.record = replace(self._cell.record, skips=tuple(tracker.points))
-        return tensors
+        checks = tuple(Check(i, passes, site) for i, (passes, site) in enumerate(asked.answers, len(tensors)))
+        self._cell.record = replace(self._cell.record, skips=tuple(tracker.points), checks=checks)
+        return (*tensors, *asked.tensors)
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torch.Tensor, ...]:
         if self.loss_fn is None:

@@ -53,6 +53,7 @@ def capture_static(request: Request) -> Captured:
         detached=raws[0].detached,
         batch=request.batch,
         constants=graphs[0].constants,
+        checks=record.checks,
         routes=raws[0].routes,
         static=True,
     )

@@ -20,7 +20,7 @@ from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_unflatten
 
 from fxdp.annotations import Input, Site, TensorType, note
-from fxdp.capture import Captured, Condition, OutputLeaf, SizeLeaf, capture
+from fxdp.capture import Captured, Check, Condition, OutputLeaf, SizeLeaf, capture
 from fxdp.compiler import LocalProgram, emit, prepare
 from fxdp.errors import AgreementError, InputError
 from fxdp.lowering.inductor import SizesFixedError
@@ -29,7 +29,7 @@ from fxdp.options import Options
 from fxdp.plan import evaluate
 from fxdp.runtime.agreement import agree, gather_objects
 from fxdp.runtime.calls import Call
-from fxdp.runtime.failure import refusing
+from fxdp.runtime.failure import everywhere, refusing
 from fxdp.runtime.program import Program
 from fxdp.symbols import B, named_size
 
@@ -203,6 +203,8 @@ class Programs:
                 device = call.tensors[0].device
                 rows = served.rows[batches] = row_numbers(batches).to(device)
         outputs = program.run(call.tensors, sizes, rows)
+        if captured.checks:
+            _raise_if_checked(captured.checks, outputs)
         if captured.out_spec.is_leaf() and isinstance(captured.leaves[0], OutputLeaf):
             return outputs[0]
         leaves = [_leaf(leaf, outputs, sizes) for leaf in captured.leaves]
@@ -252,6 +254,19 @@ def _leaf(leaf: Any, outputs: Sequence[Tensor], sizes: dict[str, int]) -> Any:
     if isinstance(leaf, SizeLeaf):
         return int(leaf.expr.xreplace(_by_symbol(leaf.expr, sizes)))
     return leaf
+
+
+def _raise_if_checked(checks: Sequence[Check], outputs: Sequence[Tensor]) -> None:
+    """Raise where the model's own code would, on all ranks alike: its checks see the global batch."""
+    failed = [str(check.site) for check in checks if bool(outputs[check.output]) != check.passes]
+    if failed:
+        listing = "\n  ".join(failed)
+        raise everywhere(
+            InputError(
+                f"the model refuses this batch: its own code raises an error at\n  {listing}\n"
+                "Check the inputs of all ranks, or call the model itself to see its message"
+            )
+        )
 
 
 def _has_size_leaves(captured: Captured) -> bool:
