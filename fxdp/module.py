@@ -18,6 +18,8 @@ from fxdp.runtime.calls import CallReader
 from fxdp.runtime.failure import everywhere, guard, install_hook, refusing
 from fxdp.runtime.optimizers import OptimizerWatch
 from fxdp.runtime.programs import Programs, Served
+from fxdp.runtime.recent import Recent
+from fxdp.runtime.stable import stable_text
 
 
 class CompiledModule(nn.Module):
@@ -47,7 +49,7 @@ class CompiledModule(nn.Module):
         self._reader = CallReader(self._model, self._options.batch_dims, self._mesh.device_type)
         self._agreement = Agreement(self._mesh)
         self._programs = Programs(self._model, self._mesh, self._options)
-        self._even: set[Any] = set()
+        self._even: Recent[Any, bool] = Recent(1024)
         self._watch: OptimizerWatch | None = None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -94,7 +96,7 @@ class CompiledModule(nn.Module):
                 raise everywhere(
                     InputError(f"uneven=False promises equal local batches, but the ranks have {batches}")
                 )
-            self._even.add(key)
+            self._even[key] = True
         return batches
 
     def _start(self) -> None:
@@ -222,7 +224,10 @@ def _model_lines(module: nn.Module) -> list[str]:
 
 def _call_lines(call: Any) -> list[str]:
     spec, others, signature, grad, autocast, training, trainable = call.kind
-    lines = [f"structure {spec}", *(f"value {kind} {value!r}" for kind, value in others)]
+    lines = [
+        f"structure {stable_text(spec)}",
+        *(f"value {kind} {stable_text(value)}" for kind, value in others),
+    ]
     for i, ((dtype, _, needs_grad, _), dims) in enumerate(zip(signature, call.dims, strict=True)):
         lines.append(f"tensor {i} {dtype} dims {list(dims)} requires_grad={needs_grad}")
     modes = f"grad={grad} autocast={autocast} training={any(training)}"

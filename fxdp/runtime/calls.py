@@ -14,6 +14,8 @@ from torch.utils._pytree import TreeSpec, keystr, tree_flatten, tree_flatten_wit
 
 from fxdp.capture import resolve_batch_dims
 from fxdp.errors import InputError
+from fxdp.runtime.recent import Recent
+from fxdp.runtime.stable import stable_text
 
 _training = attrgetter("training")
 _requires_grad = attrgetter("requires_grad")
@@ -42,7 +44,7 @@ class CallReader:
         self._modules = tuple(module.modules())
         self._parameters = tuple(module.parameters())
         self._known: dict[Any, tuple[int | None, ...]] = {}
-        self._digests: dict[Any, int] = {}
+        self._digests: Recent[Any, int] = Recent(1024)
 
     def read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         """The call's inputs.
@@ -96,7 +98,7 @@ class CallReader:
         """A number below 2**62 for a `kind` or `dims`, equal on all ranks for equal values."""
         found = self._digests.get(value)
         if found is None:
-            raw = hashlib.sha256(repr(value).encode()).digest()
+            raw = hashlib.sha256(stable_text(value).encode()).digest()
             found = self._digests[value] = int.from_bytes(raw[:8], "little") >> 2
         return found
 

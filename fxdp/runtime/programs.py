@@ -31,9 +31,12 @@ from fxdp.runtime.agreement import agree, gather_objects
 from fxdp.runtime.calls import Call
 from fxdp.runtime.failure import everywhere, refusing
 from fxdp.runtime.program import Program
+from fxdp.runtime.recent import Recent
 from fxdp.symbols import B, named_size
 
 _log = logging.getLogger("fxdp")
+
+_CALLS, _ROWS = 1024, 256  # sizes of calls that are remembered
 
 
 @dataclass
@@ -44,7 +47,7 @@ class Served:
     graph: fx.GraphModule
     local: LocalProgram
     sizes: dict[str, int]
-    rows: dict[tuple[int, ...], Tensor] = field(default_factory=dict)
+    rows: Recent[tuple[int, ...], Tensor] = field(default_factory=lambda: Recent(_ROWS))
 
 
 @dataclass
@@ -67,7 +70,7 @@ class Programs:
         self._mesh = mesh
         self._options = options
         self._kinds: dict[Any, _Kind] = {}
-        self._exact: dict[Any, Served] = {}
+        self._exact: Recent[Any, Served] = Recent(_CALLS)
         self.compiled = 0
         """How many programs were compiled."""
 

@@ -229,3 +229,15 @@ def test_other_lengths_and_batches_at_later_calls(name: str, lengths: tuple[int,
         torch.testing.assert_close(loss, expected, rtol=1e-12, atol=0)
         torch.testing.assert_close(found, model.layers[0].weight.grad, rtol=1e-9, atol=1e-12)
         model.zero_grad()
+
+
+def test_the_memory_of_sizes_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sizes that were forgotten are served by the same program: two compilations all the same."""
+    monkeypatch.setattr("fxdp.runtime.programs._CALLS", 3)
+    model = Model(SIZED["free"], linear())
+    compiled = fxdp.compile(model, compute="eager")
+    for length in (5, 6, 7, 8, 9, 5, 6, 7):
+        x = torch.randn(4, length, D)
+        torch.testing.assert_close(compiled(x), model(x), rtol=1e-12, atol=0)
+    assert compiled._programs.compiled == 2
+    assert len(compiled._programs._exact) == 3

@@ -95,3 +95,17 @@ def test_digests_fit_into_a_signed_integer_and_are_stable() -> None:
         KINDS["plain"](other, twin).kind
     )
     assert all(0 <= reader.digest((i,)) < 2**62 for i in range(100))
+
+
+class Setting:
+    """Hashable by identity, and shown by its address."""
+
+
+def test_addresses_are_no_part_of_a_digest() -> None:
+    """Each rank has an object of its own, at another address."""
+    (reader, _), (other, _) = _reader(), _reader()
+    first, second = Setting(), Setting()
+    assert repr(first) != repr(second)
+    kinds = [r.read((torch.ones(4, 3), s), {}).kind for r, s in ((reader, first), (other, second))]
+    assert reader.digest(kinds[0]) == other.digest(kinds[1])
+    assert reader.digest(kinds[0]) != reader.digest(reader.read((torch.ones(4, 3), 1), {}).kind)
