@@ -127,18 +127,26 @@ def _peak_bytes(device: torch.device) -> int:
 
 
 def _handed_bytes(trainer: Trainer) -> int:
-    """Bytes that this rank hands to collectives in one step, as the profiler sees the backend's calls."""
+    """Bytes that this rank hands to collectives in one step: to the backend, as the profiler sees its calls,
+    and to fxdp's own messages.
+    """
     batch = trainer.batch(0)
     dist.barrier()
+    before = _message_bytes(trainer)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True) as seen:
         trainer.loss(*batch).backward()
     prefix = f"{dist.get_backend()}:"
-    total = 0
+    total = _message_bytes(trainer) - before
     for event in seen.profiler.kineto_results.events():  # type: ignore[union-attr]
         if event.name().startswith(prefix) and "barrier" not in event.name():
             for shape, dtype in zip(event.shapes(), event.dtypes(), strict=True):
                 total += _tensor_bytes(shape, dtype)
     return total
+
+
+def _message_bytes(trainer: Trainer) -> int:
+    links = getattr(getattr(trainer.loss, "mesh", None), "links", None)
+    return 0 if links is None else int(links.messages.handed_bytes)
 
 
 def _tensor_bytes(shape: list[int], dtype: str) -> int:

@@ -91,7 +91,7 @@ class LocalProgram:
 
     def plan(self, sizes: Mapping[str, int]) -> Plan:
         """The plan at the given sizes (`B` and further symbols)."""
-        rows, causes = communication(self.gm, sizes), communication(self.causes, sizes)
+        rows, causes = communication(self.gm, sizes, self.mesh), communication(self.causes, sizes)
         covered = coverage(self.causes, sizes)
         return Plan(self.text, rows, causes, replicated_ops(self.gm), dict(self.seconds), self.nodes, covered)
 

@@ -81,6 +81,16 @@ class DataMesh:
         """The name of `reduce_group` for functional collectives; empty at size 1."""
         return _name(self.reduce_group)
 
+    @property
+    def message_group_name(self) -> str:
+        """The name of the group for small values on CPU; empty at size 1."""
+        return self.links.message_group_name if self.links else ""
+
+    @property
+    def backend(self) -> str:
+        """What carries large collectives: `gloo` or `nccl`."""
+        return _backend(self.device_type)
+
     def __str__(self) -> str:
         axes = ", ".join(f"{name}={size}" for name, size in zip(self.axes, self.sizes, strict=True))
         return f"mesh({axes})"

@@ -11,8 +11,10 @@ from fxdp import ir
 from fxdp.annotations import Cause, TensorType, note
 from fxdp.coverage import Coverage
 from fxdp.graph_text import graph_text, target_text
+from fxdp.mesh import DataMesh
 from fxdp.placements import Dim
 from fxdp.symbols import B, product
+from fxdp.transport import way_of
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,8 @@ class CommRow:
     """`forward` or `backward`."""
     gradient: bool = False
     """Whether it reduces gradients of parameters."""
+    by: str = ""
+    """What carries it: `gloo`, `nccl`, or `messages` that the calling thread itself writes and reads."""
 
 
 @dataclass(frozen=True)
@@ -64,17 +68,22 @@ class Plan:
         return self.covered
 
 
-def communication(gm: fx.GraphModule, sizes: Mapping[str, int]) -> tuple[CommRow, ...]:
-    """One row per collective in the graph, in order; bytes at the given sizes."""
-    return tuple(_row(node, sizes) for node in gm.graph.nodes if node.target in ir.COLLECTIVES)
+def communication(
+    gm: fx.GraphModule, sizes: Mapping[str, int], mesh: DataMesh | None = None
+) -> tuple[CommRow, ...]:
+    """One row per collective in the graph, in order; bytes at the given sizes; carriers on the given mesh."""
+    return tuple(_row(node, sizes, mesh) for node in gm.graph.nodes if node.target in ir.COLLECTIVES)
 
 
-def _row(node: fx.Node, sizes: Mapping[str, int]) -> CommRow:
+def _row(node: fx.Node, sizes: Mapping[str, int], mesh: DataMesh | None) -> CommRow:
     known = note(node)
     cause = known.cause or Cause("", "", known.site)
     phase = "backward" if known.backward else "forward"
+    by = "" if mesh is None else mesh.backend
+    if mesh is not None and way_of(node, mesh.size, mesh.device_type) == "messages":
+        by = "messages"
     op, site = target_text(node.target), str(cause.site)
-    return CommRow(op, _bytes(node, sizes), 1, cause.text, site, phase, cause.gradient)
+    return CommRow(op, _bytes(node, sizes), 1, cause.text, site, phase, cause.gradient, by)
 
 
 def _bytes(node: fx.Node, sizes: Mapping[str, int]) -> int:

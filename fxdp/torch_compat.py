@@ -19,7 +19,7 @@ from typing import Any
 import sympy
 import torch
 from torch import fx, nn
-from torch._C._distributed_c10d import Store, TCPStore
+from torch._C._distributed_c10d import ProcessGroup, Store, TCPStore, Work, _register_process_group
 from torch._decomp import decomposition_table as torch_decompositions
 from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.exc import UserError
@@ -82,12 +82,14 @@ __all__ = [
     "TCPStore",
     "TangentAOTInput",
     "UserError",
+    "Work",
     "all_op_names",
     "default_store",
     "dtensor_spec",
     "exported_module",
     "joint_graph",
     "overload_of",
+    "register_group",
     "replay",
     "silent_export",
     "torch_decompositions",
@@ -159,6 +161,11 @@ def joint_graph(
         stack.enter_context(tracing(TracingContext(fake_mode)))
         joint = aot_export_joint_with_descriptors(stack, module, tuple(fakes), decompositions=decompositions)
         return joint.graph_module
+
+
+def register_group(name: str, group: ProcessGroup) -> None:
+    """Let functional collectives find `group` by its name, until torch's own groups are destroyed."""
+    _register_process_group(name, group)  # type: ignore[arg-type]
 
 
 def default_store() -> Store:

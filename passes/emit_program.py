@@ -17,6 +17,7 @@ from fxdp.pass_manager import Level
 from fxdp.placements import R
 from fxdp.runtime import collectives
 from fxdp.symbols import B
+from fxdp.transport import way_of
 
 LARGEST = "b_max"
 """The size slot of the largest local batch."""
@@ -72,9 +73,9 @@ class _Lowering:
         value, *rest = node.args
         mesh = self.mesh
         if node.target is ir.all_reduce and rest[0] == "moments":
-            self._replace(node, collectives.start_moments, (value, mesh.size, mesh.group_name))
+            self._replace(node, collectives.start_moments, (value, mesh.size, self._group(node)))
         elif node.target is ir.all_reduce:
-            group = mesh.reduce_group_name if note(node).backward else mesh.group_name
+            group = self._group(node)
             self._replace(node, collectives.start_all_reduce, (value, rest[0], group))
         elif node.target is ir.broadcast:
             self._replace(node, collectives.start_broadcast, (value, mesh.group_name))
@@ -89,6 +90,12 @@ class _Lowering:
             self._replace(node, collectives.shard, (value, *rest, *bounds))
         else:
             self._replace(node, collectives.partial, (value, mesh.rank))
+
+    def _group(self, node: fx.Node) -> str:
+        """The name of the group that carries a reduction."""
+        if way_of(node, self.mesh.size, self.mesh.device_type) == "messages":
+            return self.mesh.message_group_name
+        return self.mesh.reduce_group_name if note(node).backward else self.mesh.group_name
 
     def _lower_wait(self, node: fx.Node) -> None:
         pending = node.args[0]

@@ -2,6 +2,8 @@
 
 rendezvous.py   one TCP connection between every two ranks
 control.py      short messages over them: integers, refusals, a rank's last words
+messages.py     one more connection between every two ranks, for small tensors
+group.py        these as a process group, so that functional collectives use them
 sockets.py      the connections that gloo opened, so that they can be cut
 links.py        all of these for one mesh, with a watch over the other ranks
 """

@@ -1,6 +1,6 @@
 """All that joins the ranks of one mesh, and a watch over the other ranks.
 
-    main thread     collectives on `group` and `reduce_group`, rounds on `control`
+    main thread     collectives on `group` and `reduce_group`, small ones on `messages`, rounds on `control`
     watch thread    sleeps until a control connection closes, then reads that rank's last words;
                     if it failed or was killed: cuts both groups, so that the main thread's wait ends;
                     should the main thread still not come out, it says why and ends the process
@@ -30,9 +30,12 @@ import torch.distributed as dist
 
 from fxdp.errors import RankFailedError
 from fxdp.links.control import Control, Ending, EndKind, Peer
+from fxdp.links.group import MessageGroup
+from fxdp.links.messages import LinkBrokenError, Messages
 from fxdp.links.rendezvous import KeyValueStore, connect_all, own_address
 from fxdp.links.sockets import OpenSocket, cut, open_sockets
 from fxdp.settings import Settings
+from fxdp.torch_compat import register_group
 
 __all__ = ["Links", "find_links", "live_links", "open_links"]
 
@@ -50,6 +53,7 @@ class Links:
     Attributes:
         key: the global ranks joined, and the backend.
         control: short messages between all ranks.
+        messages: small tensors between all ranks; programs reach it by `message_group_name`.
         in_call: true while the main thread is inside a compiled call.
     """
 
@@ -60,6 +64,7 @@ class Links:
         group: dist.ProcessGroup,
         reduce_group: dist.ProcessGroup,
         control: Control,
+        messages: Messages,
         sockets: set[OpenSocket],
     ) -> None:
         self._world = weakref.ref(world)  # torch alone owns groups: destroying them frees them at once
@@ -67,6 +72,10 @@ class Links:
         self._group = weakref.ref(group)
         self._reduce_group = weakref.ref(reduce_group)
         self.control = control
+        self.messages = messages
+        self.message_group_name = f"{group.group_name}_messages"
+        self._message_group = MessageGroup(messages, control.size, self._explain)
+        register_group(self.message_group_name, self._message_group)
         self.in_call = False
         self._sockets = sockets
         self._ending: Ending | None = None
@@ -119,6 +128,10 @@ class Links:
             return Ending(min(self._left), EndKind.ENDED)
         return self._ending
 
+    def _explain(self, broken: LinkBrokenError) -> RankFailedError:
+        """The error for a message that will not come."""
+        return RankFailedError(str(self.cause() or broken))
+
     def close(self) -> None:
         """Say goodbye without an error and give everything back; peers that still wait are told."""
         self.control.last_words(Ending(self.rank, EndKind.ENDED))
@@ -146,6 +159,7 @@ class Links:
             self._check_stuck()
         self.control.last_words(Ending(self.rank, EndKind.ENDED))
         self.control.close()
+        self.messages.close()
         self._wake.close()
         self._waker.close()
 
@@ -185,6 +199,7 @@ class Links:
 
     def _cut(self) -> None:
         """Make every wait in the groups end with an error, here and on the other ranks."""
+        self.messages.cut()
         cut(self._sockets)
         for group in (self.group, self.reduce_group):
             if group is not None and "nccl" in group.name().lower():
@@ -225,11 +240,13 @@ def open_links(rank: int, ranks: Sequence[int], backend: str, settings: Settings
     host = settings.host or own_address(settings.launch.master_addr if settings.launch else None)
     connections = connect_all(store, prefix, rank, len(ranks), host, settings.timeout_s)
     control = Control(rank, connections, settings.timeout_s)
+    connections = connect_all(store, f"{prefix}/messages", rank, len(ranks), host, settings.timeout_s)
+    messages = Messages(rank, connections, settings.timeout_s)
     before = open_sockets()
     timeout = timedelta(seconds=settings.timeout_s)
     groups = [_new_group(ranks, backend, timeout, purpose) for purpose in ("data", "reduce")]
     sockets = _shared_sockets(control, open_sockets() - before) if backend == "gloo" else set()
-    return Links(world, (tuple(ranks), backend), groups[0], groups[1], control, sockets)
+    return Links(world, (tuple(ranks), backend), groups[0], groups[1], control, messages, sockets)
 
 
 def _prefix(store: KeyValueStore, rank: int, ranks: Sequence[int]) -> str:

@@ -36,12 +36,17 @@ class CommunicationRow(Protocol):
     def phase(self) -> str:
         """`forward` or `backward`."""
 
+    @property
+    def by(self) -> str:
+        """What carries it."""
+
 
 def communication_table(rows: Sequence[CommunicationRow]) -> Table:
     """The collectives of one step, each with its cause; the last line is their sum."""
     table = Table(title="communication of one step", title_justify="left", show_footer=bool(rows))
     table.add_column("phase", footer="total", no_wrap=True)
     table.add_column("op", no_wrap=True)
+    table.add_column("by", no_wrap=True)
     table.add_column("count", footer=str(sum(row.count for row in rows)), justify="right")
     table.add_column(
         "bytes", footer=format_bytes(sum(row.bytes for row in rows)), justify="right", no_wrap=True
@@ -52,13 +57,14 @@ def communication_table(rows: Sequence[CommunicationRow]) -> Table:
         table.add_row(
             row.phase,
             row.op,
+            row.by,
             str(row.count),
             format_bytes(row.bytes),
             Text(row.cause),
             Text(row.site, style="dim"),
         )
     if not rows:
-        table.add_row("", "none", "0", "0 B", Text("one rank sends nothing"), "")
+        table.add_row("", "none", "", "0", "0 B", Text("one rank sends nothing"), "")
     return table
 
 

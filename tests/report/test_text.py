@@ -19,6 +19,7 @@ class Row:
     cause: str
     site: str
     phase: str
+    by: str = "gloo"
 
 
 def _text(*rows: Row) -> list[str]:
@@ -33,8 +34,8 @@ def test_each_collective_has_its_cause_and_the_last_line_is_the_sum() -> None:
         Row("all_reduce", 2048, 2, "gradient of [w]", "model.py:7", "backward"),
         Row("all_reduce", 4, 1, "loss", "model.py:9", "forward"),
     )
-    assert "│ backward │ all_reduce │     2 │ 2.0 KiB │ gradient of [w] │ model.py:7 │" in lines
-    assert "│ total    │            │     3 │ 2.0 KiB │                 │            │" in lines
+    assert "│ backward │ all_reduce │ gloo │     2 │ 2.0 KiB │ gradient of [w] │ model.py:7 │" in lines
+    assert "│ total    │            │      │     3 │ 2.0 KiB │                 │            │" in lines
 
 
 def test_one_rank_sends_nothing() -> None:

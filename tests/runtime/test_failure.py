@@ -25,9 +25,10 @@ def _wait(mesh: DataMesh, where: str) -> None:
     with guard(mesh):
         if where == "exchange":
             Agreement(mesh).exchange([1])
-        if where == "functional":
+        if where in ("functional", "messages"):
+            name = mesh.message_group_name if where == "messages" else mesh.group_name
             for _ in range(2):
-                pending = torch.ops._c10d_functional.all_reduce(torch.ones(1000), "sum", mesh.group_name)
+                pending = torch.ops._c10d_functional.all_reduce(torch.ones(1000), "sum", name)
                 torch.ops._c10d_functional.wait_tensor(pending)
         if where == "reduce":
             work = dist.all_reduce(torch.ones(4), group=mesh.reduce_group, async_op=True)
@@ -81,7 +82,7 @@ def _check(outcomes: list[Outcome], guilty: int, words: str) -> None:
             assert f"RankFailedError: rank {guilty} {words}" in outcome.output, outcome.output
 
 
-@pytest.mark.parametrize("where", ["exchange", "functional", "reduce", "python"])
+@pytest.mark.parametrize("where", ["exchange", "functional", "messages", "reduce", "python"])
 @pytest.mark.parametrize("how", ["raises inside", "raises outside", "catches it and stays"])
 def test_a_rank_that_raises_stops_the_other(ranks: RankPool, how: str, where: str) -> None:
     outcomes = ranks.spawn(2, _train, how, where, 1, timeout=40)
@@ -93,7 +94,7 @@ def test_a_rank_that_raises_stops_the_other(ranks: RankPool, how: str, where: st
     assert "in _fail" in outcomes[0].output
 
 
-@pytest.mark.parametrize("where", ["exchange", "functional", "reduce", "python"])
+@pytest.mark.parametrize("where", ["exchange", "functional", "messages", "reduce", "python"])
 def test_a_rank_that_is_killed_stops_the_other(ranks: RankPool, where: str) -> None:
     outcomes = ranks.spawn(2, _train, "is killed", where, 1, timeout=40)
     _check(outcomes, 1, "ended without an error message (killed?")

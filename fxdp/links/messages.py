@@ -1,0 +1,197 @@
+"""Small tensors between all ranks, sent and read by the calling thread itself.
+
+A gloo collective hands over to another thread twice, which on busy cores takes longer than a small sum. Here
+the caller writes its value to one connection per peer (`start`), computes on, and reads the others' values
+where it needs them (`finish`). All ranks start the same rounds in the same order, so the n-th message of a
+connection belongs to the n-th round; its header says so, and how many bytes follow.
+
+    rank 0   start 1   start 2   finish 1   finish 2
+    rank 1   start 1   finish 1  start 2    finish 2
+
+A connection that ends makes every waiting `finish` raise; who is at fault and why, the control channel says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import struct
+import time
+from collections import deque
+from dataclasses import dataclass, field
+
+from fxdp.errors import RankFailedError
+
+__all__ = ["LinkBrokenError", "Messages", "Round"]
+
+_HEADER = struct.Struct("<II")  # number of the round, bytes of the value
+_BUFFER = 1 << 20
+_SPIN_S = 50e-6  # how long to ask again before sleeping: waking up takes about as long
+
+
+class LinkBrokenError(RankFailedError):
+    """A connection to another rank ended while this one waited for its value."""
+
+
+@dataclass(eq=False)
+class Round:
+    """One exchange under way; `parts` are the other ranks' values, by rank, once it is finished."""
+
+    number: int
+    size: int
+    parts: dict[int, memoryview] = field(default_factory=dict)
+    done: bool = False
+
+
+@dataclass(eq=False)
+class _Peer:
+    rank: int
+    connection: socket.socket
+    unsent: bytearray = field(default_factory=bytearray)
+    frame: bytearray = field(default_factory=bytearray)
+    got: int = 0
+
+
+class Messages:
+    """Rounds of equally long values between all ranks; for one thread at a time, except `cut`.
+
+    Args:
+        connections: a non-blocking socket to each other rank.
+        timeout_s: how long `finish` waits for the other ranks.
+
+    Attributes:
+        rounds: how many rounds were started.
+        handed_bytes: bytes of this rank's own values in all of them.
+    """
+
+    def __init__(self, rank: int, connections: dict[int, socket.socket], timeout_s: float) -> None:
+        self.rank = rank
+        self.rounds = 0
+        self.handed_bytes = 0
+        self._timeout_s = timeout_s
+        self._peers = [_Peer(other, connections[other]) for other in sorted(connections)]
+        self._under_way: deque[Round] = deque()
+        for connection in connections.values():  # `start` should rarely leave a rest for `finish` to send
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
+
+    def start(self, value: memoryview) -> Round:
+        """Send this rank's value (flat bytes) to all others without waiting; `finish` must follow."""
+        self.rounds += 1
+        self.handed_bytes += len(value)
+        header = _HEADER.pack(self.rounds & 0xFFFFFFFF, len(value))
+        for peer in self._peers:
+            _send(peer, header, value)
+        begun = Round(self.rounds, len(value))
+        self._under_way.append(begun)
+        return begun
+
+    def finish(self, wanted: Round) -> dict[int, memoryview]:
+        """The other ranks' values of a round, by rank.
+
+        Raises:
+            LinkBrokenError: a connection ended.
+            RankFailedError: a rank did not come in time, or sent something else.
+        """
+        while not wanted.done:  # rounds that were begun earlier arrive earlier
+            self._receive(self._under_way.popleft())
+        return wanted.parts
+
+    def cut(self) -> None:
+        """End all connections, so that a `finish` that waits raises; safe from any thread."""
+        for peer in self._peers:
+            with contextlib.suppress(OSError):
+                peer.connection.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Give the connections back; nobody may wait for them any more."""
+        self.cut()
+        for peer in self._peers:
+            peer.connection.close()
+
+    def _receive(self, expected: Round) -> None:
+        for peer in self._peers:
+            peer.frame, peer.got = bytearray(_HEADER.size + expected.size), 0
+        self._wait()
+        for peer in self._peers:
+            header = _HEADER.unpack_from(peer.frame)
+            if header != (expected.number & 0xFFFFFFFF, expected.size):
+                raise RankFailedError(
+                    f"rank {peer.rank} sent round {header[0]} of {header[1]} bytes; expected round "
+                    f"{expected.number} of {expected.size} bytes: the ranks' programs have come apart, which "
+                    "is a bug in fxdp"
+                )
+            expected.parts[peer.rank] = memoryview(peer.frame)[_HEADER.size :]
+        expected.done = True
+
+    def _wait(self) -> None:
+        """Read the oldest round. What is still to be sent must go out before this rank stops reading."""
+        waiting = self._peers
+        start = 0.0
+        while True:
+            waiting = [peer for peer in waiting if not _read(peer)]
+            last = not self._under_way and any(peer.unsent for peer in self._peers)
+            if not waiting and not last:
+                return
+            for peer in self._peers:
+                _send_rest(peer)
+            now = time.perf_counter()
+            start = start or now
+            if now > start + self._timeout_s:
+                late = ", ".join(str(peer.rank) for peer in waiting or self._peers)
+                raise RankFailedError(
+                    f"rank {late} did not come to a sum within {self._timeout_s:g} s, though its process is "
+                    "alive; expected all ranks to make the same calls (set FXDP_TIMEOUT_S if one may need "
+                    "longer)"
+                )
+            if now > start + _SPIN_S:
+                self._sleep(waiting)
+
+    def _sleep(self, waiting: list[_Peer]) -> None:
+        """Until something can be read or sent, at most a second."""
+        poll = select.poll()
+        for peer in self._peers:
+            events = (select.POLLIN if peer in waiting else 0) | (select.POLLOUT if peer.unsent else 0)
+            if events:
+                poll.register(peer.connection, events)
+        poll.poll(1000)
+
+
+def _send(peer: _Peer, header: bytes, value: memoryview) -> None:
+    sent = 0
+    if not peer.unsent:
+        try:
+            sent = peer.connection.sendmsg((header, value), (), socket.MSG_NOSIGNAL)
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            return  # the peer is gone; reading from it says so
+    if sent < len(header) + len(value):
+        peer.unsent += (header + bytes(value))[sent:]
+
+
+def _send_rest(peer: _Peer) -> None:
+    if not peer.unsent:
+        return
+    try:
+        sent = peer.connection.send(peer.unsent, socket.MSG_NOSIGNAL)
+    except BlockingIOError:
+        return
+    except OSError:
+        sent = len(peer.unsent)
+    del peer.unsent[:sent]
+
+
+def _read(peer: _Peer) -> bool:
+    """Read what is there of the peer's message; whether all of it is."""
+    while peer.got < len(peer.frame):
+        try:
+            count = peer.connection.recv_into(memoryview(peer.frame)[peer.got :])
+        except BlockingIOError:
+            return False
+        except OSError:
+            count = 0
+        if count == 0:
+            raise LinkBrokenError(f"the connection to rank {peer.rank} was closed by peer")
+        peer.got += count
+    return True
