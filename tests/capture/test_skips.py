@@ -164,6 +164,19 @@ def test_changes_in_place_reach_the_other_end() -> None:
     check(nn.Sequential(layer(forward, ("a",)), layer(back, (), ("a",))), (torch.randn(3, 4),))
 
 
+def test_a_command_of_a_helper_has_the_helpers_line() -> None:
+    def helper(x: Tensor) -> Generator[stash, None, None]:
+        yield stash("a", x.cos())
+
+    def forward(self: Any, x: Tensor) -> Generator[Any, Any, Tensor]:
+        yield from helper(x)
+        return self.fc(x)
+
+    net = nn.Sequential(layer(forward, ("a",)), layer(take, (), ("a",)))
+    (route,) = capture(net, (torch.randn(3, 4),), {}).routes
+    assert route.stash.code == 'yield stash("a", x.cos())'
+
+
 def test_a_buffer_that_changes_after_its_stash() -> None:
     class Counting(nn.Module):
         def __init__(self) -> None:

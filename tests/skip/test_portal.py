@@ -161,11 +161,13 @@ def test_everything_is_freed_without_the_garbage_collector() -> None:
     gc.disable()
     try:
         skip = torch.rand(1, requires_grad=True) * 1
-        alive = weakref.ref(skip)
-        out = through(torch.rand(1, requires_grad=True), skip, copy=True)
-        del skip
+        portal = Portal(skip, tensor_life=2)
+        alive = [weakref.ref(skip), weakref.ref(portal)]
+        main, phony = fork(join(torch.rand(1, requires_grad=True) * 1, portal.blue()))
+        out = main + portal.orange(phony)
+        del skip, portal, main, phony
         out.backward()
         del out
-        assert alive() is None
+        assert [one() for one in alive] == [None, None]
     finally:
         gc.enable()

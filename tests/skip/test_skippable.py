@@ -153,10 +153,10 @@ def test_isolated_names_do_not_meet() -> None:
 
 def test_isolating_some_names_only() -> None:
     ns = Namespace()
-    layer = skippable(stash=["b", "a"], pop=["c"])(nn.Identity)()
+    layer = skippable(stash=["b", "a"], pop=["d", "c"])(nn.Identity)()
     assert layer.isolate(ns, only=["a", "c"]) is layer
     assert list(layer.stashable()) == [(ns, "a"), (None, "b")]
-    assert list(layer.poppable()) == [(ns, "c")]
+    assert list(layer.poppable()) == [(ns, "c"), (None, "d")]
     assert list(layer.isolate(None).stashable()) == [(None, "a"), (None, "b")]
 
 

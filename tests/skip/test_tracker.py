@@ -103,11 +103,13 @@ def test_a_portal_is_reused() -> None:
 
 def test_two_forwards_have_gradients_of_their_own() -> None:
     x = torch.ones(2, requires_grad=True)
-    tracker, outs = SkipTrackerThroughPortals(ACROSS), []
+    tracker, outs, portals = SkipTrackerThroughPortals(ACROSS), [], []
     for factor in (1, 10):
         batch = Batch(torch.ones(2, requires_grad=True))
         tracker.save(batch, None, "test", x[factor // 10] * factor)
+        portals.append(tracker.portals[None, "test"])
         outs.append(tracker.load(batch, None, "test"))
+    assert portals[0] is not portals[1]
     sum(outs).backward()
     assert x.grad.tolist() == [1, 10]
 
