@@ -15,6 +15,7 @@ from fxdp import torch_compat
 from fxdp.capture.captured import Route
 from fxdp.capture.couplings import Batch, coupling_table
 from fxdp.capture.examples import make_examples
+from fxdp.capture.joins import rejoin
 from fxdp.capture.program import Inputs, OutputRecord, Program
 from fxdp.capture.skip_marks import route_skips
 from fxdp.errors import CaptureError
@@ -101,6 +102,8 @@ def trace(request: Request, hint: int, *, symbolic: bool) -> RawJoint:
     )
     _check_constants(exported)
     module = torch_compat.exported_module(exported)
+    if not symbolic:
+        rejoin(module)
     routes = route_skips(module, program.record.skips)
     fakes = tuple(node.meta["val"] for node in module.graph.nodes if node.op == "placeholder")
     fake_mode = next((fake.fake_mode for fake in fakes), None)

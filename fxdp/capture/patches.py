@@ -1,8 +1,8 @@
 """What capture changes in Python while the user's code runs, and puts back afterwards.
 
 `len(tensor)` must be an int, which would fix the batch size; BatchNorm with `momentum=None` reads its
-counter into Python; SyncBatchNorm would communicate while it is traced. Capture sees the global batch,
-so plain BatchNorm *is* the synchronised one.
+counter into Python; SyncBatchNorm would communicate while it is traced (capture sees the global batch, so
+plain BatchNorm *is* the synchronised one); `module.to(dtype)` in a forward would exchange parameters.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ def capture_patches(module: nn.Module, loss_fn: Callable[..., Any] | None) -> It
         stack.enter_context(_no_collection())
         stack.enter_context(_symbolic_len(module, loss_fn))
         stack.enter_context(_batch_norm_forward())
+        stack.enter_context(_idle_conversions())
         stack.enter_context(_replaced(F, "ctc_loss", capturable_ctc_loss))
         stack.enter_context(torch_compat.without_autograd_kernel(_WRONGLY_DECOMPOSED))
         if torch.is_inference_mode_enabled():
@@ -162,6 +163,21 @@ def _user_globals(module: nn.Module, loss_fn: Callable[..., Any] | None) -> list
         if str(names.get("__name__", "")).partition(".")[0] not in _LIBRARIES:
             found[id(names)] = names
     return [names for names in found.values() if names.get("__name__") and isinstance(names, dict)]
+
+
+@contextlib.contextmanager
+def _idle_conversions() -> Iterator[None]:
+    """Let `module.to(dtype)` inside of a forward do nothing where it would change nothing."""
+    convert = nn.Module._apply
+
+    def apply(self: nn.Module, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> nn.Module:
+        own = (*self.parameters(recurse), *self.buffers(recurse))
+        if all((made := fn(t)).dtype == t.dtype and made.device == t.device for t in own):
+            return self
+        return convert(self, fn, recurse)  # type: ignore[no-untyped-call,no-any-return]
+
+    with _replaced(nn.Module, "_apply", apply):
+        yield
 
 
 @contextlib.contextmanager

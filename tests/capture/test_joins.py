@@ -1,0 +1,41 @@
+"""Lists over the batch that are joined again, and modules that convert themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.lockstep import check
+
+JOINED: dict[str, Callable[[Tensor], Tensor]] = {
+    "cat of a list": lambda x: torch.cat(list(x), 0),
+    "stack of a list": lambda x: torch.stack([*x], 0),
+    "stack of unbind": lambda x: torch.stack(x.unbind(0)),
+    "cat of split": lambda x: torch.cat(x.split(1)),
+    "cat of split by sizes": lambda x: torch.cat(x.split([1] * len(x))),
+}
+
+
+class Joins(nn.Module):
+    """Takes the hidden states apart and joins them."""
+
+    def __init__(self, join: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.fc = nn.Linear(3, 5)
+        self.join = join
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.fc = self.fc.to(x.dtype)  # does nothing, in each step
+        return self.join(self.fc(x)).square().sum(-1)
+
+
+@pytest.mark.parametrize("name", JOINED)
+def test_a_list_that_is_joined_again(name: str) -> None:
+    local = check(Joins(JOINED[name]), (torch.randn(8, 2, 3),))
+    assert local.captured.static
+    ops = [str(node.target) for node in local.gm.graph.nodes]
+    assert not any("unbind" in op or "split" in op for op in ops)
+    assert not any("all_gather" in op for op in ops)
