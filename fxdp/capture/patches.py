@@ -25,6 +25,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fxdp import torch_compat
 from fxdp.annotations import Site
 from fxdp.capture.ctc import capturable_ctc_loss
+from fxdp.capture.substitutes import SUBSTITUTES
 from fxdp.errors import CaptureError
 
 _WRONGLY_DECOMPOSED = torch.ops.aten.multilabel_margin_loss_forward.default
@@ -45,6 +46,8 @@ def capture_patches(module: nn.Module, loss_fn: Callable[..., Any] | None) -> It
         stack.enter_context(_batch_norm_forward())
         stack.enter_context(_idle_conversions())
         stack.enter_context(_replaced(F, "ctc_loss", capturable_ctc_loss))
+        for owner, name, function in SUBSTITUTES:
+            stack.enter_context(_replaced(owner, name, function))
         stack.enter_context(torch_compat.without_autograd_kernel(_WRONGLY_DECOMPOSED))
         if torch.is_inference_mode_enabled():
             stack.enter_context(torch.inference_mode(False))
@@ -76,13 +79,17 @@ def refuse_autograd() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Set an attribute and put the old one back."""
+    """Set an attribute and put the old one back; an inherited one is inherited again."""
+    inherited = name not in vars(owner)
     old = getattr(owner, name)
     setattr(owner, name, value)
     try:
         yield
     finally:
-        setattr(owner, name, old)
+        if inherited:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, old)
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ from dataclasses import replace
 from fxdp.placements import Dim, Shard
 from fxdp.rules.arguments import local_shape
 from fxdp.rules.dims import has_argument, moved, wrap, wrap_all
+from fxdp.rules.embedding import no_larger
 from fxdp.rules.labels import linear
 from fxdp.rules.registry import Alternative, Op, Rewrite, aten, existing, rule
 from fxdp.symbols import batch_factor, exact_quotient, mentions_batch, product
@@ -60,10 +61,14 @@ def bitcast(op: Op) -> Iterator[Alternative]:
 
 @rule("view", aten.expand.default, *existing("expand_copy"))
 def expand(op: Op) -> Iterator[Alternative]:
-    """Dims of size 1 are repeated; one that becomes a batch dim is local for free."""
+    """Dims of size 1 are repeated; one that becomes a batch dim is local for free.
+
+    A sum of terms is added up before it grows: the gradient of a mean over the batch is one row.
+    """
     (x,) = op.operands
     added = len(op.output.shape) - x.ndim
-    yield from linear(op, [x])
+    if no_larger(op.output, x.type):
+        yield from linear(op, [x])
     yield from moved(op, lambda d: d + added)
     for dim, size in enumerate(op.output.shape):
         repeated = dim < added or x.shape[dim - added] == 1
@@ -143,7 +148,8 @@ def repeat(op: Op) -> Iterator[Alternative]:
     (x,) = op.operands
     repeats = op.arg("repeats")
     added = len(repeats) - x.ndim
-    yield from linear(op, [x])
+    if no_larger(op.output, x.type):
+        yield from linear(op, [x])
     for shard in x.shards:
         dim = shard.dim + added
         if not mentions_batch(repeats[dim]):

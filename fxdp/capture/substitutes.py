@@ -1,0 +1,120 @@
+"""Functions of torch that look at values while they are captured, or hide a batch; written without that.
+
+`cov` asks in C++ whether the degrees of freedom are positive, which no graph can. `embedding_bag` of a
+matrix lays all bags end to end, where no rank can tell its own. Each is replaced while the user's code is
+captured, by the same values and gradients.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+_eager_embedding_bag = F.embedding_bag
+
+
+def cov(
+    input: Tensor,
+    *,
+    correction: int = 1,
+    fweights: Tensor | None = None,
+    aweights: Tensor | None = None,
+) -> Tensor:
+    """The covariances of variables (rows) over observations (columns), in two stages."""
+    if input.dim() > 2 or input.dtype == torch.bool:
+        raise RuntimeError(f"cov: expected numbers of at most two dims, got {input.dtype} of {input.dim()}")
+    rows = input if input.dim() == 2 else input.reshape(1, -1)
+    rows = rows if rows.is_floating_point() or rows.is_complex() else rows.to(torch.get_default_dtype())
+    weights = fweights if aweights is None else aweights if fweights is None else fweights * aweights
+    if weights is None:
+        centred = rows - rows.mean(1, keepdim=True)
+        weighted: Tensor = centred
+        degrees: Any = rows.shape[1] - correction
+    else:
+        total = weights.sum()
+        centred = rows - ((rows * weights).sum(1) / total).unsqueeze(1)
+        weighted = centred * weights
+        lost = total if aweights is None else (weights * aweights).sum()
+        degrees = total - correction * lost / total
+        degrees = degrees.clamp(min=0)
+    result: Tensor = weighted @ centred.mH / degrees
+    return result if input.dim() == 2 and input.shape[0] != 1 else result.reshape(())
+
+
+def corrcoef(input: Tensor) -> Tensor:
+    """Covariances divided by both variables' deviations."""
+    covariance = cov(input)
+    if covariance.dim() == 0:
+        return covariance / covariance
+    deviations = covariance.diagonal().sqrt()
+    result = covariance / deviations.unsqueeze(1) / deviations.unsqueeze(0)
+    if result.is_complex():
+        return torch.complex(_within_one(result.real), _within_one(result.imag))
+    return _within_one(result)
+
+
+def _within_one(x: Tensor) -> Tensor:
+    """Clamped against rounding only, so the gradient passes: whether 1 is 1 + 2e-16 must decide nothing."""
+    return x + (x.clamp(-1, 1) - x).detach()
+
+
+def embedding_bag(
+    input: Tensor,
+    weight: Tensor,
+    offsets: Tensor | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2,
+    scale_grad_by_freq: bool = False,
+    mode: str = "mean",
+    sparse: bool = False,
+    per_sample_weights: Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int | None = None,
+) -> Tensor:
+    """Bags of equal length, a row of `input` each, as reads of rows and a reduction over each bag."""
+    plain = input.dim() == 2 and not input.is_nested and offsets is None and weight.dim() == 2
+    other = max_norm is not None or scale_grad_by_freq or sparse  # torch's frequencies are its own
+    weighted = per_sample_weights is not None
+    if not plain or other or mode not in _REDUCE or (weighted and mode != "sum"):
+        return _eager_embedding_bag(
+            input, weight, offsets, max_norm, norm_type, scale_grad_by_freq, mode, sparse,
+            per_sample_weights, include_last_offset, padding_idx,
+        )  # fmt: skip
+    pad = None if padding_idx is None else padding_idx % weight.shape[0]
+    rows = F.embedding(input, weight, pad)
+    if per_sample_weights is not None:
+        rows = rows * per_sample_weights.unsqueeze(-1)
+    if pad is None:
+        return _REDUCE[mode](rows)
+    return _without_padding(rows, (input != pad).unsqueeze(-1), mode)
+
+
+_REDUCE: dict[str, Callable[[Tensor], Tensor]] = {
+    "sum": lambda rows: rows.sum(1),
+    "mean": lambda rows: rows.mean(1),
+    "max": lambda rows: rows.max(1).values,
+}
+
+
+def _without_padding(rows: Tensor, kept: Tensor, mode: str) -> Tensor:
+    """The reduction over the rows that are kept; zero where there are none."""
+    if mode == "max":
+        found = rows.masked_fill(~kept, -math.inf).max(1).values
+        return torch.where(kept.any(1), found, torch.zeros_like(found))
+    total = torch.where(kept, rows, torch.zeros_like(rows)).sum(1)
+    return total if mode == "sum" else total / kept.sum(1).clamp(min=1)
+
+
+SUBSTITUTES: tuple[tuple[Any, str, Callable[..., Any]], ...] = (
+    (F, "embedding_bag", embedding_bag),
+    (torch, "cov", cov),
+    (torch, "corrcoef", corrcoef),
+    (torch.Tensor, "cov", cov),
+    (torch.Tensor, "corrcoef", corrcoef),
+)
+"""Where each stands in."""
