@@ -57,13 +57,14 @@ def test_embedding_bag(mode: str, padding_idx: int | None) -> None:
 
 
 def test_weighted_embedding_bag() -> None:
-    weight, rows, factors = (
-        torch.randn(6, 3, dtype=F64),
-        torch.randint(6, (5, 4)),
-        torch.randn(5, 4, dtype=F64),
+    weight, rows = torch.randn(6, 3, dtype=F64), torch.randint(6, (5, 4))
+    factors = torch.randn(5, 4, dtype=F64)
+    assert_same(
+        lambda w, f: substitutes.embedding_bag(rows, w, mode="sum", per_sample_weights=f),
+        lambda w, f: F.embedding_bag(rows, w, mode="sum", per_sample_weights=f),
+        weight,
+        factors,
     )
-    assert_same(lambda w, f: substitutes.embedding_bag(rows, w, mode="sum", per_sample_weights=f),
-                lambda w, f: F.embedding_bag(rows, w, mode="sum", per_sample_weights=f), weight, factors)  # fmt: skip
 
 
 def test_bags_at_offsets_are_left_to_torch() -> None:
