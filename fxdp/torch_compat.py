@@ -374,3 +374,17 @@ def dtensor_spec(
     return DTensorSpec(
         mesh, tuple(spelled(*p) for p in placements), tensor_meta=TensorMeta(size, stride, dtype)
     )
+
+
+@contextlib.contextmanager
+def as_if_exporting() -> Iterator[None]:
+    """Let `torch.compiler.is_compiling()` and `is_exporting()` say yes, as they do during an export."""
+    flags = ("_is_compiling_flag", "_is_exporting_flag")
+    before = {flag: getattr(torch.compiler, flag) for flag in flags if hasattr(torch.compiler, flag)}
+    for flag in before:
+        setattr(torch.compiler, flag, True)
+    try:
+        yield
+    finally:
+        for flag, value in before.items():
+            setattr(torch.compiler, flag, value)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from fxdp import torch_compat
 from fxdp.annotations import Site
 from fxdp.capture.sites import site_of_exception
+from fxdp.capture.survey import Read
 from fxdp.errors import CaptureError
 
 _DATA_DEPENDENT = (torch_compat.GuardOnDataDependentSymNode, torch_compat.DataDependentOutputException)
@@ -39,12 +42,19 @@ def is_data_dependent(error: BaseException) -> bool:
     )
 
 
-def capture_error(error: BaseException, mismatch: str = "") -> CaptureError:
-    """The error to raise: where it happened, what torch said in one line, and the remedy."""
+def capture_error(
+    error: BaseException, mismatch: str = "", reads: Sequence[Read] = (), only_at: int | None = None
+) -> CaptureError:
+    """The error to raise: where it happened, what torch said in one line, and the remedy.
+
+    `reads`: all places that read values of tensors; `only_at`: a batch size at which the model runs, though
+    not with one sample less.
+    """
     site = site_of_exception(error)
     if is_data_dependent(error):
         return CaptureError(
-            f"{_at(site)}: data-dependent control flow. {_REMEDY_DATA}.\ntorch: {_first_line(error)}"
+            f"{_at(site)}: data-dependent control flow. {_REMEDY_DATA}.{_listing(reads)}\n"
+            f"torch: {_first_line(error)}"
         )
     if _is_autograd_inside(error):
         return CaptureError(
@@ -56,11 +66,22 @@ def capture_error(error: BaseException, mismatch: str = "") -> CaptureError:
             f"the model treats its batch size as a Python constant, and its graph could not be fitted from "
             f"several batch sizes: {mismatch}. {_REMEDY_BATCH}.\ntorch: {_first_line(error)}"
         )
+    if only_at is not None:
+        return CaptureError(
+            f"{_at(site)}: the model runs at a batch of {only_at}, but not of {only_at - 1}: "
+            f"{type(error).__name__}: {_first_line(error)}. Keep the batch a dim of its own instead of "
+            "splitting it into a fixed number of parts, which only some batch sizes can be"
+        )
     return CaptureError(
         f"{_at(site)}: the model could not be captured: {type(error).__name__}: {_first_line(error)}. "
         "If the model runs eagerly with these inputs, rewrite this line with tensor operations that "
-        "torch.export supports"
+        f"torch.export supports{_listing(reads)}"
     )
+
+
+def _listing(reads: Sequence[Read]) -> str:
+    lines = "".join(f"\n  {read}" for read in reads)
+    return f"\nAll places that read the value of a tensor ({len(reads)}):{lines}" if reads else ""
 
 
 def _is_autograd_inside(error: BaseException) -> bool:

@@ -19,6 +19,7 @@ from fxdp.capture.patches import capture_patches
 from fxdp.capture.program import Program, flatten_inputs
 from fxdp.capture.sizes import Sizes
 from fxdp.capture.static import StaticMismatchError, capture_static
+from fxdp.capture.survey import Survey, survey
 from fxdp.errors import CaptureError, InputError
 
 
@@ -60,7 +61,7 @@ def capture(
             raise
         except Exception as error:
             if is_data_dependent(error):
-                raise capture_error(error) from error
+                raise capture_error(error, reads=survey(module, inputs, loss_fn).reads) from error
             return _fall_back(error, request)
 
 
@@ -93,7 +94,18 @@ def _fall_back(error: Exception, request: Request) -> Captured:
     except StaticMismatchError as mismatch:
         raise capture_error(error, str(mismatch)) from error
     except Exception as second:
-        raise capture_error(second) from second
+        found = survey(request.module, request.inputs, request.program.loss_fn)
+        raise capture_error(second, reads=found.reads, only_at=_only_at(request, found)) from second
+
+
+def _only_at(request: Request, found: Survey) -> int | None:
+    """The given batch size, if the model runs at it but not with one sample less."""
+    tensors, dims = request.inputs.tensors, request.batch
+    given = batch_size(tensors, dims, request.inputs.paths)
+    if not found.runs or given is None or given < 2:
+        return None
+    fewer = [t if d is None else t.narrow(d, 0, given - 1) for t, d in zip(tensors, dims, strict=True)]
+    return None if survey(request.module, request.inputs, request.program.loss_fn, fewer).runs else given
 
 
 def _leaf(leaf: Any, sizes: Sizes) -> Any:

@@ -35,8 +35,7 @@ def is_user_file(file: str) -> bool:
 def site_of_trace(trace: str) -> Site:
     """The innermost frame of the user's code, else the innermost one that is not fxdp's."""
     frames = [
-        Site(match["file"], int(match["line"]), _code(match["code"]))
-        for match in _FRAME.finditer(trace)
+        Site(match["file"], int(match["line"]), _code(match["code"])) for match in _FRAME.finditer(trace)
     ]
     users = [frame for frame in frames if is_user_file(frame.file)]
     others = [frame for frame in frames if not frame.file.startswith(_LIBRARIES[1])]

@@ -1,0 +1,130 @@
+"""All lines of a model that no graph can hold, found by running it once more as it is.
+
+A trace stops at the first such line. A model that cannot be captured is therefore run on the caller's
+inputs with an ear on every read of a tensor's value, so that one error names all of them.
+"""
+
+from __future__ import annotations
+
+import copy
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from fxdp import torch_compat
+from fxdp.annotations import Site
+from fxdp.capture.program import Inputs
+from fxdp.capture.sites import is_user_file
+
+_READS: dict[Any, str] = {
+    Tensor.item: ".item()",
+    Tensor.__bool__: "bool() or if",
+    Tensor.__float__: "float()",
+    Tensor.__int__: "int()",
+    Tensor.__index__: "use as an index or size",
+    Tensor.tolist: ".tolist()",
+    Tensor.numpy: ".numpy()",
+    torch.equal: "torch.equal",
+    torch.allclose: "torch.allclose",
+    torch.is_nonzero: "torch.is_nonzero",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """One place that reads a tensor's value into Python: how, the tensor, and the line."""
+
+    how: str
+    tensor: str
+    site: Site
+
+    def __str__(self) -> str:
+        return f"{self.how} of {self.tensor} at {self.site}"
+
+
+@dataclass
+class _Listener(TorchFunctionMode):
+    """Notes every read while a module runs."""
+
+    path: list[str]
+    found: dict[Read, None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        how = _READS.get(func)
+        if how is not None and args and isinstance(args[0], Tensor):
+            self.found[Read(how, _shown(args[0]), _here(self.path[-1] if self.path else ""))] = None
+        return func(*args, **(kwargs or {}))
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What one run showed: the reads, each place once, and whether the model came to its end."""
+
+    reads: tuple[Read, ...]
+    runs: bool
+
+
+def survey(
+    module: nn.Module,
+    inputs: Inputs,
+    loss_fn: Callable[..., Any] | None,
+    tensors: Sequence[Tensor] | None = None,
+) -> Survey:
+    """Run a copy of the module on copies of the inputs (of `tensors` in their place), as far as it gets."""
+    path: list[str] = []
+    listener = _Listener(path)
+    try:
+        with torch.random.fork_rng(), torch.no_grad(), torch_compat.as_if_exporting():
+            twin = copy.deepcopy(module)
+            args, kwargs = pytree.tree_map_only(
+                Tensor, torch.clone, inputs.rebuild(tensors or inputs.tensors)
+            )
+            _name_modules(twin, path)
+            with listener:
+                _run(twin, args, kwargs, loss_fn)
+    except Exception:  # what the model raises by itself is not the survey's to report
+        return Survey(tuple(listener.found), runs=False)
+    return Survey(tuple(listener.found), runs=True)
+
+
+def _run(module: nn.Module, args: Any, kwargs: dict[str, Any], loss_fn: Callable[..., Any] | None) -> None:
+    if loss_fn is None:
+        module(*args, **kwargs)
+    else:
+        target = kwargs.pop("target")
+        loss_fn(module(*args, **kwargs), target)
+
+
+def _name_modules(module: nn.Module, path: list[str]) -> None:
+    """Let `path` end in the name of the module that runs."""
+
+    def leave(*_: Any) -> None:
+        path.pop()
+
+    for name, child in module.named_modules():
+
+        def enter(*_: Any, name: str = name) -> None:
+            path.append(name)
+
+        child.register_forward_pre_hook(enter)
+        child.register_forward_hook(leave, always_call=True)
+
+
+def _here(module: str) -> Site:
+    frames = [f for f in traceback.extract_stack() if is_user_file(f.filename)]
+    if not frames:
+        return Site(module=module)
+    return Site(frames[-1].filename, frames[-1].lineno or 0, frames[-1].line or "", module)
+
+
+def _shown(tensor: Tensor) -> str:
+    return f"a tensor of shape {list(tensor.shape)}"
