@@ -81,11 +81,16 @@ def compile(
     rng: str = "sharded",
     uneven: bool = True,
     compute: str = "inductor",
+    microbatches: int = 1,
+    schedule: str = "1f1b",
+    stages: int | Sequence[str] | None = None,
+    checkpoint: str = "never",
+    gradients: str = "everywhere",
     verify: bool = True,
     strict: bool = False,
     dump_dir: Path | str | None = None,
 ) -> CompiledModule:
-    """Make `model` train data-parallel over `mesh`, with the results of one device on the global batch.
+    """Make `model` train data-parallel and pipelined over `mesh`, with the results of one device.
 
     Each rank passes its local batch; the global batch is their concatenation in rank order, uneven or
     empty parts included. Compilation happens at the first call.
@@ -93,8 +98,8 @@ def compile(
     Parameters
     ----------
     model : any module that can be captured as one graph; it is not changed.
-    mesh : a DeviceMesh with axes named `dp` or `dp_replicate`. None: all ranks of the process group, or of
-        torchrun, or this process alone.
+    mesh : a DeviceMesh with axes named `pp`, `dp` or `dp_replicate`. None: all ranks of the process group,
+        or of torchrun, or this process alone.
     loss_fn : then `compiled(*inputs, target=y)` returns `loss_fn(model(*inputs), y)`, a scalar.
     strategy : `"replicate"`: every rank holds all parameters.
     batch_dims : the batch dim of each input, a pytree prefix of `(args, kwargs)` of int or None (no batch
@@ -104,6 +109,18 @@ def compile(
         `"single-device"`: all ranks draw what one device would (with `compute="eager"`, bit for bit).
     uneven : False: all local batches are equal, which saves a small exchange per call.
     compute : `"inductor"`: compiled; `"eager"`: run the graph's ops as they are.
+    microbatches : into how many parts a step splits each rank's batch, one after the other. Above 1, and on
+        a mesh with a `pp` axis, the call itself runs forward and backward, and `loss.backward()` hands the
+        gradients out; the loss must be in the graph.
+    schedule : in which order stages and micro-batches run: `"gpipe"`, `"1f1b"`, `"interleaved"`,
+        `"zero-bubble"`, or the path of a CSV file in torch's action words.
+    stages : how many pipeline stages, balanced by cost, or the names of the modules at which stages 1, 2, ...
+        begin. None: one per pipeline rank (two with `"interleaved"`).
+    checkpoint : for which micro-batches a stage runs its forward again instead of keeping what the backward
+        needs: `"never"`, `"except_last"` or `"always"`.
+    gradients : `"everywhere"`: every rank gets every gradient, so that any optimizer, clipping and state dict
+        are those of one device; `"owner"`: a parameter's gradient stays on its stage's ranks and is None
+        elsewhere, which sends nothing more.
     verify : check the invariants of the graph after each pass.
     strict : an op without a placement rule, which would run replicated, is an error.
     dump_dir : a folder for the program's text after each pass.
@@ -112,10 +129,13 @@ def compile(
     ------
     MeshError : a mesh that does not fit, unknown axes, no process group.
     InputError : options that do not exist.
+    StageError, ScheduleError : at the first call, stages or a schedule that do not fit the model.
     """
     options = Options(
-        loss_fn, strategy, batch_dims, bucket_mb, rng, uneven, compute, verify, strict, dump_dir
-    )
+        loss_fn=loss_fn, strategy=strategy, batch_dims=batch_dims, bucket_mb=bucket_mb, rng=rng,
+        uneven=uneven, compute=compute, microbatches=microbatches, schedule=schedule, stages=stages,
+        checkpoint=checkpoint, gradients=gradients, verify=verify, strict=strict, dump_dir=dump_dir,
+    )  # fmt: skip
     return CompiledModule(model, mesh, options)
 
 

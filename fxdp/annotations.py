@@ -80,7 +80,18 @@ class Size:
     name: str
 
 
-Slot: TypeAlias = Parameter | Buffer | Constant | Input | Tangent | Size
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """Slot and result slot of a value that one part of a cut program hands to another.
+
+    `name` is the value's node in the whole program; with `backward` it goes against the forward's direction.
+    """
+
+    name: str
+    backward: bool = False
+
+
+Slot: TypeAlias = Parameter | Buffer | Constant | Input | Tangent | Size | Crossing
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +115,7 @@ class Gradient:
     of: Parameter | Input
 
 
-ResultSlot: TypeAlias = Output | Mutation | Gradient
+ResultSlot: TypeAlias = Output | Mutation | Gradient | Crossing
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +173,8 @@ class Note:
     skip: str | None = None  # which skip connections carry this value: `a`, `a@1`, or `a, b`
     spells: str = ""  # the op of which this is a step
     recipe: Any = None  # the ops that run instead (`rules.registry.Recipe`)
+    stage: int | None = None  # of a program that is cut into stages; None: belongs to no single one
+    once: bool = False  # runs once per step, after the last micro-batch
     rewrite: Any = None  # how a rule wants its size arguments localized (`rules.registry.Rewrite`)
 
 
@@ -181,6 +194,12 @@ def copy_note(source: fx.Node, target: fx.Node, **changes: Any) -> Note:
         setattr(new, name, value)
     target.meta[_KEY] = new
     return new
+
+
+def sequence_number(node: fx.Node) -> int | None:
+    """The number that torch gave to the forward op which a node computes or differentiates."""
+    number: int | None = node.meta.get("seq_nr")
+    return number
 
 
 def tensor_operands(node: fx.Node) -> list[fx.Node]:

@@ -13,6 +13,7 @@ from fxdp.capture import capture
 from fxdp.compiler import LocalProgram, prepare
 from fxdp.mesh import resolve_mesh
 from fxdp.options import Options
+from fxdp.pipeline import prepare_staged
 from fxdp.plan import Plan
 from fxdp.runtime.calls import CallReader
 
@@ -40,6 +41,7 @@ def local_program(
     device_type = next((p.device.type for p in model.parameters()), "cpu")
     call = CallReader(model, options.batch_dims, device_type).read(args, kwargs)
     data = resolve_mesh(mesh, device_type)
+    staged = data.pipeline.size > 1 or options.microbatches > 1
     start = time.perf_counter()
     captured = capture(
         model,
@@ -47,10 +49,10 @@ def local_program(
         kwargs,
         batch_dims=options.batch_dims,
         loss_fn=options.loss_fn,
-        differentiable="all",
-        couple=data.size > 1,
+        differentiable="loss" if staged else "all",
+        couple=data.size * options.microbatches > 1,
     )
     seconds = time.perf_counter() - start
-    local = prepare(captured, data, options)
+    local = prepare_staged(captured, data, options) if staged else prepare(captured, data, options)
     local.seconds = {"capture": seconds, **local.seconds}
     return local, {"B": call.batch * data.size}

@@ -19,10 +19,12 @@ from torch import fx
 from fxdp.annotations import (
     Buffer,
     Constant,
+    Crossing,
     Gradient,
     Input,
     Mutation,
     NodeType,
+    Note,
     Output,
     Parameter,
     ResultSlot,
@@ -33,7 +35,6 @@ from fxdp.annotations import (
     TensorType,
     note,
 )
-from fxdp.placements import Placement
 from fxdp.torch_compat import OpOverload
 
 _DTYPES = {
@@ -62,7 +63,7 @@ def node_text(node: fx.Node, axes: tuple[str, ...] = (), *, causes: bool = True,
     known = note(node)
     if node.op == "output":
         return _output_text(node)
-    binder = f"%{node.name}{_annotation(known.type)}{_placement_text(known.placement, axes)}"
+    binder = f"%{node.name}{_annotation(known.type)}{_placement_text(known, axes)}"
     comments = [known.cause.text] if known.cause and known.cause.text else []
     comments += [f"skip {known.skip}"] if known.skip else []
     comment = f"  # {'; '.join(comments)}" if causes and comments else ""
@@ -85,11 +86,14 @@ def _annotation(type_: NodeType) -> str:
     return "" if type_ is None else f": {type_text(type_)}"
 
 
-def _placement_text(placement: Placement | tuple[Placement | None, ...] | None, axes: tuple[str, ...]) -> str:
-    if placement is None or not axes:
-        return ""
-    shown = ", ".join(map(str, placement)) if isinstance(placement, tuple) else str(placement)
-    return " {" + " ".join(f"{axis}={shown}" for axis in axes) + "}"
+def _placement_text(known: Note, axes: tuple[str, ...]) -> str:
+    """`{stage=0 dp=S(0)}`: what is not decided yet, or belongs to no one stage, is left out."""
+    words = [] if known.stage is None else [f"stage={known.stage}"]
+    placement = known.placement
+    if placement is not None:
+        shown = ", ".join(map(str, placement)) if isinstance(placement, tuple) else str(placement)
+        words += [f"{axis}={shown}" for axis in axes]
+    return " {" + " ".join(words) + "}" if words and axes else ""
 
 
 def _call_text(node: fx.Node, slot: Slot | None, exact: bool) -> str:
@@ -123,6 +127,8 @@ def _slot_text(slot: Slot | None) -> str:
             return f"tangent({index})"
         case Size(name):
             return f"size({name})"
+        case Crossing(name):
+            return f"from({name})"
         case None:
             return "placeholder()"
 
@@ -135,6 +141,8 @@ def _result_text(slot: ResultSlot | None) -> str:
             return f"new {_slot_text(of)}"
         case Gradient(of):
             return f"gradient {_slot_text(of)}"
+        case Crossing(name):
+            return f"to {name}"
         case None:
             return "saved"
 

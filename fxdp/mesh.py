@@ -13,7 +13,7 @@ from __future__ import annotations
 import difflib
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from math import prod
 
@@ -28,10 +28,28 @@ from fxdp.settings import Settings
 __all__ = ["AXES", "DataMesh", "ensure_alive", "resolve_mesh"]
 
 AXES = ("pp", "dp", "dp_replicate", "dp_shard")
-_NOT_BUILT = ("pp", "dp_shard")
+_NOT_BUILT = ("dp_shard",)
+_PIPELINE = "pp"
 _BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 
 _log = logging.getLogger("fxdp")
+
+
+@dataclass(frozen=True)
+class PipelineAxis:
+    """The pipeline axis of a mesh, seen from one rank.
+
+    Attributes:
+        size: the number of pipeline ranks.
+        rank: this rank's index along the axis.
+        column: the index among all ranks of the mesh of each pipeline rank that has this rank's data.
+        data_ranks: for each rank of the mesh, its index along the data axes.
+    """
+
+    size: int = 1
+    rank: int = 0
+    column: tuple[int, ...] = (0,)
+    data_ranks: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -46,6 +64,7 @@ class DataMesh:
         device_type: where the model lives.
         device_mesh: the mesh that the user gave, if one.
         links: what joins the ranks; None at size 1 and for a plan without process group.
+        pipeline: the pipeline axis, of size 1 if the mesh has none.
     """
 
     axes: tuple[str, ...]
@@ -55,11 +74,21 @@ class DataMesh:
     device_type: str
     device_mesh: DeviceMesh | None = field(default=None, repr=False)
     links: Links | None = field(default=None, repr=False, compare=False)
+    pipeline: PipelineAxis = PipelineAxis()
 
     @property
     def size(self) -> int:
         """The number of ranks along all data axes."""
         return prod(self.sizes)
+
+    @property
+    def world(self) -> int:
+        """The number of ranks of the whole mesh."""
+        return self.size * self.pipeline.size
+
+    def in_parts(self, microbatches: int) -> DataMesh:
+        """The mesh with micro-batches as one more data axis: what passes place values on."""
+        return replace(self, axes=(*self.axes, "microbatch"), sizes=(*self.sizes, microbatches))
 
     @property
     def group(self) -> dist.ProcessGroup | None:
@@ -157,7 +186,7 @@ def _resolve_world(device_type: str, settings: Settings) -> DataMesh:
     if not dist.is_initialized():
         return DataMesh(("dp",), (1,), 0, (0,), device_type)
     ranks = tuple(range(dist.get_world_size()))
-    links = _links(dist.get_rank(), ranks, device_type, settings)
+    links = _links(dist.get_rank(), ranks, ranks, device_type, settings)
     return DataMesh(("dp",), (len(ranks),), dist.get_rank(), ranks, device_type, links=links)
 
 
@@ -197,10 +226,44 @@ def _resolve_device_mesh(mesh: DeviceMesh, device_type: str, settings: Settings)
     here = dist.get_rank() if dist.is_initialized() else -1
     if here not in ranks:
         _refuse_outside(len(ranks), here, ranks)
-        return DataMesh(tuple(mesh.mesh_dim_names), tuple(mesh.shape), 0, ranks, device_type, mesh)
-    rank = ranks.index(here)
-    links = _links(rank, ranks, device_type, settings)
-    return DataMesh(tuple(mesh.mesh_dim_names), tuple(mesh.shape), rank, ranks, device_type, mesh, links)
+    shape = dict(zip(mesh.mesh_dim_names, mesh.shape, strict=True))
+    index = max(0, ranks.index(here)) if here in ranks else 0
+    data = _axes_of_rank(shape, index, device_type)
+    row = tuple(ranks[i] for i in _row(shape, index))
+    if here not in ranks:
+        return replace(data, ranks=row, device_mesh=mesh)
+    links = _links(index, ranks, row, device_type, settings)
+    return replace(data, ranks=row, device_mesh=mesh, links=links)
+
+
+def _axes_of_rank(shape: Mapping[str, int], index: int, device_type: str) -> DataMesh:
+    """The data axes and the pipeline axis from the place of the rank with this index in the mesh."""
+    axes = {name: size for name, size in shape.items() if name != _PIPELINE} or {"dp": 1}
+    places = [_place(shape, i) for i in range(prod(shape.values()))]
+    stage, data = places[index]
+    column = tuple(places.index((p, data)) for p in range(shape.get(_PIPELINE, 1)))
+    pipeline = PipelineAxis(len(column), stage, column, tuple(p[1] for p in places))
+    ranks = _row(shape, index)
+    return DataMesh(tuple(axes), tuple(axes.values()), data, ranks, device_type, pipeline=pipeline)
+
+
+def _row(shape: Mapping[str, int], index: int) -> tuple[int, ...]:
+    """The ranks that have the same pipeline rank, by their place along the data axes."""
+    stage = _place(shape, index)[0]
+    return tuple(i for i in range(prod(shape.values())) if _place(shape, i)[0] == stage)
+
+
+def _place(shape: Mapping[str, int], index: int) -> tuple[int, int]:
+    """A rank's index along the pipeline axis, and along the flattened data axes."""
+    stage, data, stride = 0, 0, 1
+    for name, size in reversed(list(shape.items())):
+        index, here = divmod(index, size)
+        if name == _PIPELINE:
+            stage = here
+        else:
+            data += here * stride
+            stride *= size
+    return stage, data
 
 
 def _refuse_outside(size: int, here: int, ranks: tuple[int, ...]) -> None:
@@ -218,7 +281,7 @@ def _resolve_sizes(mesh: Mapping[str, int], device_type: str) -> DataMesh:
     wrong = [f"{name}={size!r}" for name, size in mesh.items() if not isinstance(size, int) or size < 1]
     if wrong:
         raise MeshError(f"mesh sizes {', '.join(wrong)}; expected integers >= 1")
-    return DataMesh(tuple(mesh), tuple(mesh.values()), 0, tuple(range(prod(mesh.values()))), device_type)
+    return _axes_of_rank(dict(mesh), 0, device_type)
 
 
 def _check_axes(names: tuple[str, ...]) -> None:
@@ -239,11 +302,13 @@ def _check_axes(names: tuple[str, ...]) -> None:
         )
 
 
-def _links(rank: int, ranks: tuple[int, ...], device_type: str, settings: Settings) -> Links | None:
+def _links(
+    rank: int, ranks: tuple[int, ...], row: tuple[int, ...], device_type: str, settings: Settings
+) -> Links | None:
     if len(ranks) == 1 or dist.get_backend() == "fake":
         return None
     backend = _backend(device_type)
-    return find_links(ranks, backend) or open_links(rank, ranks, backend, settings)
+    return find_links(ranks, row, backend) or open_links(rank, ranks, row, backend, settings)
 
 
 def _backend(device_type: str) -> str:

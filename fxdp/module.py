@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, fx, nn
@@ -20,6 +20,7 @@ from fxdp.runtime.optimizers import OptimizerWatch
 from fxdp.runtime.programs import Programs, Served
 from fxdp.runtime.recent import Recent
 from fxdp.runtime.stable import stable_text
+from fxdp.runtime.staged import StagedPrograms
 
 
 class CompiledModule(nn.Module):
@@ -48,7 +49,8 @@ class CompiledModule(nn.Module):
     def _build(self) -> None:
         self._reader = CallReader(self._model, self._options.batch_dims, self._mesh.device_type)
         self._agreement = Agreement(self._mesh)
-        self._programs = Programs(self._model, self._mesh, self._options)
+        staged = self._mesh.pipeline.size > 1 or self._options.microbatches > 1
+        self._programs = (StagedPrograms if staged else Programs)(self._model, self._mesh, self._options)
         self._even: Recent[Any, bool] = Recent(1024)
         self._watch: OptimizerWatch | None = None
 
@@ -81,7 +83,7 @@ class CompiledModule(nn.Module):
 
     def _exchange(self, call: Any) -> tuple[int, ...]:
         """All ranks' batch sizes, after a check that they make the same kind of call."""
-        if self._mesh.size == 1:
+        if self._mesh.world == 1:
             return (_nonempty((call.batch,))[0],)
         key = (call.kind, call.dims, call.batch)
         if not self._options.uneven and key in self._even:
@@ -90,7 +92,7 @@ class CompiledModule(nn.Module):
         rows = self._agreement.exchange(own)
         if len({row[1:] for row in rows}) > 1:
             agree(self._mesh, _call_lines(call), "calls")
-        batches = _nonempty(tuple(row[0] for row in rows))
+        batches = _nonempty(self._batches([row[0] for row in rows]))
         if not self._options.uneven:
             if len(set(batches)) > 1:
                 raise everywhere(
@@ -99,9 +101,25 @@ class CompiledModule(nn.Module):
             self._even[key] = True
         return batches
 
+    def _batches(self, sizes: Sequence[int]) -> tuple[int, ...]:
+        """The batch size of each data rank; pipeline ranks with the same data must have the same."""
+        places = self._mesh.pipeline.data_ranks
+        if len(places) < len(sizes):
+            return tuple(sizes)
+        found: dict[int, int] = {}
+        for rank, (place, size) in enumerate(zip(places, sizes, strict=True)):
+            if found.setdefault(place, size) != size:
+                raise everywhere(
+                    InputError(
+                        f"rank {rank} of the mesh has a batch of {size}, another rank with the same data "
+                        f"one of {found[place]}: all ranks of a pipeline must pass the same batch"
+                    )
+                )
+        return tuple(found[place] for place in range(self._mesh.size))
+
     def _start(self) -> None:
         """Once: the ranks must hold the same model, and get rank 0's values."""
-        if self._mesh.size > 1:
+        if self._mesh.world > 1:
             install_hook()
             agree(self._mesh, [*_model_lines(self._model), *self._options.lines()], "models or options")
             tensors = [*self._model.parameters(), *self._model.buffers()]

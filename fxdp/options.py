@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,8 @@ _CHOICES = {
     "strategy": ("replicate",),
     "rng": ("sharded", "single-device"),
     "compute": ("inductor", "eager"),
+    "checkpoint": ("never", "except_last", "always"),
+    "gradients": ("everywhere", "owner"),
 }
 
 
@@ -29,6 +31,11 @@ class Options:
     rng: str = "sharded"
     uneven: bool = True
     compute: str = "inductor"
+    microbatches: int = 1
+    schedule: str = "1f1b"
+    stages: int | Sequence[str] | None = None
+    checkpoint: str = "never"
+    gradients: str = "everywhere"
     verify: bool = True
     strict: bool = False
     dump_dir: Path | str | None = None
@@ -41,12 +48,23 @@ class Options:
         ]
         if not self.bucket_mb > 0:
             faults.append(f"bucket_mb is {self.bucket_mb!r}, expected a size in MiB above 0")
+        faults += self._staging_faults()
         loss_fn: Any = self.loss_fn
         if loss_fn is not None and not callable(loss_fn):
             kind = type(loss_fn).__name__
             faults.append(f"loss_fn is a {kind}, expected a callable (output, target) -> loss")
         if faults:
             raise InputError("fxdp.compile was given options it does not know:\n  " + "\n  ".join(faults))
+
+    def _staging_faults(self) -> list[str]:
+        faults = []
+        if not isinstance(self.microbatches, int) or self.microbatches < 1:
+            faults.append(f"microbatches is {self.microbatches!r}, expected an integer of at least 1")
+        if isinstance(self.stages, str):
+            faults.append(f"stages is the string {self.stages!r}, expected an int or a list of module names")
+        elif isinstance(self.stages, int) and self.stages < 1:
+            faults.append(f"stages is {self.stages!r}, expected at least 1")
+        return faults
 
     @property
     def single_device_rng(self) -> bool:

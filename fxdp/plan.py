@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import fx
 
@@ -13,6 +13,7 @@ from fxdp.coverage import Coverage
 from fxdp.graph_text import graph_text, target_text
 from fxdp.mesh import DataMesh
 from fxdp.placements import Dim
+from fxdp.schedule import Schedule
 from fxdp.symbols import B, product
 from fxdp.transport import way_of
 
@@ -48,6 +49,7 @@ class Plan:
     timings : seconds of `capture`, of each pass by its name, and of `lowering`.
     nodes : nodes of the joint graph.
     covered : what `coverage()` returns.
+    schedule : in which order stages and micro-batches run; None for a program without them.
     """
 
     text: str
@@ -57,6 +59,11 @@ class Plan:
     timings: Mapping[str, float] = field(default_factory=dict)
     nodes: int = 0
     covered: Coverage = field(default_factory=Coverage)
+    schedule: Schedule | None = None
+
+    def staged(self, schedule: Schedule, communication: tuple[CommRow, ...]) -> Plan:
+        """The same plan for a program in stages or micro-batches."""
+        return replace(self, schedule=schedule, communication=communication)
 
     @property
     def gradient_bytes(self) -> int:

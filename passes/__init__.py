@@ -3,10 +3,12 @@
 | pass | leaves the graph at |
 |---|---|
 | `Canonicalize` | CAPTURED |
+| `ExposeCounts` | CAPTURED (programs with micro-batches) |
 | `BatchDimAnalyzer` | PLACED |
 | `ExpandRecipes` | PLACED |
 | `InsertCollectives` | EXPLICIT |
 | `LocalizeShapes` | LOCAL |
+| `AssignStages` | STAGED (programs with stages or micro-batches) |
 | `BucketGradients` | LOCAL |
 | `CoalesceReductions` | LOCAL |
 | `EmitProgram` | EMITTED |
@@ -14,22 +16,26 @@
 Import them from `fxdp.passes`; the order is data in `fxdp/compiler.py`.
 """
 
+from fxdp.passes.assign_stages import AssignStages
 from fxdp.passes.batch_dim_analyzer import BatchDimAnalyzer
 from fxdp.passes.bucket_gradients import BucketGradients
 from fxdp.passes.canonicalize import Canonicalize
 from fxdp.passes.coalesce_reductions import CoalesceReductions
 from fxdp.passes.emit_program import EmitProgram
 from fxdp.passes.expand_recipes import ExpandRecipes
+from fxdp.passes.expose_counts import ExposeCounts
 from fxdp.passes.insert_collectives import InsertCollectives
 from fxdp.passes.localize_shapes import LocalizeShapes
 
 __all__ = [
+    "AssignStages",
     "BatchDimAnalyzer",
     "BucketGradients",
     "Canonicalize",
     "CoalesceReductions",
     "EmitProgram",
     "ExpandRecipes",
+    "ExposeCounts",
     "InsertCollectives",
     "LocalizeShapes",
 ]

@@ -34,13 +34,17 @@ class _Lowering:
     mesh: DataMesh
     sizes: dict[str, int] | None
     even: bool
+    part: int
 
     def run(self) -> None:
         self.slots: dict[Slot, fx.Node] = {
             slot: n for n in self.graph.nodes if (slot := note(n).slot) is not None
         }
         for node in list(self.graph.nodes):
-            if node.target is ir.wait:
+            if self.mesh.size == 1 and (node.target in ir.COLLECTIVES or node.target is ir.wait):
+                node.replace_all_uses_with(node.args[0])
+                self.graph.erase_node(node)
+            elif node.target is ir.wait:
                 self._lower_wait(node)
             elif node.target in ir.CONVERSIONS:
                 self._lower(node)
@@ -89,7 +93,7 @@ class _Lowering:
             bounds = (self._size("B"), self._size("offset"), self._size("b"))
             self._replace(node, collectives.shard, (value, *rest, *bounds))
         else:
-            self._replace(node, collectives.partial, (value, mesh.rank))
+            self._replace(node, collectives.partial, (value, self.part))
 
     def _group(self, node: fx.Node) -> str:
         """The name of the group that carries a reduction."""
@@ -147,10 +151,13 @@ class EmitProgram:
     sizes : values of all size slots (`B`, `b`, `offset`, `b_max`, ...), which become constants; None keeps
         them as inputs of a size-generic program.
     even : all ranks hold equally many samples, so gathers need no padding.
+    part : which part of the global batch the program is for, where micro-batches split it further than the
+        ranks do; None: the rank's.
     """
 
     sizes: tuple[tuple[str, int], ...] | None = None
     even: bool = True
+    part: int | None = None
 
     name = "emit-program"
     requires = Level.LOCAL
@@ -159,5 +166,6 @@ class EmitProgram:
     def run(self, gm: fx.GraphModule, mesh: DataMesh) -> fx.GraphModule:
         """Rewrite the graph in place."""
         sizes = None if self.sizes is None else dict(self.sizes)
-        _Lowering(gm.graph, mesh, sizes, self.even).run()
+        part = mesh.rank if self.part is None else self.part
+        _Lowering(gm.graph, mesh, sizes, self.even, part).run()
         return gm

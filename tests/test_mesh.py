@@ -44,7 +44,6 @@ def test_sizes_for_a_plan() -> None:
         ({"dp_replica": 2}, ["did you mean 'dp_replicate'?"]),
         ({"tensor": 2}, ["got ['tensor']", "the name 'dp'"]),
         ({}, ["got none"]),
-        ({"pp": 2, "dp": 2}, ["'pp' is a valid name, but fxdp cannot use it yet"]),
         ({"dp_shard": 2}, ["'dp_shard' is a valid name, but fxdp cannot use it yet"]),
         ({"dp": 0}, ["dp=0", "expected integers >= 1"]),
         ({"dp": 2.0}, ["dp=2.0"]),
@@ -161,3 +160,15 @@ def test_torchrun_variables_make_a_process_group(ranks: RankPool) -> None:
 def test_links_of_a_second_process_group_on_the_same_address(ranks: RankPool) -> None:
     outcomes = ranks.spawn(2, _destroy_and_begin_again, init=False, launched=True)
     assert [outcome.result for outcome in outcomes] == [[2, 2], [2, 2]], outcomes[0].output
+
+
+def test_a_pipeline_axis_is_no_data_axis() -> None:
+    mesh = resolve_mesh({"pp": 2, "dp": 3}, "cpu")
+    assert (mesh.size, mesh.world, mesh.axes) == (3, 6, ("dp",))
+    assert mesh.pipeline.size == 2
+    assert mesh.pipeline.column == (0, 3)  # the ranks of the mesh that have this rank's data
+    assert mesh.pipeline.data_ranks == (0, 1, 2, 0, 1, 2)
+    swapped = resolve_mesh({"dp": 3, "pp": 2}, "cpu")
+    assert swapped.pipeline.column == (0, 1)
+    assert swapped.pipeline.data_ranks == (0, 0, 1, 1, 2, 2)
+    assert resolve_mesh({"pp": 4}, "cpu").size == 1

@@ -232,6 +232,7 @@ class _Slots:
         """Where a result stands: outputs, mutations, gradients, each in the order of their slots."""
         if isinstance(slot, Output):
             return 0, slot.index, 0
+        assert isinstance(slot, (Mutation, Gradient))
         return (1 if isinstance(slot, Mutation) else 2), *self.rank(slot.of)
 
     @staticmethod

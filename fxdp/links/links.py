@@ -51,30 +51,28 @@ class Links:
     """Process groups and control channel of one mesh on one rank; made by `open_links`.
 
     Attributes:
-        key: the global ranks joined, and the backend.
+        key: the global ranks joined, those of this rank's row, and the backend.
         control: short messages between all ranks.
-        messages: small tensors between all ranks; programs reach it by `message_group_name`.
+        messages: small tensors between the ranks of the row; programs reach it by `message_group_name`.
         in_call: true while the main thread is inside a compiled call.
     """
 
     def __init__(
         self,
         world: dist.ProcessGroup,
-        key: tuple[tuple[int, ...], str],
-        group: dist.ProcessGroup,
-        reduce_group: dist.ProcessGroup,
+        key: tuple[tuple[int, ...], tuple[int, ...], str],
+        groups: dict[str, dist.ProcessGroup],
         control: Control,
         messages: Messages,
         sockets: set[OpenSocket],
     ) -> None:
         self._world = weakref.ref(world)  # torch alone owns groups: destroying them frees them at once
         self.key = key
-        self._group = weakref.ref(group)
-        self._reduce_group = weakref.ref(reduce_group)
+        self._groups = {purpose: weakref.ref(group) for purpose, group in groups.items()}
         self.control = control
         self.messages = messages
-        self.message_group_name = f"{group.group_name}_messages"
-        self._message_group = MessageGroup(messages, control.size, self._explain)
+        self.message_group_name = f"{next(iter(groups.values())).group_name}_messages"
+        self._message_group = MessageGroup(messages, len(key[1]), self._explain)
         register_group(self.message_group_name, self._message_group)
         self.in_call = False
         self._sockets = sockets
@@ -94,14 +92,33 @@ class Links:
         return self.control.rank
 
     @property
+    def ranks(self) -> tuple[int, ...]:
+        """The global ranks of the mesh, by their index in it."""
+        return self.key[0]
+
+    def _find(self, purpose: str) -> dist.ProcessGroup | None:
+        found = self._groups.get(purpose)
+        return None if found is None else found()
+
+    @property
     def group(self) -> dist.ProcessGroup | None:
-        """The process group over all data axes, None once it was destroyed."""
-        return self._group()
+        """The process group over all data axes; None once it was destroyed, or where they have one rank."""
+        return self._find("data")
 
     @property
     def reduce_group(self) -> dist.ProcessGroup | None:
         """A second group for gradient reductions: its own stream on CUDA."""
-        return self._reduce_group()
+        return self._find("reduce")
+
+    @property
+    def whole_group(self) -> dist.ProcessGroup | None:
+        """A group over all ranks of the mesh: the data axes' own where there is no pipeline axis."""
+        return self._find("forward") or self.group
+
+    @property
+    def backward_group(self) -> dist.ProcessGroup | None:
+        """A group over all ranks of a mesh with a pipeline axis, for what its backwards send."""
+        return self._find("backward")
 
     @property
     def alive(self) -> bool:
@@ -201,7 +218,7 @@ class Links:
         """Make every wait in the groups end with an error, here and on the other ranks."""
         self.messages.cut()
         cut(self._sockets)
-        for group in (self.group, self.reduce_group):
+        for group in map(self._find, self._groups):
             if group is not None and "nccl" in group.name().lower():
                 group.abort()
 
@@ -211,18 +228,21 @@ def live_links() -> list[Links]:
     return [links for links in _live if links.alive]
 
 
-def find_links(ranks: Sequence[int], backend: str) -> Links | None:
+def find_links(ranks: Sequence[int], row: Sequence[int], backend: str) -> Links | None:
     """The links that already join `ranks`, None if there are none or they have ended."""
-    key = (tuple(ranks), backend)
+    key = (tuple(ranks), tuple(row), backend)
     return next((links for links in live_links() if links.ending is None and links.key == key), None)
 
 
-def open_links(rank: int, ranks: Sequence[int], backend: str, settings: Settings) -> Links:
+def open_links(
+    rank: int, ranks: Sequence[int], row: Sequence[int], backend: str, settings: Settings
+) -> Links:
     """Join `ranks` (of the default process group) by links; all of them must call this at the same point.
 
     Args:
         rank: this rank's index in `ranks`.
         ranks: the global ranks of the mesh, in mesh order.
+        row: those of them that share this rank's stages; all, where there is no pipeline axis.
         backend: "gloo" or "nccl".
         settings: timeouts and address.
 
@@ -240,13 +260,20 @@ def open_links(rank: int, ranks: Sequence[int], backend: str, settings: Settings
     host = settings.host or own_address(settings.launch.master_addr if settings.launch else None)
     connections = connect_all(store, prefix, rank, len(ranks), host, settings.timeout_s)
     control = Control(rank, connections, settings.timeout_s)
-    connections = connect_all(store, f"{prefix}/messages", rank, len(ranks), host, settings.timeout_s)
-    messages = Messages(rank, connections, settings.timeout_s)
+    place = row.index(ranks[rank])
+    among = f"{prefix}/messages/{row[0]}"
+    connections = connect_all(store, among, place, len(row), host, settings.timeout_s)
+    messages = Messages(place, connections, settings.timeout_s)
     before = open_sockets()
     timeout = timedelta(seconds=settings.timeout_s)
-    groups = [_new_group(ranks, backend, timeout, purpose) for purpose in ("data", "reduce")]
+    groups = {}
+    if len(row) > 1:
+        groups = {purpose: _new_group(row, backend, timeout, purpose) for purpose in ("data", "reduce")}
+    if len(row) < len(ranks):
+        for purpose in ("forward", "backward"):
+            groups[purpose] = _new_group(ranks, backend, timeout, purpose)
     sockets = _shared_sockets(control, open_sockets() - before) if backend == "gloo" else set()
-    return Links(world, (tuple(ranks), backend), groups[0], groups[1], control, messages, sockets)
+    return Links(world, (tuple(ranks), tuple(row), backend), groups, control, messages, sockets)
 
 
 def _prefix(store: KeyValueStore, rank: int, ranks: Sequence[int]) -> str:

@@ -11,7 +11,15 @@ from typing import Any
 import torch
 from torch import fx
 
-from fxdp.annotations import Gradient, Input, Mutation, Output, Parameter, Tangent, TensorType, note
+from fxdp.annotations import (
+    Crossing,
+    Gradient,
+    Mutation,
+    Output,
+    Tangent,
+    TensorType,
+    note,
+)
 from fxdp.lowering.halves import Halves
 from fxdp.lowering.tangents import usual_zeros
 from fxdp.torch_compat import boxed_code
@@ -19,13 +27,17 @@ from fxdp.torch_compat import boxed_code
 aten = torch.ops.aten
 
 
-def lower_eager(gm: fx.GraphModule) -> Halves:
-    """The two halves of an emitted program, as generated Python code over aten ops."""
+def lower_eager(gm: fx.GraphModule, zero: frozenset[int] | None = None) -> Halves:
+    """The two halves of an emitted program, as generated Python code over aten ops.
+
+    `zero` are the tangents for whose absence a backward is made at once; default: those that a training loop
+    leaves out.
+    """
     forward_nodes = _forward_nodes(gm.graph)
     saved = _saved(gm.graph, forward_nodes)
     forward, outputs = _forward_graph(gm, forward_nodes, saved)
     backward = _backward_graph(gm, forward_nodes, saved)
-    tangents = [tensor_type(n) for n in gm.graph.nodes if isinstance(note(n).slot, Tangent)]
+    tangents = [tensor_type(n) for n in backward_inputs(gm.graph)]
     halves = Halves(
         boxed_code(forward),
         outputs,
@@ -34,9 +46,10 @@ def lower_eager(gm: fx.GraphModule) -> Halves:
         tuple(range(len(saved))),
         len(tangents),
         boxed_code,
+        boxed_code,
     )
     if halves.trains:
-        halves.backward(usual_zeros(tangents))
+        halves.backward(usual_zeros(tangents) if zero is None else zero)
     return halves
 
 
@@ -53,29 +66,58 @@ def results(graph: fx.Graph) -> list[tuple[Any, fx.Node]]:
     return list(zip(note(output).results, output.args[0], strict=True))  # type: ignore[arg-type]
 
 
-def gradient_of(graph: fx.Graph) -> dict[Parameter | Input, fx.Node]:
-    """The gradient of each input that has one."""
-    return {slot.of: node for slot, node in results(graph) if isinstance(slot, Gradient)}
+def forward_results(graph: fx.Graph) -> list[fx.Node]:
+    """What the forward hands out, new values of buffers aside."""
+    return [n for s, n in results(graph) if isinstance(s, Output) or _crosses(s, backward=False)]
+
+
+def backward_results(graph: fx.Graph) -> list[fx.Node | None]:
+    """What the backward hands out: a gradient or None per input of the forward, then what goes elsewhere."""
+    found = results(graph)
+    gradients = {s.of: n for s, n in found if isinstance(s, Gradient)}
+    crossing: list[fx.Node | None] = [n for s, n in found if _crosses(s, backward=True)]
+    if not gradients:
+        return crossing
+    return [*(gradients.get(note(n).slot) for n in forward_inputs(graph)), *crossing]  # type: ignore[arg-type]
+
+
+def forward_inputs(graph: fx.Graph) -> list[fx.Node]:
+    """The placeholders that the forward takes, in order."""
+    return [n for n in graph.nodes if n.op == "placeholder" and not _comes_later(n)]
+
+
+def backward_inputs(graph: fx.Graph) -> list[fx.Node]:
+    """The placeholders that only the backward takes: tangents, and what other parts' backwards hand over."""
+    return [n for n in graph.nodes if n.op == "placeholder" and _comes_later(n)]
+
+
+def _comes_later(node: fx.Node) -> bool:
+    slot = note(node).slot
+    return isinstance(slot, Tangent) or _crosses(slot, backward=True)
+
+
+def _crosses(slot: object, *, backward: bool) -> bool:
+    return isinstance(slot, Crossing) and slot.backward is backward
 
 
 def _forward_nodes(graph: fx.Graph) -> set[fx.Node]:
     """Nodes of the forward: all but tangents, what they reach, and what the capture called backward."""
     later: set[fx.Node] = set()
-    needed = {n for s, n in results(graph) if isinstance(s, (Output, Mutation))}
+    needed = {*forward_results(graph), *(n for s, n in results(graph) if isinstance(s, Mutation))}
     for node in reversed(graph.nodes):
         if node in needed:
             needed.update(node.all_input_nodes)
     for node in graph.nodes:
         reads_later = any(a in later for a in node.all_input_nodes)
         called_backward = note(node).backward and node.op == "call_function" and node not in needed
-        if isinstance(note(node).slot, Tangent) or reads_later or called_backward:
+        if _comes_later(node) or reads_later or called_backward:
             later.add(node)
     return {n for n in graph.nodes if n not in later and n.op != "output"}
 
 
 def _saved(graph: fx.Graph, forward: set[fx.Node]) -> list[fx.Node]:
     """Forward values that the backward reads, in graph order."""
-    gradients = set(gradient_of(graph).values())
+    gradients = set(backward_results(graph))
     return [
         n
         for n in graph.nodes
@@ -91,7 +133,7 @@ def _forward_graph(
     for node in gm.graph.nodes:
         if node in nodes:
             copies[node] = graph.node_copy(node, copies.__getitem__)
-    outputs = [copies[n] for s, n in results(gm.graph) if isinstance(s, Output)]
+    outputs = [copies[n] for n in forward_results(gm.graph)]
     kept = [copies[n] for n in saved]
     mutations = [(s.of, copies[n]) for s, n in results(gm.graph) if isinstance(s, Mutation)]
     kept = _write_back(graph, mutations, kept)
@@ -115,7 +157,7 @@ def _write_back(graph: fx.Graph, mutations: list[tuple[Any, fx.Node]], kept: lis
 
 
 def _backward_graph(gm: fx.GraphModule, forward: set[fx.Node], saved: list[fx.Node]) -> fx.GraphModule | None:
-    gradients = gradient_of(gm.graph)
+    gradients = backward_results(gm.graph)
     if not gradients:
         return None
     graph = fx.Graph()
@@ -126,12 +168,6 @@ def _backward_graph(gm: fx.GraphModule, forward: set[fx.Node], saved: list[fx.No
     for node in gm.graph.nodes:
         if node.op != "output" and node not in forward:
             copies[node] = graph.node_copy(node, copies.__getitem__)
-    order = forward_inputs(gm.graph)
-    graph.output(tuple(copies.get(gradients.get(note(n).slot)) for n in order))  # type: ignore[arg-type]
+    graph.output(tuple(None if n is None else copies[n] for n in gradients))
     graph.eliminate_dead_code(is_impure_node=_keeps)
     return fx.GraphModule(gm, graph, "Backward")
-
-
-def forward_inputs(graph: fx.Graph) -> list[fx.Node]:
-    """The placeholders that the forward takes, in order: all but the tangents."""
-    return [n for n in graph.nodes if n.op == "placeholder" and not isinstance(note(n).slot, Tangent)]

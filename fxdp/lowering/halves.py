@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 from torch import fx
 
+from fxdp.lowering.halving import split_backward
 from fxdp.lowering.tangents import without_tangents
 
 Boxed: TypeAlias = Callable[[list[Any]], "list[Any] | tuple[Any, ...]"]
@@ -45,7 +46,10 @@ class Halves:
     """For each input of the backward before the tangents, its position among the saved values."""
     tangents: int = 0
     compile_backward: Callable[[fx.GraphModule], Boxed] | None = None
+    compile_half: Callable[[fx.GraphModule], Boxed] | None = None
+    """The same for half a backward, whose results keep the strides that the other half was traced with."""
     _backwards: dict[frozenset[int], Backward] = field(default_factory=dict, repr=False)
+    _halved: dict[tuple[int, ...], tuple[Boxed, Boxed]] = field(default_factory=dict, repr=False)
 
     @property
     def trains(self) -> bool:
@@ -60,4 +64,17 @@ class Halves:
             assert self.compile_backward is not None
             graph, kept = without_tangents(self.backward_graph, sorted(zero), self.tangents)
             found = self._backwards[zero] = Backward(self.compile_backward(graph), kept, graph)
+        return found
+
+    def halved(self, first: tuple[int, ...]) -> tuple[Boxed, Boxed]:
+        """The backward for all tangents in two: its results numbered `first`, then the others.
+
+        The first half gives what the second one takes after its results.
+        """
+        found = self._halved.get(first)
+        if found is None:
+            assert self.backward_graph is not None
+            assert self.compile_half is not None
+            inputs, weights = split_backward(self.backward_graph, first)
+            found = self._halved[first] = (self.compile_half(inputs), self.compile_half(weights))
         return found

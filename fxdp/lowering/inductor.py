@@ -13,16 +13,21 @@ from fxdp.annotations import (
     Buffer,
     Constant,
     Mutation,
-    Output,
     Parameter,
     Size,
     Slot,
-    Tangent,
     TensorType,
     note,
 )
 from fxdp.errors import StateError
-from fxdp.lowering.eager import forward_inputs, gradient_of, results, tensor_type
+from fxdp.lowering.eager import (
+    backward_inputs,
+    backward_results,
+    forward_inputs,
+    forward_results,
+    results,
+    tensor_type,
+)
 from fxdp.lowering.halves import Boxed, Halves
 from fxdp.lowering.tangents import usual_zeros
 from fxdp.lowering.turns import Turn
@@ -63,16 +68,18 @@ class Shapes:
 
 
 def lower_inductor(
-    gm: fx.GraphModule, values: Mapping[Slot, Any], shapes: Shapes, device: torch.device, turn: Turn
-) -> Halves:
+    gm: fx.GraphModule, values: Mapping[Slot, Any], shapes: Shapes, device: torch.device, turn: Turn,
+    zero: frozenset[int] | None = None,
+) -> Halves:  # fmt: skip
     """Compile an emitted program.
 
     `values` holds the real parameters, buffers and constants, whose strides the code may rely on; `turn` says
-    which half this rank compiles first.
+    which half this rank compiles first; `zero` are the tangents for whose absence a backward is compiled at
+    once, default: those that a training loop leaves out.
     """
     fake_mode, sizes = _sizes(shapes)
     inputs = forward_inputs(gm.graph)
-    tangents = [n for n in gm.graph.nodes if isinstance(note(n).slot, Tangent)]
+    tangents = backward_inputs(gm.graph)
     env = {named_size(name): value for name, value in sizes.items()}
     if shapes.single:
         env[named_size("b")] = env[B]
@@ -80,15 +87,16 @@ def lower_inductor(
     fake_tangents = [_fake(n, values, sizes, env, fake_mode, device) for n in tangents]
     function = _joint_function(gm, inputs, tangents)
     joint = trace_for_inductor(function, fake_mode, fake_inputs, fake_tangents)
-    outputs = [s for s, _ in results(gm.graph) if isinstance(s, Output)]
+    outputs = forward_results(gm.graph)
     mutations = [s for s, _ in results(gm.graph) if isinstance(s, Mutation)]
     slots = [note(n).slot for n in inputs]
     fixed = sum(isinstance(s, (Parameter, Buffer, Constant)) for s in slots)
     keeps_strides = shapes.generic or not _chooses_layouts(joint)
     compiler = _Compiler(fake_mode, slots, mutations, len(outputs), fixed, keeps_strides)
-    if tangents or gradient_of(gm.graph):
+    if tangents or backward_results(gm.graph):
         types = [tensor_type(n) for n in tangents]
-        halves = compiler.training(joint, [*fake_inputs, *fake_tangents], types, turn)
+        zero = usual_zeros(types) if zero is None else zero
+        halves = compiler.training(joint, [*fake_inputs, *fake_tangents], types, turn, zero)
     else:
         halves = compiler.inference(joint, fake_inputs, device)
     if constants := fixed_sizes(sizes):
@@ -127,11 +135,9 @@ def _fake(
 
 def _joint_function(gm: fx.GraphModule, inputs: list[fx.Node], tangents: list[fx.Node]) -> Any:
     """The emitted graph as `f(primals, tangents)` whose results are outputs, mutations, gradients."""
-    gradients = gradient_of(gm.graph)
-    order: list[fx.Node | None] = [n for s, n in results(gm.graph) if isinstance(s, Output)]
+    order: list[fx.Node | None] = list(forward_results(gm.graph))
     order += [n for s, n in results(gm.graph) if isinstance(s, Mutation)]
-    if gradients:
-        order += [gradients.get(note(n).slot) for n in inputs]  # type: ignore[arg-type]
+    order += backward_results(gm.graph)
     placeholders = [*inputs, *tangents]
 
     def joint(primals: Sequence[Any], tangents: Sequence[Any]) -> list[Any]:
@@ -158,8 +164,9 @@ class _Compiler:
     """Whether results keep the strides they were traced with, so that both halves can be compiled at once."""
 
     def training(
-        self, joint: fx.GraphModule, inputs: list[Any], tangents: list[TensorType], turn: Turn
-    ) -> Halves:
+        self, joint: fx.GraphModule, inputs: list[Any], tangents: list[TensorType], turn: Turn,
+        zero: frozenset[int],
+    ) -> Halves:  # fmt: skip
         forward, backward = partition_for_inductor(
             joint, inputs, self.outputs + len(self.mutations), self.fake_mode
         )
@@ -167,8 +174,9 @@ class _Compiler:
         saved_order = self._saved_order(forward, backward)
         self._write_back(forward)
         halves = Halves(
-            _not_compiled, self.outputs, forward, backward, saved_order, len(tangents), self._compile_backward
-        )
+            _not_compiled, self.outputs, forward, backward, saved_order, len(tangents),
+            self._compile_backward, self._compile_half,
+        )  # fmt: skip
 
         def compile_forward() -> None:
             halves.forward, strides = self._compile(forward, backward=False, inference=False)
@@ -176,7 +184,7 @@ class _Compiler:
                 _restride(backward, strides[self.outputs :], saved_order)
 
         def compile_backward() -> None:
-            halves.backward(usual_zeros(tangents))
+            halves.backward(zero)
 
         turn.run(compile_forward, compile_backward, independent=self.keeps_strides)
         return halves
@@ -184,18 +192,25 @@ class _Compiler:
     def _compile_backward(self, graph: fx.GraphModule) -> Boxed:
         return self._compile(graph, backward=True, inference=False)[0]  # type: ignore[no-any-return]
 
+    def _compile_half(self, graph: fx.GraphModule) -> Boxed:
+        return self._compile(graph, backward=True, inference=False, exact=True)[0]  # type: ignore[no-any-return]
+
     def inference(self, joint: fx.GraphModule, inputs: list[Any], device: torch.device) -> Halves:
         joint = joint_passes_for_inference(joint, device, self.fake_mode)
         self._write_back(joint)
         code, _ = self._compile(joint, backward=False, inference=True)
         return Halves(code, self.outputs, joint)
 
-    def _compile(self, gm: fx.GraphModule, *, backward: bool, inference: bool) -> tuple[Any, list[Any]]:
+    def _compile(
+        self, gm: fx.GraphModule, *, backward: bool, inference: bool, exact: bool = False
+    ) -> tuple[Any, list[Any]]:
         gm.recompile()
         inputs = [n.meta["val"] for n in gm.graph.nodes if n.op == "placeholder"]
         output = gm.graph.output_node()
         visible = range(len(_results(gm)) if self.keeps_strides else self.outputs)
-        output.meta["user_visible_output_idxs"] = [] if backward else list(visible)
+        if exact:
+            visible = range(len(_results(gm)))
+        output.meta["user_visible_output_idxs"] = [] if backward and not exact else list(visible)
         fixed = 0 if backward else self.fixed
         return compile_with_inductor(
             gm, inputs, self.fake_mode, backward=backward, inference=inference, fixed=fixed

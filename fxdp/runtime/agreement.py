@@ -37,7 +37,7 @@ class Agreement:
     def __init__(self, mesh: DataMesh) -> None:
         self._control = mesh.links.control if mesh.links else None
         self._rank = mesh.rank
-        self._size = mesh.size
+        self._size = mesh.world
         self._own: tuple[int, ...] = ()
 
     def exchange(self, values: Sequence[int]) -> list[tuple[int, ...]]:
@@ -65,7 +65,7 @@ def gather_objects(mesh: DataMesh, value: Any) -> list[Any]:
         RankFailedError: another rank failed or died.
     """
     if mesh.links is None:
-        return [value] * mesh.size
+        return [value] * mesh.world
     return [pickle.loads(data) for data in mesh.links.control.exchange(pickle.dumps(value))]
 
 
@@ -92,18 +92,19 @@ def broadcast_tensors(mesh: DataMesh, tensors: Sequence[Tensor], bucket_bytes: i
     Raises:
         RankFailedError: another rank failed or died.
     """
-    if mesh.links is None or mesh.group is None:
+    if mesh.links is None or mesh.links.whole_group is None:
         return
     with torch.no_grad():
         for bucket in _buckets(_distinct(tensors), bucket_bytes):
             flat = torch.cat([_as_bytes(tensor) for tensor in bucket])
             _guarded(mesh, lambda flat=flat: _broadcast(mesh, flat))  # type: ignore[misc]
-            if mesh.rank != 0:
+            if mesh.links.rank != 0:
                 _copy_back(bucket, flat)
 
 
 def _broadcast(mesh: DataMesh, flat: Tensor) -> None:
-    dist.broadcast(flat, src=mesh.ranks[0], group=mesh.group)
+    assert mesh.links is not None
+    dist.broadcast(flat, src=mesh.links.ranks[0], group=mesh.links.whole_group)
 
 
 def _distinct(tensors: Sequence[Tensor]) -> list[Tensor]:

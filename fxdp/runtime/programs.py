@@ -30,7 +30,6 @@ from fxdp.plan import evaluate
 from fxdp.runtime.agreement import agree, gather_objects
 from fxdp.runtime.calls import Call
 from fxdp.runtime.failure import everywhere, refusing
-from fxdp.runtime.program import Program
 from fxdp.runtime.recent import Recent
 from fxdp.symbols import B, named_size
 
@@ -43,7 +42,8 @@ _CALLS, _ROWS = 1024, 256  # sizes of calls that are remembered
 class Served:
     """A program with what a call needs around it."""
 
-    program: Program
+    program: Any
+    """A `Program`, or the `Step` of a staged one."""
     graph: fx.GraphModule
     local: LocalProgram
     sizes: dict[str, int]
@@ -165,15 +165,21 @@ class Programs:
                 batch_dims=self._options.batch_dims,
                 loss_fn=self._options.loss_fn,
                 dynamic=dynamic,
-                differentiable="all",
-                couple=self._mesh.size > 1,
+                differentiable=self._differentiable,
+                couple=self._mesh.size * self._options.microbatches > 1,
                 hint=hint,
             )
             seconds = time.perf_counter() - start
-            local = prepare(captured, self._mesh, self._options)
+            local = self._prepare(captured)
         local.seconds = {"capture": seconds, **local.seconds}
         self._compare(local)
         return local
+
+    _differentiable = "all"
+    """Which outputs may be differentiated, in `capture`'s words."""
+
+    def _prepare(self, captured: Captured) -> LocalProgram:
+        return prepare(captured, self._mesh, self._options)
 
     def _compare(self, local: LocalProgram) -> None:
         """All ranks must have compiled the same program."""
@@ -205,7 +211,10 @@ class Programs:
             if rows is None:
                 device = call.tensors[0].device
                 rows = served.rows[batches] = row_numbers(batches).to(device)
-        outputs = program.run(call.tensors, sizes, rows)
+        return self._pack(captured, program.run(call.tensors, sizes, rows), sizes)
+
+    def _pack(self, captured: Captured, outputs: Sequence[Tensor], sizes: dict[str, int]) -> Any:
+        """The model's own output structure around flat outputs."""
         if captured.checks:
             _raise_if_checked(captured.checks, outputs)
         if captured.out_spec.is_leaf() and isinstance(captured.leaves[0], OutputLeaf):

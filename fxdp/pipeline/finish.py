@@ -1,0 +1,144 @@
+"""The end of a step's program: sums of all micro-batches to their stages, epilogues, results to all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import torch
+from torch import fx
+
+from fxdp.annotations import Gradient, Parameter, ResultSlot, TensorType, note
+from fxdp.pipeline.pen import Pen
+from fxdp.placements import Placement
+from fxdp.runtime import transport
+from fxdp.schedule import Schedule
+from fxdp.staging import Partition
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a value of the step is made, and what it is."""
+
+    stage: int
+    type: TensorType
+    placement: Placement | None
+
+
+@dataclass
+class Finish:
+    """Writes what follows the last micro-batch.
+
+    Parameters
+    ----------
+    tag : the first tag that no transfer of a micro-batch has.
+    everywhere : whether all ranks get the gradients, or only the stage that owns the parameter.
+    """
+
+    pen: Pen
+    partition: Partition
+    schedule: Schedule
+    whole: fx.Node
+    tag: int
+    everywhere: bool
+    _brought: set[tuple[str, int]] = field(default_factory=set)
+
+    def write(self) -> list[Any]:
+        """The program's results, None for those that another rank has."""
+        for stage in reversed(range(self.partition.stages)):
+            part = self.partition.epilogues[stage]
+            if part is None:
+                continue
+            for crossing in part.reads:
+                self._bring(crossing.name, stage)
+            if self.schedule.placement[stage] == self.pen.rank:
+                args = [self.pen.value(c.name, None) for c in part.reads]
+                made = self.pen.module(f"finish_{stage}", (self.whole, *args), f"finish_{stage}")
+                self.pen.keep_items(made, part.gives)
+        for rank in range(len(self.schedule.ranks)):
+            self._deliver(rank)
+        return [self._result(slot, name) for slot, name, _ in self.partition.results]
+
+    def _source(self, name: str) -> Source | None:
+        """None for values of the prologue, which all ranks have."""
+        if self.partition.prologue is not None and name in self.partition.prologue.gives:
+            return None
+        if name in self.partition.totals:
+            total = self.partition.totals[name]
+            return Source(total.stage, total.type, total.placement)
+        for stage, part in enumerate(self.partition.epilogues):
+            if part is not None and name in part.gives:
+                values: Any = part.gm.graph.output_node().args[0]
+                made = note(values[part.gives.index(name)])
+                assert isinstance(made.type, TensorType)
+                assert not isinstance(made.placement, tuple)
+                return Source(stage, made.type, made.placement)
+        return None
+
+    def _bring(self, name: str, stage: int) -> None:
+        """Send a value of the step to the rank of the stage that reads it, once."""
+        source = self._source(name)
+        if source is None or (name, stage) in self._brought:
+            return
+        here, there = self.schedule.placement[source.stage], self.schedule.placement[stage]
+        if here == there:
+            return
+        self._brought.add((name, stage))
+        self.tag += 1
+        shape, dtype = self.pen.shape(source.type, source.placement, None), source.type.dtype
+        if self.pen.rank == here:
+            self.pen.send(self.pen.value(name, None), there, self.tag, name, backward=True)
+            self.pen.record(name, (here, there), None, shape, dtype, backward=True)
+        elif self.pen.rank == there:
+            pending = self.pen.receive(shape, dtype, here, self.tag, name, backward=True)
+            self.pen.expect(name, None, pending)
+
+    def _deliver(self, rank: int) -> None:
+        """One rank's results for all others, in one row of bytes."""
+        names = self._delivered_by(rank)
+        others = [r for r in range(len(self.schedule.ranks)) if r != rank]
+        if not names or not others:
+            return
+        sources = [s for n in names if (s := self._source(n)) is not None]
+        shapes = [self.pen.shape(s.type, s.placement, None) for s in sources]
+        dtypes = [s.type.dtype for s in sources]
+        size = sum(prod(s) * d.itemsize for s, d in zip(shapes, dtypes, strict=True))
+        self.tag += 1
+        label = f"results_of{rank}"
+        if self.pen.rank == rank:
+            values = [self.pen.value(n, None) for n in names]
+            packed = self.pen.function(transport.pack, (values,), label)
+            for peer in others:
+                self.pen.send(packed, peer, self.tag, label, backward=False)
+                self.pen.record("results", (rank, peer), None, [size], torch.uint8, backward=False)
+            return
+        pending = self.pen.receive([size], torch.uint8, rank, self.tag, "results", backward=False)
+        packed = self.pen.function(transport.wait, (pending,), label)
+        self._unpack(packed, names, shapes, dtypes, rank)
+
+    def _unpack(
+        self, packed: fx.Node, names: Sequence[str], shapes: list[list[int]], dtypes: list[torch.dtype],
+        rank: int,
+    ) -> None:  # fmt: skip
+        values = self.pen.function(transport.unpack, (packed, shapes, dtypes), f"unpacked_of{rank}")
+        self.pen.keep_items(values, names)
+
+    def _delivered_by(self, rank: int) -> list[str]:
+        names = []
+        for slot, name, _ in self.partition.results:
+            source = self._source(name)
+            if source is None or self.schedule.placement[source.stage] != rank:
+                continue
+            if self._is_shared(slot):
+                names.append(name)
+        return list(dict.fromkeys(names))
+
+    def _is_shared(self, slot: ResultSlot) -> bool:
+        return self.everywhere or not (isinstance(slot, Gradient) and isinstance(slot.of, Parameter))
+
+    def _result(self, slot: ResultSlot, name: str) -> fx.Node | None:
+        source = self._source(name)
+        here = source is None or self.schedule.placement[source.stage] == self.pen.rank
+        return self.pen.value(name, None) if here or self._is_shared(slot) else None

@@ -1,0 +1,43 @@
+"""How a step splits one rank's batch in time."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fxdp.errors import InputError
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The size symbols of each micro-batch, and of the whole local batch under None; where each begins."""
+
+    sizes: Mapping[int | None, Mapping[str, int]]
+    bounds: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def of(cls, whole: Mapping[str, int], microbatches: int) -> Layout:
+        """From the sizes of the rank's whole batch (`B`, `b`, `offset`, ...).
+
+        Raises
+        ------
+        InputError : no samples on any rank.
+        """
+        if microbatches > 1 and whole["B"] == 0:
+            raise InputError("microbatches > 1 need at least one sample in the global batch")
+        bounds = microbatch_bounds(whole["b"], microbatches)
+        found: dict[int | None, Mapping[str, int]] = {None: whole}
+        for index, (start, size) in enumerate(bounds):
+            found[index] = {**whole, "b": size, "offset": whole["offset"] + start}
+        return cls(found, tuple(bounds))
+
+
+def microbatch_bounds(batch: int, count: int) -> list[tuple[int, int]]:
+    """Start and size of each micro-batch: equal sizes, rounded up, so that the last ones may be smaller.
+
+    7 in 4: 2, 2, 2, 1; 2 in 4: 1, 1, 0, 0.
+    """
+    size = -(-batch // count)
+    starts = [min(i * size, batch) for i in range(count + 1)]
+    return [(a, b - a) for a, b in itertools.pairwise(starts)]

@@ -1,0 +1,176 @@
+"""Lower the parts of a staged program for the sizes of a step, each distinct ones once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from fxdp import ir
+from fxdp.annotations import Slot, note
+from fxdp.compiler import copy_graph, slot_values
+from fxdp.lowering import Halves, lower_eager, lower_inductor
+from fxdp.lowering.inductor import Shapes
+from fxdp.lowering.turns import Turn
+from fxdp.pass_manager import Level, PassManager
+from fxdp.passes import EmitProgram
+from fxdp.pipeline.calls import Backward, Code, Forward, InputGradient, Once, WeightGradient
+from fxdp.pipeline.program import StagedProgram
+from fxdp.pipeline.writer import backward_gives, halves_of
+from fxdp.rules.randomness import node_draws
+from fxdp.runtime.transport import Receive, Send
+from fxdp.schedule import Kind, Schedule
+from fxdp.staging import Part
+
+_EXACT = 2
+"""For how many distinct sizes a part is compiled before one program serves all others."""
+
+
+@dataclass
+class Lowering:
+    """The lowered parts of one program, by part and sizes."""
+
+    local: StagedProgram
+    module: nn.Module
+    halves: dict[Any, tuple[fx.GraphModule, Halves]] = field(default_factory=dict)
+    distinct: dict[str, int] = field(default_factory=dict)
+
+    def code(
+        self, part: Part, name: str, sizes: Mapping[str, int], index: int | None, rows: Tensor | None
+    ) -> Code:
+        """A part bound for one micro-batch's sizes, or the whole batch's."""
+        mesh = self.local.mesh
+        split = (
+            (mesh.rank * self.local.options.microbatches + (index or 0)) if index is not None else mesh.rank
+        )
+        graph = part.gm.graph
+        marks = any(n.target is ir.partial for n in graph.nodes)
+        used = _sizes_used(part.gm)
+        exact = {key: value for key, value in sizes.items() if key in used}
+        key: tuple[Any, ...] = (name, tuple(sorted(exact.items())), rows is None, split == 0 or not marks)
+        emitted = self.halves.get(key)
+        generic = False
+        if emitted is None and self._is_generic(name):
+            key = (name, "generic", rows is None, split == 0 or not marks)
+            emitted, generic = self.halves.get(key), True
+        if emitted is None:
+            self.distinct[name] = self.distinct.get(name, 0) + 1
+            emitted = self.halves[key] = self._lower(part, sizes, split, rows is None, generic, index)
+        gm, halves = emitted
+        values = slot_values(gm, self.module, self.local.captured)
+        seed = None
+        if any(map(node_draws, part.gm.graph.nodes)):
+            seed = mesh.rank * 4096 + _number(name)
+        return Code.bind(gm, halves, values, sizes, rows, seed)
+
+    def _is_generic(self, name: str) -> bool:
+        return self.local.options.compute == "inductor" and self.distinct.get(name, 0) >= _EXACT
+
+    def _lower(
+        self, part: Part, sizes: Mapping[str, int], split: int, even: bool, generic: bool, index: int | None
+    ) -> tuple[fx.GraphModule, Halves]:
+        mesh = self.local.mesh
+        manager = PassManager(mesh, self.local.options.verify, level=Level.LOCAL)
+        bound = None if generic else tuple(sizes.items())
+        gm = manager.run(copy_graph(part.gm), [EmitProgram(bound, even, split)])
+        if self.local.options.compute == "eager" or index is None:
+            return gm, lower_eager(gm, frozenset())
+        values: dict[Slot, Any] = slot_values(gm, self.module, self.local.captured)
+        first = next(iter(self.module.parameters()), None)
+        device = first.device if first is not None else torch.device(mesh.device_type)
+        single = mesh.size * self.local.options.microbatches == 1
+        shapes = Shapes(dict(sizes), generic, single)
+        return gm, lower_inductor(gm, values, shapes, device, Turn(), frozenset())
+
+
+def modules_of(
+    lowering: Lowering, schedule: Schedule, sizes: Mapping[int | None, Mapping[str, int]], rows: Tensor | None
+) -> dict[str, nn.Module]:
+    """What a rank's program calls, by name: its stages, and its ends of the transfers."""
+    local = lowering.local
+    partition, mesh = local.partition, local.mesh
+    modules: dict[str, nn.Module] = {}
+    for stage, part in enumerate(partition.parts):
+        if schedule.placement[stage] != mesh.pipeline.rank:
+            continue
+        codes: dict[int | None, Code] = {
+            index: lowering.code(part, f"stage {stage}", own, index, rows)
+            for index, own in sizes.items()
+            if index is not None
+        }
+        modules |= _stage_modules(lowering, schedule, stage, part, codes)
+        last = partition.epilogues[stage]
+        if last is not None:
+            names = [c.name for c in last.reads]
+            code = lowering.code(last, f"finish {stage}", sizes[None], None, rows)
+            modules[f"finish_{stage}"] = Once({None: code}, names)
+    if partition.prologue is not None:
+        code = lowering.code(partition.prologue, "prologue", sizes[None], None, rows)
+        modules["prologue"] = Once({None: code}, ())
+    return modules | _transport_modules(local)
+
+
+def _stage_modules(
+    lowering: Lowering, schedule: Schedule, stage: int, part: Part, codes: dict[int | None, Code]
+) -> dict[str, nn.Module]:
+    ahead = [c.name for c in part.reads if not c.backward]
+    behind = [c.name for c in part.reads if c.backward]
+    made: dict[str, nn.Module] = {f"forward_{stage}": Forward(codes, ahead)}
+    if not schedule.trains:
+        return made
+    halved = any(a.stage == stage and a.kind is Kind.INPUT_GRADIENT for row in schedule.ranks for a in row)
+    if not halved:
+        made[f"backward_{stage}"] = Backward(codes, behind)
+        return made
+    wanted, _ = halves_of(lowering.local.partition, stage)
+    first = [i for i, name in enumerate(backward_gives(part)) if name in wanted]
+    for code in codes.values():
+        code.halve(first)
+    made[f"input_gradient_{stage}"] = InputGradient(codes, behind, len(first))
+    made[f"weight_gradient_{stage}"] = WeightGradient()
+    return made
+
+
+def _transport_modules(local: StagedProgram) -> dict[str, nn.Module]:
+    links, pipeline = local.mesh.links, local.mesh.pipeline
+    if links is None or pipeline.size == 1:
+        return {}
+    device = torch.device(local.mesh.device_type)
+    ranks = [links.ranks[i] for i in pipeline.column]
+    forward, backward = links.whole_group, links.backward_group
+    assert forward is not None
+    assert backward is not None
+    return {
+        "send_forward": Send(forward, ranks),
+        "receive_forward": Receive(forward, ranks, device),
+        "send_backward": Send(backward, ranks),
+        "receive_backward": Receive(backward, ranks, device),
+    }
+
+
+def _sizes_used(gm: fx.GraphModule) -> frozenset[str]:
+    """The size slots that the emitted part would read."""
+    names = set()
+    for node in gm.graph.find_nodes(op="placeholder"):
+        type_, placement = note(node).type, note(node).placement
+        shape = getattr(type_, "shape", ())
+        symbols = {s.name for n in shape for s in getattr(n, "free_symbols", ())}
+        if symbols and str(placement).startswith("S"):
+            symbols |= {"b"}
+        names |= symbols
+        slot = note(node).slot
+        if type(slot).__name__ == "Size" and node.users:
+            names.add(slot.name)  # type: ignore[union-attr]
+    if any(n.target is ir.shard for n in gm.graph.nodes):
+        names |= {"B", "b", "offset"}
+    if any(n.target in ir.COLLECTIVES for n in gm.graph.nodes):
+        names |= {"B", "b", "offset", "b_max"}
+    return frozenset(names)
+
+
+def _number(name: str) -> int:
+    words = name.split()
+    return int(words[1]) + 1 if words[0] == "stage" else 0

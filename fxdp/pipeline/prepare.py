@@ -1,0 +1,137 @@
+"""The passes of a staged program: down to LOCAL in parts, then stages, then one graph per part."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+import torch
+from torch import fx
+
+from fxdp.annotations import Crossing, ResultSlot, Tangent, TensorType, note
+from fxdp.capture import Captured
+from fxdp.compiler import copy_graph, global_passes
+from fxdp.errors import StageError
+from fxdp.mesh import DataMesh
+from fxdp.options import Options
+from fxdp.pass_manager import Level, Pass, PassManager
+from fxdp.passes import AssignStages, BucketGradients, CoalesceReductions, ExposeCounts, LocalizeShapes
+from fxdp.pipeline.program import StagedProgram
+from fxdp.schedule import make
+from fxdp.staging import Part, recall_phases, split
+
+aten = torch.ops.aten
+
+
+def staging_passes(captured: Captured, options: Options, mesh: DataMesh) -> list[Pass]:
+    """From EXPLICIT to STAGED."""
+    return [
+        LocalizeShapes(tuple(captured.symbols)),
+        AssignStages(stage_count(options, mesh), options.microbatches),
+    ]
+
+
+def finish_passes(options: Options) -> list[Pass]:
+    """What the parts that run once per step need before emission."""
+    return [BucketGradients(options.bucket_bytes), CoalesceReductions()]
+
+
+def stage_count(options: Options, mesh: DataMesh) -> int | tuple[str, ...]:
+    """How many stages there are, or the names of the modules at which they begin.
+
+    Raises
+    ------
+    StageError : fewer stages than pipeline ranks.
+    """
+    ranks = mesh.pipeline.size
+    stages = options.stages
+    if stages is None:
+        return ranks * (2 if options.schedule == "interleaved" and ranks > 1 else 1)
+    count = stages if isinstance(stages, int) else len(stages) + 1
+    if count < ranks:
+        raise StageError(
+            f"stages={stages!r} makes {count} stages for {ranks} pipeline ranks; "
+            "expected at least one per rank"
+        )
+    return stages if isinstance(stages, int) else tuple(stages)
+
+
+def prepare_staged(captured: Captured, mesh: DataMesh, options: Options) -> StagedProgram:
+    """Run the passes and cut the program.
+
+    Raises
+    ------
+    StageError : no loss in the graph, no such stages, or a model that cannot run in micro-batches.
+    PlacementError : with `strict=True`, an op would run replicated because it has no rule.
+    """
+    loss = keep_loss_tangent(captured.gm.graph)
+    parts = mesh if options.microbatches == 1 else mesh.in_parts(options.microbatches)
+    dump_dir = Path(options.dump_dir) if options.dump_dir is not None and mesh.rank == 0 else None
+    manager = PassManager(parts, options.verify, dump_dir)
+    nodes = len(captured.gm.graph.nodes)
+    first: list[Pass] = [ExposeCounts()] if options.microbatches > 1 else []
+    gm = manager.run(captured.gm, [*first, *global_passes(captured, options)])
+    causes = copy_graph(gm)
+    gm = manager.run(gm, staging_passes(captured, options, mesh))
+    stages = stage_count(options, mesh)
+    count = stages if isinstance(stages, int) else len(stages) + 1
+    schedule = make(options.schedule, count, mesh.pipeline.size, options.microbatches)
+    partition = split(gm, recall_phases(gm.graph, options.microbatches), count)
+    epilogues = tuple(_finish(part, mesh, options) for part in partition.epilogues)
+    return StagedProgram(
+        captured, gm, mesh, options, causes, manager.seconds, nodes,
+        partition=replace(partition, epilogues=epilogues), loss=loss,
+        schedule=schedule if loss is not None else schedule.forward_only(),
+    )  # fmt: skip
+
+
+def _finish(part: Part | None, mesh: DataMesh, options: Options) -> Part | None:
+    if part is None:
+        return None
+    gm = PassManager(mesh, options.verify, level=Level.LOCAL).run(part.gm, finish_passes(options))
+    output = gm.graph.output_node()
+    # from here on all results are values that other parts or the step's results read
+    results: tuple[ResultSlot, ...] = tuple(Crossing(name) for name in part.gives)
+    note(output).results = results
+    return replace(part, gm=gm)
+
+
+def keep_loss_tangent(graph: fx.Graph) -> int | None:
+    """Leave the tangent of the first scalar output alone; others are zero in a staged step.
+
+    Returns the index of that output, None for a graph without backward.
+
+    Raises
+    ------
+    StageError : the model has outputs to differentiate but no scalar among them.
+    """
+    tangents = [n for n in graph.find_nodes(op="placeholder") if isinstance(note(n).slot, Tangent)]
+    if not tangents:
+        return None
+    scalars = [n for n in tangents if cast(TensorType, note(n).type).shape == ()]
+    if not scalars:
+        raise StageError(
+            "a step in stages or micro-batches runs the backward inside of the call, so the loss must be in "
+            "the graph; the model returns no scalar that depends on its parameters. Pass loss_fn= to "
+            "fxdp.compile, or let the model return its loss"
+        )
+    for node in tangents:
+        if node is not scalars[0]:
+            _replace_by_zeros(graph, node)
+    slot = note(scalars[0]).slot
+    assert isinstance(slot, Tangent)
+    return slot.index
+
+
+def _replace_by_zeros(graph: fx.Graph, node: fx.Node) -> None:
+    type_ = note(node).type
+    assert isinstance(type_, TensorType)
+    last = graph.find_nodes(op="placeholder")[-1]
+    with graph.inserting_after(last):
+        # only scalars have tangents here: see `differentiable="loss"` of the capture
+        zeros = graph.call_function(aten.full.default, ([], 0.0), {"dtype": type_.dtype})
+    known = note(zeros)
+    known.type, known.backward = type_, True
+    node.replace_all_uses_with(zeros)
+    graph.erase_node(node)

@@ -1,0 +1,73 @@
+"""A model compiled down to the parts of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import cast
+
+from fxdp.compiler import LocalProgram
+from fxdp.pipeline.layout import Layout
+from fxdp.pipeline.pen import Pen, Sent
+from fxdp.pipeline.writer import Recompute, Writer
+from fxdp.plan import CommRow, Plan, communication
+from fxdp.schedule import Schedule
+from fxdp.staging import Partition
+
+
+@dataclass
+class StagedProgram(LocalProgram):
+    """A model compiled down to the parts of a step, their sizes still open."""
+
+    partition: Partition = field(default_factory=lambda: cast(Partition, None))
+    schedule: Schedule = field(default_factory=lambda: cast(Schedule, None))
+    loss: int | None = None
+    """The output whose backward the step contains; None without a backward."""
+
+    def writer(self, layout: Layout, rank: int) -> Writer:
+        """What writes the program of one pipeline rank."""
+        return Writer(
+            Pen(rank, layout.sizes),
+            self.partition,
+            self.schedule,
+            layout.bounds,
+            self.captured.batch,
+            self.options.gradients == "everywhere",
+            Recompute(self.options.checkpoint, self.options.microbatches),
+        )
+
+    def plan(self, sizes: Mapping[str, int]) -> Plan:
+        """The plan of a step: collectives of the data axes, and what all pipeline ranks send one another.
+
+        `sizes` are those of the rank's whole batch; without `b`, all data ranks have equally many samples.
+        """
+        equal = sizes["B"] // self.mesh.size
+        layout = Layout.of({"b": equal, "offset": 0, "b_max": equal, **sizes}, self.options.microbatches)
+        sent: list[Sent] = []
+        for rank in range(len(self.schedule.ranks)):
+            writer = self.writer(layout, rank)
+            writer.write()
+            sent += writer.pen.sent
+        return super().plan(sizes).staged(self.schedule, (*self._collectives(sizes), *self._transfers(sent)))
+
+    def _collectives(self, sizes: Mapping[str, int]) -> list[CommRow]:
+        if self.mesh.size == 1:
+            return []
+        parts = [self.partition.prologue, *self.partition.parts, *self.partition.epilogues]
+        return [row for p in parts if p is not None for row in communication(p.gm, sizes, self.mesh)]
+
+    def _transfers(self, sent: list[Sent]) -> list[CommRow]:
+        """One row per value, from and to, and direction; all micro-batches together."""
+        edges = {e.name: e for e in self.partition.edges}
+        groups: dict[tuple[str, int, int, bool], list[Sent]] = {}
+        for item in sent:
+            groups.setdefault((item.name, item.source, item.target, item.backward), []).append(item)
+        rows = []
+        for (name, source, target, backward), items in groups.items():
+            edge = edges.get(name)
+            skip = f", skip {edge.skip}" if edge is not None and edge.skip else ""
+            cause = f"{name} from pipeline rank {source} to {target}{skip}"
+            site = "" if edge is None else str(edge.site)
+            size, phase = sum(item.bytes for item in items), "backward" if backward else "forward"
+            rows.append(CommRow("send", size, len(items), cause, site, phase, by=self.mesh.backend))
+        return rows

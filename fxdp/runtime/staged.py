@@ -1,0 +1,89 @@
+"""Programs in stages or micro-batches: parts lowered on demand, one written step per sizes of the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, fx, nn
+
+from fxdp.annotations import Buffer, Mutation, Parameter, note
+from fxdp.capture import Captured
+from fxdp.compiler import LocalProgram
+from fxdp.errors import MeshError
+from fxdp.mesh import DataMesh
+from fxdp.options import Options
+from fxdp.pipeline import StagedProgram, prepare_staged
+from fxdp.pipeline.layout import Layout
+from fxdp.pipeline.lower import Lowering, modules_of
+from fxdp.rules.randomness import node_draws
+from fxdp.runtime.calls import Call
+from fxdp.runtime.programs import Programs, Served, _Kind, _plain_modes, row_numbers, size_values
+from fxdp.runtime.step import Step
+
+
+class StagedPrograms(Programs):
+    """The programs of one model in stages or micro-batches.
+
+    Raises
+    ------
+    MeshError : options that do not go with stages.
+    """
+
+    def __init__(self, module: nn.Module, mesh: DataMesh, options: Options) -> None:
+        super().__init__(module, mesh, options)
+        if options.single_device_rng:
+            raise MeshError(
+                'rng="single-device" draws all numbers of the batch in the order of one device, which stages '
+                'and micro-batches do not keep; expected rng="sharded" with a pp axis or microbatches > 1'
+            )
+        self._lowerings: dict[int, Lowering] = {}
+
+    _differentiable = "loss"
+
+    def _prepare(self, captured: Captured) -> LocalProgram:
+        return prepare_staged(captured, self._mesh, self._options)
+
+    def _make(
+        self, call: Call, batches: tuple[int, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Served:
+        kind = self._kinds.setdefault(call.kind, _Kind(call.dims))
+        dynamic = call.dims != kind.dims
+        local = self._captured_for(kind, call, batches, args, kwargs, dynamic=dynamic)
+        return self._emit(local, call, batches, generic=False)
+
+    def _emit(self, local: LocalProgram, call: Call, batches: tuple[int, ...], *, generic: bool) -> Served:
+        assert isinstance(local, StagedProgram)
+        whole = size_values(local.captured, call, batches, self._mesh.rank)
+        layout = Layout.of(whole, self._options.microbatches)
+        lowering = self._lowerings.get(id(local))
+        if lowering is None:
+            lowering = self._lowerings[id(local)] = Lowering(local, self._module)
+        rows = row_numbers(batches).to(call.tensors[0].device) if len(set(batches)) > 1 else None
+        graph = local.writer(layout, self._mesh.pipeline.rank).write()
+        with _plain_modes():
+            modules = modules_of(lowering, local.schedule, layout.sizes, rows)
+        program = fx.GraphModule({**modules}, graph, "Step")
+        self.compiled += 1
+        return Served(self._step(local, program), program, local, whole)
+
+    def _step(self, local: StagedProgram, program: Any) -> Step:
+        results = tuple(slot for slot, _, _ in local.partition.results)
+        slots = [note(n).slot for n in local.gm.graph.find_nodes(op="placeholder")]
+        buffers = [s.of for s in results if isinstance(s, Mutation) and isinstance(s.of, Buffer)]
+        return Step(
+            program,
+            results,
+            {s: self._module.get_parameter(s.name) for s in slots if isinstance(s, Parameter)},
+            {s: self._module.get_buffer(s.name) for s in buffers},
+            local.loss,
+            frozenset(local.captured.detached),
+            any(map(node_draws, local.gm.graph.nodes)),
+        )
+
+    def run(self, served: Served, call: Call, batches: tuple[int, ...]) -> Any:
+        """Run a call; the model's own output structure."""
+        captured = served.local.captured
+        sizes = size_values(captured, call, batches, self._mesh.rank)
+        outputs: Sequence[Tensor] = served.program.run(call.tensors)
+        return self._pack(captured, outputs, sizes)

@@ -1,0 +1,106 @@
+"""A whole step inside of one call: the schedule runs forward and backward, autograd hands gradients out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from fxdp.annotations import Buffer, Gradient, Input, Mutation, Output, Parameter, ResultSlot
+from fxdp.errors import StateError
+from fxdp.runtime.transport import Microbatch
+
+
+@dataclass
+class Step:
+    """The program of one rank for one kind of call and its sizes.
+
+    Parameters
+    ----------
+    program : takes the whole local batch, gives a value per result slot (None: another rank has it).
+    results : the slots.
+    leaves : the model's parameters by slot.
+    buffers : the model's buffers that a step changes.
+    loss : the output that may be differentiated; None without a backward.
+    differentiable : outputs that depend on parameters; differentiating them is refused, `loss` aside.
+    seeded : whether the step draws random numbers.
+    """
+
+    program: fx.GraphModule
+    results: tuple[ResultSlot, ...]
+    leaves: dict[Parameter, Tensor]
+    buffers: dict[Buffer, Tensor]
+    loss: int | None
+    differentiable: frozenset[int]
+    seeded: bool
+    _order: list[Parameter | Input] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._order = [s.of for s in self.results if isinstance(s, Gradient)]
+
+    def run(self, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+        """This rank's outputs; the loss among them carries the gradients of the step."""
+        if self.loss is None or not torch.is_grad_enabled():
+            return self._execute(inputs)[0]
+        leaves = [inputs[s.index] if isinstance(s, Input) else self.leaves[s] for s in self._order]
+        return _HandOut.apply(self, tuple(inputs), *leaves)  # type: ignore[no-untyped-call,no-any-return]
+
+    def _execute(self, inputs: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor | None]]:
+        """Outputs, and gradients in the order of the leaves."""
+        seed = int(torch.randint(0, 2**62, ()).item()) if self.seeded else 0
+        with torch.no_grad():
+            values = self.program(Microbatch(None, tuple(t.detach().contiguous() for t in inputs), seed))
+            outputs: list[Tensor] = []
+            gradients: list[Tensor | None] = []
+            for slot, value in zip(self.results, values, strict=True):
+                if isinstance(slot, Output):
+                    outputs.append(value)
+                elif isinstance(slot, Gradient):
+                    gradients.append(value)
+                elif isinstance(slot, Mutation) and isinstance(slot.of, Buffer):
+                    self.buffers[slot.of].copy_(value)
+        return outputs, gradients
+
+
+class _HandOut(torch.autograd.Function):
+    """The loss of a step whose gradients are there already."""
+
+    @staticmethod
+    def forward(ctx: Any, step: Step, inputs: tuple[Tensor, ...], *leaves: Tensor) -> tuple[Tensor, ...]:
+        outputs, gradients = step._execute(inputs)
+        ctx.step, ctx.gradients = step, gradients
+        ctx.set_materialize_grads(False)
+        known = {step.loss, *step.differentiable}
+        ctx.mark_non_differentiable(*[o for i, o in enumerate(outputs) if i not in known])
+        return tuple(outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        step: Step = ctx.step
+        wrong = [i for i, g in enumerate(grads) if g is not None and i != step.loss]
+        if wrong:
+            raise StateError(
+                f"output {wrong[0]} of a model in stages or micro-batches was differentiated, but the "
+                f"backward ran inside of the call, for output {step.loss}, the first scalar. Add further "
+                "losses up inside of the model or of loss_fn"
+            )
+        if ctx.gradients is None:
+            raise StateError(
+                "backward() a second time through a step in stages or micro-batches, whose gradients were "
+                "handed out by the first; call the module again for another backward"
+            )
+        gradients, ctx.gradients = ctx.gradients, None
+        scale = grads[step.loss] if step.loss is not None else None
+        if scale is None:
+            return (None, None, *[None] * len(gradients))
+        return (None, None, *_scaled(gradients, scale))
+
+
+def _scaled(gradients: Sequence[Tensor | None], scale: Tensor) -> list[Tensor | None]:
+    """The gradients times the loss's incoming gradient, in place: nobody else has them."""
+    if scale.device.type == "cpu" and scale.item() == 1:
+        return list(gradients)
+    return [None if g is None else g.mul_(scale.to(g.dtype)) for g in gradients]

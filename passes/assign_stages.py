@@ -1,0 +1,47 @@
+"""Give every node of a program the pipeline stage that it belongs to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import fx
+
+from fxdp.annotations import note
+from fxdp.mesh import DataMesh
+from fxdp.pass_manager import Level
+from fxdp.staging import assign, find_phases
+
+
+@dataclass(frozen=True)
+class AssignStages:
+    """After it every node that runs on one stage alone has its number, and its phase of the step.
+
+    before: `%mm: f32[B, 256] {dp=S(0)} = aten.mm(%x, %t)`
+    after:  `%mm: f32[B, 256] {stage=1 dp=S(0)} = aten.mm(%x, %t)`
+
+    Cheap values of the inputs alone, and views of parameters, have no stage: each stage makes its own.
+
+    Parameters
+    ----------
+    stages : how many, balanced by cost; or the names of the modules at which stages 1, 2, ... begin.
+    microbatches : into how many parts a step splits each rank's batch.
+
+    Raises
+    ------
+    StageError : see `staging.assign` and `staging.find_phases`.
+    """
+
+    stages: int | tuple[str, ...] = 1
+    microbatches: int = 1
+
+    name = "assign-stages"
+    requires = Level.LOCAL
+    ensures = Level.STAGED
+
+    def run(self, gm: fx.GraphModule, mesh: DataMesh) -> fx.GraphModule:
+        """Annotate the graph in place."""
+        phases = find_phases(gm.graph, self.microbatches)
+        assign(gm.graph, phases, self.stages)
+        for node in phases.epilogue:
+            note(node).once = True
+        return gm

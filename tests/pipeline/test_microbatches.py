@@ -1,0 +1,170 @@
+"""Micro-batches on one rank: every loss has the denominator of the whole batch, or is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import fxdp
+from tests.exactness.models import step_both, twin_of
+
+D = 5
+Loss = Callable[[Tensor, Tensor, nn.Module], Tensor]
+
+
+def _labels(y: Tensor) -> Tensor:
+    return torch.where(y.sum(1) > 1.5, -100, y.sum(1).abs().long() % D)
+
+
+def _masked_mean(z: Tensor, y: Tensor, m: nn.Module) -> Tensor:
+    mask = (y > 0).to(z.dtype)
+    return (z.square() * mask).sum() / mask.sum().clamp(min=1)
+
+
+EXACT: dict[str, Loss] = {
+    "cross entropy": lambda z, y, m: F.cross_entropy(z, _labels(y)),
+    "cross entropy, sum": lambda z, y, m: F.cross_entropy(z, _labels(y), reduction="sum"),
+    "cross entropy, none and mean": lambda z, y, m: F.cross_entropy(z, _labels(y), reduction="none").mean(),
+    "class weights": lambda z, y, m: F.cross_entropy(z, _labels(y), weight=torch.arange(1.0, D + 1).double()),
+    "label smoothing": lambda z, y, m: F.cross_entropy(z, _labels(y), label_smoothing=0.1),
+    "masked mean": _masked_mean,
+    "sum over shape": lambda z, y, m: z.square().sum() / z.shape[0],
+    "z-loss": lambda z, y, m: z.logsumexp(-1).square().mean(),
+    "bce": lambda z, y, m: F.binary_cross_entropy(z.sigmoid(), y.sigmoid()),
+    "bce, pos_weight": lambda z, y, m: F.binary_cross_entropy_with_logits(
+        z, y.sigmoid(), pos_weight=torch.full((D,), 2.0).double()
+    ),
+    "kl, batchmean": lambda z, y, m: F.kl_div(z.log_softmax(-1), y.softmax(-1), reduction="batchmean"),
+    "huber": lambda z, y, m: F.huber_loss(z, y),
+    "l1": lambda z, y, m: F.l1_loss(z, y),
+    "smooth l1": lambda z, y, m: F.smooth_l1_loss(z, y),
+    "mse": lambda z, y, m: F.mse_loss(z, y),
+    "mean over dims": lambda z, y, m: (z - y).square().mean(1).mean(),
+    "cosine": lambda z, y, m: F.cosine_embedding_loss(z, y, torch.where(y[:, 0] > 0, 1, -1)),
+    "a constant": lambda z, y, m: F.mse_loss(z, y) + 1.5,
+    "weight decay": lambda z, y, m: F.mse_loss(z, y) + 0.1 * sum((p * p).sum() for p in m.parameters()),  # type: ignore[misc]
+    "group norm": lambda z, y, m: (
+        (F.group_norm(z.unsqueeze(-1).expand(-1, D, 3), 1) - y.unsqueeze(-1)).abs().mean()
+    ),
+}
+
+REFUSED: dict[str, Loss] = {
+    "rmse": lambda z, y, m: F.mse_loss(z, y).sqrt(),
+    "log of a mean": lambda z, y, m: z.square().mean().log(),
+    "centred": lambda z, y, m: (z - z.mean(0)).abs().mean(),
+    "variance": lambda z, y, m: z.var(0).sum(),
+    "norm": lambda z, y, m: z.norm(),
+    "balance": lambda z, y, m: (z.softmax(-1).mean(0) * z.sigmoid().mean(0)).sum(),
+    "contrastive": lambda z, y, m: F.cross_entropy(z @ z.t(), torch.arange(z.shape[0])),
+    "softmax over the batch": lambda z, y, m: (z.softmax(0) * y).sum(),
+    "neighbours": lambda z, y, m: (z[1:] - z[:-1]).square().sum(),
+    "batch norm": lambda z, y, m: F.mse_loss(F.batch_norm(z, None, None, training=True), y),
+}
+
+
+class Model(nn.Module):
+    def __init__(self, loss: Loss) -> None:
+        super().__init__()
+        self.first = nn.Linear(3, 8)
+        self.last = nn.Linear(8, D)
+        self.loss = loss
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.loss(self.last(self.first(x).tanh()), y, self)
+
+
+def _inputs(batch: int) -> tuple[Tensor, Tensor]:
+    return torch.randn(batch, 3).double(), torch.randn(batch, D).double()
+
+
+def _error(model: nn.Module, batches: tuple[int, ...], microbatches: int, **options: Any) -> float:
+    twin = twin_of(model)
+    compiled = fxdp.compile(model, microbatches=microbatches, compute="eager", **options)
+    return max(step_both(compiled, twin, (_inputs(n), {}), None, [n], 0) for n in batches)
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_exact(name: str) -> None:
+    assert _error(Model(EXACT[name]).double(), (7, 8, 2), 3) <= 1e-12
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_or_exact(name: str) -> None:
+    """Such a loss needs the whole batch in the midst of the graph; a sum of it at the end is fine."""
+    model = Model(REFUSED[name]).double()
+    with pytest.raises(fxdp.StageError, match=r"microbatches=3: .*\n(.|\n)*test_microbatches.py"):
+        _error(model, (7,), 3)
+
+
+class Coupled(Model):
+    def __init__(self) -> None:
+        super().__init__(EXACT["mse"])
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        hidden = self.last(self.first(x))
+        centred = hidden - hidden.mean(0)
+        return (centred.softmax(0) * y).sum()
+
+
+def test_all_reasons_are_listed_at_once() -> None:
+    with pytest.raises(fxdp.StageError) as caught:
+        _error(Coupled().double(), (7,), 2)
+    assert "centred = hidden - hidden.mean(0)" in str(caught.value)
+    assert "return (centred.softmax(0) * y).sum()" in str(caught.value)
+
+
+@pytest.mark.parametrize("microbatches", [2, 4, 8])
+def test_fewer_samples_than_micro_batches(microbatches: int) -> None:
+    assert _error(Model(EXACT["masked mean"]).double(), (1, 3), microbatches) <= 1e-12
+
+
+@pytest.mark.parametrize("checkpoint", ["always", "except_last"])
+def test_recomputation(checkpoint: str) -> None:
+    assert _error(Model(EXACT["huber"]).double(), (7,), 4, checkpoint=checkpoint) <= 1e-12
+
+
+class Noisy(Model):
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        hidden = F.dropout(self.first(x), 0.5, self.training)
+        return self.last(hidden).square().mean()
+
+
+@pytest.mark.parametrize("checkpoint", ["never", "always"])
+def test_a_mask_is_the_same_when_it_is_recomputed(checkpoint: str) -> None:
+    """The gradient of the bias of the last layer's input tells which elements were dropped."""
+    model = Noisy(EXACT["mse"]).double()
+    compiled = fxdp.compile(model, microbatches=2, compute="eager", checkpoint=checkpoint)
+    torch.manual_seed(3)
+    loss = compiled(*_inputs(6))
+    loss.backward()
+    eps, weight = 1e-6, model.first.weight
+    grad = weight.grad[0, 0].item()  # type: ignore[index]
+    with torch.no_grad():
+        weight[0, 0] += eps
+    torch.manual_seed(3)
+    again = compiled(*_inputs(6))
+    assert (again - loss).item() / eps == pytest.approx(grad, rel=1e-3, abs=1e-7)
+
+
+def test_masks_differ_between_micro_batches() -> None:
+    class Mask(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(64))
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            dropped = F.dropout(x * self.scale, 0.5)
+            return dropped.sum(), dropped
+
+    compiled = fxdp.compile(Mask(), microbatches=2, compute="eager")
+    _, dropped = compiled(torch.ones(2, 64))
+    assert (dropped[0] != dropped[1]).any()
+    torch.manual_seed(1)
+    first = compiled(torch.ones(2, 64))[1]
+    torch.manual_seed(1)
+    assert torch.equal(first, compiled(torch.ones(2, 64))[1])
