@@ -13,7 +13,7 @@ import torch
 from torch import fx, nn
 
 import fxdp.rules  # noqa: F401 - registers the rules
-from fxdp.annotations import Buffer, Constant, Parameter, Slot, note
+from fxdp.annotations import Buffer, Constant, Parameter, Slot, copy_note, note
 from fxdp.capture import Captured
 from fxdp.coverage import coverage
 from fxdp.errors import PlacementError
@@ -153,12 +153,15 @@ def _barrier(mesh: DataMesh) -> None:
 
 
 def copy_graph(gm: fx.GraphModule) -> fx.GraphModule:
-    """A graph module with its own nodes and the same notes."""
+    """A graph module with nodes and notes of its own."""
     graph = fx.Graph()
     mapping: dict[fx.Node, fx.Node] = {}
     result = graph.graph_copy(gm.graph, mapping)
     output = graph.output(result)
-    output.meta = dict(gm.graph.output_node().meta)
+    mapping[gm.graph.output_node()] = output
+    for old, new in mapping.items():
+        new.meta = dict(old.meta)
+        copy_note(old, new)
     return fx.GraphModule(gm, graph)
 
 

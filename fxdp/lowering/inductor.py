@@ -33,6 +33,7 @@ from fxdp.lowering.tangents import usual_zeros
 from fxdp.lowering.turns import Turn
 from fxdp.placements import Shard
 from fxdp.rules.arguments import local_shape
+from fxdp.rules.whole_draws import is_twin
 from fxdp.symbols import B, named_size
 from fxdp.torch_compat import (
     FakeTensorMode,
@@ -142,10 +143,15 @@ def _joint_function(gm: fx.GraphModule, inputs: list[fx.Node], tangents: list[fx
 
     def joint(primals: Sequence[Any], tangents: Sequence[Any]) -> list[Any]:
         env: dict[fx.Node, Any] = dict(zip(placeholders, [*primals, *tangents], strict=True))
+        drawn: Tensor | None = None  # one device's numbers come in one order, whatever Inductor schedules
         for node in gm.graph.nodes:
             if node.op == "call_function":
                 args, kwargs = fx.map_arg((node.args, node.kwargs), env.__getitem__)
-                env[node] = node.target(*args, **kwargs)
+                if is_twin(node.target):
+                    env[node] = node.target(*args[:-1], drawn)
+                    drawn = env[node] if isinstance(env[node], Tensor) else env[node][0]
+                else:
+                    env[node] = node.target(*args, **kwargs)
         return [None if n is None else env[n] for n in order]
 
     return joint

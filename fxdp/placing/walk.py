@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import fx
+from torch import Tensor, fx
 
 from fxdp.annotations import (
     Gradient,
@@ -20,13 +20,15 @@ from fxdp.annotations import (
     TensorType,
     is_host_size,
     note,
+    tensor_operands,
 )
 from fxdp.placements import Partial, Placement, R, Shard
-from fxdp.rules.chooser import choose, conversion_cost, size_bytes
+from fxdp.rules.chooser import cheapest, choose, conversion_cost, size_bytes
 from fxdp.rules.iota import iota_dim
 from fxdp.rules.randomness import draws
 from fxdp.rules.registry import Alternative, Op, Operand, is_cheap, registry
 from fxdp.rules.view import op_view
+from fxdp.rules.whole_draws import drawn_whole
 from fxdp.symbols import batch_factor
 
 _MAX_STEPS = 16  # ops computed whole to save a gather
@@ -118,7 +120,7 @@ class Walk:
             self._place_getitem(node)
             return
         op, sources = op_view(node, self._operand)
-        choice = self._choose(op)
+        choice = self._choose(op, node)
         known.operands = choice.alternative.inputs
         known.rewrite, known.recipe = choice.alternative.rewrite, choice.alternative.recipe
         self.cost += known.recipe.bytes if known.recipe else 0
@@ -243,10 +245,13 @@ class Walk:
             self._derive(source)
         return Operand(index, known.type, value.placements, self.iota.get(source), value.gather_bytes)
 
-    def _choose(self, op: Op) -> Choice:
+    def _choose(self, op: Op, node: fx.Node) -> Choice:
+        if self.single_device_rng and draws(op.target, op.args, dict(op.kwargs)):
+            ways = list(drawn_whole(op, _layout(node), one_rank=self.one_rank))
+            return Choice(cheapest(op, ways)[0], "drawn_whole", True)
         found = self.choices.get(op)
         if found is None:
-            found = self.choices[op] = _choose(op, self.single_device_rng, self.one_rank)
+            found = self.choices[op] = _choose(op, self.one_rank)
         return found
 
 
@@ -263,10 +268,22 @@ def bytes_of(node: fx.Node) -> int:
     return size_bytes(type_) if isinstance(type_, TensorType) else 0
 
 
-def _choose(op: Op, single_device_rng: bool, one_rank: bool) -> Choice:
+def _layout(node: fx.Node) -> tuple[int, ...]:
+    """The dims of a node's first operand from the outermost in memory to the innermost, where it is known."""
+    source = next(iter(tensor_operands(node)), node)
+    value = source.meta.get("val")
+    if not isinstance(value, Tensor):
+        return ()
+    strides = [getattr(getattr(n, "node", None), "hint", n) for n in value.stride()]
+    if any(not isinstance(n, int) for n in strides):
+        return ()
+    return tuple(sorted(range(len(strides)), key=lambda d: -strides[d]))
+
+
+def _choose(op: Op, one_rank: bool) -> Choice:
     registered = registry.get(op.target)
     seeded = draws(op.target, op.args, dict(op.kwargs))
     if registered is None:
         return Choice(op.alternative(), "unknown", seeded)
-    alternatives = () if one_rank or (seeded and single_device_rng) else registered.rule(op)
+    alternatives = () if one_rank else registered.rule(op)
     return Choice(choose(op, alternatives)[0], registered.name, seeded)

@@ -53,8 +53,12 @@ def replicated(op: Op) -> Alternative:
 
 def choose(op: Op, alternatives: Iterable[Alternative]) -> tuple[Alternative, float]:
     """The cheapest alternative with its conversion bytes; "all R" is always among them."""
+    return cheapest(op, [replicated(op), *alternatives])
+
+
+def cheapest(op: Op, candidates: Sequence[Alternative]) -> tuple[Alternative, float]:
+    """The cheapest of these with its conversion bytes."""
     sizes = [size_bytes(o.type) for o in op.operands]
-    candidates = [replicated(op), *alternatives]
     costs = [_cost(a, op.operands, sizes) for a in candidates]
     priced = [
         (cost + _postponed(op, a, cost), _rank(a), i)

@@ -70,11 +70,11 @@ class Noisy(nn.Module):
         }
 
 
-def _draw(seed: int, split: list[int], rng: str) -> dict[str, Any]:
+def _draw(seed: int, split: list[int], rng: str, compute: str = "eager") -> dict[str, Any]:
     torch.set_default_dtype(torch.float64)
     torch.manual_seed(0)
     model, x = Noisy(), torch.randn(sum(split), 4)
-    compiled = fxdp.compile(model, rng=rng, compute="eager")
+    compiled = fxdp.compile(model, rng=rng, compute=compute)
     torch.manual_seed(seed)
     own = x.split(split)[dist.get_rank()]
     outs = []
@@ -90,9 +90,13 @@ def _runs(ranks: RankPool, split: list[int], rng: str) -> list[list[dict[str, An
     return [ranks.run(len(split), _draw, seed, split, rng) for seed in (5, 5, 6)]
 
 
-@pytest.mark.parametrize("split", [[3], [2, 3], [3, 0, 1, 1]], ids=str)
-def test_single_device_numbers_are_eagers_bit_for_bit(ranks: RankPool, split: list[int]) -> None:
-    found = ranks.run(len(split), _draw, 5, split, "single-device")
+@pytest.mark.parametrize(
+    ("split", "compute"), [([3], "inductor"), ([2, 3], "inductor"), ([3, 0, 1, 1], "eager")], ids=str
+)
+def test_single_device_numbers_are_eagers_bit_for_bit(
+    ranks: RankPool, split: list[int], compute: str
+) -> None:
+    found = ranks.run(len(split), _draw, 5, split, "single-device", compute, timeout=240)
     torch.manual_seed(0)
     model, x = Noisy(), torch.randn(sum(split), 4)
     torch.manual_seed(5)

@@ -1,0 +1,182 @@
+"""Random numbers as one device would draw them: every rank draws those of the whole batch and keeps its own.
+
+A generator is a sequence, so the numbers of a rank's samples are known only once those before them have
+been drawn; drawing is local, and nothing is sent. Each op of the family has a twin in the `fxdp` library that
+takes the whole shape and the rank's range as well. It is opaque to Inductor, whose own numbers would differ
+from eager's, and reads the draw before it, so that no compiler changes their order. On a GPU the same kernel
+is launched over the same shape, so the Philox counters and the generator's offset are one device's too.
+
+How many numbers an op takes must not depend on values that other ranks hold. Bernoulli, dropout, normal and
+multinomial draws take as many whatever they are given; those of `_BY_VALUE` are gathered and drawn whole.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fxdp.parts import take_part, unflatten
+from fxdp.placements import Placement, R, Shard
+from fxdp.rules.empty_parts import library
+from fxdp.rules.registry import Alternative, Op, Rewrite, registry
+from fxdp.symbols import LOCAL, OFFSET, B
+from fxdp.torch_compat import OpOverload
+
+_BY_VALUE = frozenset(
+    {"poisson", "binomial", "_standard_gamma", "_sample_dirichlet", "rrelu_with_noise_functional"}
+)
+_UNREAD = -2  # a tensor of which the op reads the shape only
+_ALIKE = 0.5  # stands for other ranks' values: a probability, a mean, a deviation, a weight
+
+_EXTRA = (
+    "SymInt[] whole, int[] dims, int[] order, int dim, "
+    "SymInt outer, SymInt batch, SymInt start, SymInt count"
+)
+
+_TWINS: dict[OpOverload, OpOverload] = {}
+
+
+def twin(target: OpOverload) -> OpOverload:
+    """The op that draws the numbers of the whole batch and keeps a part; made on first use."""
+    if target not in _TWINS:
+        _TWINS[target] = _define(target)
+    return _TWINS[target]
+
+
+def is_twin(target: Any) -> bool:
+    """Whether the op is one of these; its last argument is the draw before it."""
+    return isinstance(target, OpOverload) and target._schema.name.startswith("fxdp::whole_")
+
+
+def _define(target: OpOverload) -> OpOverload:
+    schema = str(target._schema)
+    base = target._schema.name.removeprefix("aten::").strip("_")
+    name = f"whole_{base}_{target._overloadname}"
+    arguments, _, returns = schema.partition("(")[2].rpartition(") -> ")
+    listed = [re.sub(r"=.*", "", a) for a in arguments.split(", ") if a != "*" and "Generator" not in a]
+    library.define(  # type: ignore[no-untyped-call]
+        f"{name}({', '.join([*listed, _EXTRA, 'Tensor? after'])}) -> {returns}",
+        tags=(torch.Tag.nondeterministic_seeded,),
+    )
+    names = [a.split()[-1] for a in listed]
+
+    def draw(*given: Any) -> Any:
+        extra = _Part(*given[len(names) : -1])
+        return extra.taken(_call(target, names, extra.widened(names, given[: len(names)])))
+
+    def shapes(*given: Any) -> Any:
+        extra = _Part(*given[len(names) : -1])
+        values = given[: len(names)] if extra.dim >= 0 else extra.widened(names, given[: len(names)])
+        return _call(target, names, values)
+
+    library.impl(name, draw, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+    torch.library.register_fake(f"fxdp::{name}", shapes, lib=library)
+    return getattr(torch.ops.fxdp, name).default  # type: ignore[no-any-return]
+
+
+def _call(target: OpOverload, names: Sequence[str], values: Sequence[Any]) -> Any:
+    keywords = {a.name for a in target._schema.arguments if a.kwarg_only}
+    args = [v for n, v in zip(names, values, strict=True) if n not in keywords]
+    return target(*args, **{n: v for n, v in zip(names, values, strict=True) if n in keywords})
+
+
+class _Part:
+    """Which part of the whole a rank keeps."""
+
+    def __init__(
+        self, whole: Sequence[int], dims: Sequence[int], order: Sequence[int], dim: int, outer: int,
+        batch: int, start: int, count: int,
+    ) -> None:  # fmt: skip
+        self.whole, self.dims, self.order, self.dim = list(whole), list(dims), list(order), dim
+        self.outer, self.batch, self.start, self.count = outer, batch, start, count
+
+    def widened(self, names: Sequence[str], values: Sequence[Any]) -> list[Any]:
+        """The op's arguments for the whole: sizes, and tensors with this rank's values in their place."""
+        dims = iter(self.dims)
+        widened: list[Any] = []
+        for name, value in zip(names, values, strict=True):
+            if isinstance(value, Tensor):
+                value = self._widened(value, next(dims))
+            elif name == "size":
+                value = self.whole
+            widened.append(value)
+        return widened
+
+    def _widened(self, value: Tensor, dim: int) -> Tensor:
+        if dim == _UNREAD:
+            return self._laid_out(value, self.whole)
+        if dim < 0:
+            return self._laid_out(value, value.shape).copy_(value) if self._moves(value) else value
+        shape = list(value.shape)
+        shape[dim] = self.whole[self.dim]
+        made = self._laid_out(value, shape).fill_(_ALIKE)
+        blocks = unflatten(value, dim, self.outer, self.count, self._inner(shape[dim]))
+        split = unflatten(made, dim, self.outer, self.batch, self._inner(shape[dim]))
+        split.narrow(dim + 1, self.start, self.count).copy_(blocks)
+        return made
+
+    def _moves(self, value: Tensor) -> bool:
+        return value.dim() == len(self.order) and not value.permute(self.order).is_contiguous()
+
+    def _laid_out(self, like: Tensor, shape: Sequence[int]) -> Tensor:
+        """Memory of a shape in which the dims follow each other as in the model: so eager draws."""
+        if len(shape) != len(self.order):
+            return like.new_empty(shape)
+        ordered = like.new_empty([shape[d] for d in self.order])
+        return ordered.permute([self.order.index(d) for d in range(len(shape))])
+
+    def _inner(self, length: int) -> int:
+        return length // (self.outer * self.batch)
+
+    def taken(self, results: Any) -> Any:
+        """This rank's part of what was drawn."""
+        if isinstance(results, tuple):
+            return tuple(map(self.taken, results))
+        if self.dim < 0:
+            return results
+        part = take_part(results, self.dim, self.outer, self.batch, self.start, self.count)
+        return part.contiguous() if part is not results else results
+
+
+def drawn_whole(op: Op, order: tuple[int, ...], *, one_rank: bool) -> Iterator[Alternative]:
+    """The ways to draw `op` as one device would: kept in parts for nothing, or whole."""
+    target = op.target
+    found = registry.get(target)
+    if found is None or found.family != "random":
+        yield op.alternative()
+        return
+    if not one_rank and target._schema.name.removeprefix("aten::") not in _BY_VALUE:
+        for alternative in found.rule(op):
+            shard = alternative.outputs[0]
+            if isinstance(shard, Shard) and all(p == shard or p is None for p in alternative.outputs):
+                yield _kept(op, alternative, shard, order)
+    if found.name == "drawn_like":
+        yield _kept(op, op.alternative({o.index: None for o in op.operands}), None, order)
+    else:
+        yield _kept(op, op.alternative(), None, order)
+
+
+def _kept(op: Op, alternative: Alternative, shard: Shard | None, order: tuple[int, ...]) -> Alternative:
+    unread = registry[op.target].name == "drawn_like"
+    dims = tuple(_UNREAD if unread else p.dim if isinstance(p, Shard) else -1 for p in alternative.inputs)
+    arguments: tuple[tuple[str, Any], ...] = (
+        ("whole", op.output.shape),
+        ("dims", dims),
+        ("order", order if len(order) == len(op.output.shape) else ()),
+        ("dim", -1 if shard is None else shard.dim),
+        ("outer", 1 if shard is None else shard.outer),
+        ("batch", B if shard is not None else 1),
+        ("start", OFFSET if shard is not None else 0),
+        ("count", LOCAL if shard is not None else 1),
+        ("after", None),
+    )
+    outputs: Placement = R if shard is None else shard
+    chosen = alternative.inputs
+    made = op.alternative({}, outputs, Rewrite(arguments=arguments, target=twin(op.target)))
+    return Alternative(chosen, made.outputs, made.rewrite)
+
+
