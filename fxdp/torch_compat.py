@@ -267,8 +267,10 @@ def partition_for_inductor(
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Inductor's joint graph passes, then torch's min-cut partitioner; the first `outputs` are forward's."""
     from torch._inductor.compile_fx import partition_fn
+    from torch._inductor.virtualized import V
 
-    with tracing(TracingContext(fake_mode)), fake_mode, torch.no_grad():
+    # random ops become one of Inductor's, whose seeds are made under `V`'s fake mode
+    with tracing(TracingContext(fake_mode)), V.set_fake_mode(fake_mode), fake_mode, torch.no_grad():
         forward, backward = partition_fn(joint, list(inputs), num_fwd_outputs=outputs)
     return forward, backward
 
@@ -278,8 +280,9 @@ def joint_passes_for_inference(
 ) -> fx.GraphModule:
     """Inductor's joint graph passes on a program without backward."""
     from torch._inductor.compile_fx import _recursive_joint_graph_passes
+    from torch._inductor.virtualized import V
 
-    with tracing(TracingContext(fake_mode)), fake_mode, torch.no_grad():
+    with tracing(TracingContext(fake_mode)), V.set_fake_mode(fake_mode), fake_mode, torch.no_grad():
         return _recursive_joint_graph_passes(gm, input_device=device)
 
 

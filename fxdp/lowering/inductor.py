@@ -29,6 +29,7 @@ from fxdp.lowering.eager import (
     tensor_type,
 )
 from fxdp.lowering.halves import Boxed, Halves
+from fxdp.lowering.redraws import save_draws
 from fxdp.lowering.tangents import usual_zeros
 from fxdp.lowering.turns import Turn
 from fxdp.placements import Shard
@@ -176,6 +177,7 @@ class _Compiler:
         forward, backward = partition_for_inductor(
             joint, inputs, self.outputs + len(self.mutations), self.fake_mode
         )
+        save_draws(forward, backward, self.outputs + len(self.mutations))
         self._save_what_is_read(forward, backward, len(tangents))
         saved_order = self._saved_order(forward, backward)
         self._write_back(forward)
