@@ -21,6 +21,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.checkpoint import CheckpointFunction
 
 from fxdp import torch_compat
 from fxdp.annotations import Site
@@ -48,11 +49,22 @@ def capture_patches(module: nn.Module, loss_fn: Callable[..., Any] | None) -> It
         stack.enter_context(_replaced(F, "ctc_loss", capturable_ctc_loss))
         for owner, name, function in SUBSTITUTES:
             stack.enter_context(_replaced(owner, name, function))
+        stack.enter_context(_replaced(CheckpointFunction, "apply", _checkpoint))
         stack.enter_context(torch_compat.without_autograd_kernel(_WRONGLY_DECOMPOSED))
         if torch.is_inference_mode_enabled():
             stack.enter_context(torch.inference_mode(False))
             stack.enter_context(torch.no_grad())
         yield
+
+
+def _checkpoint(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
+    """A reentrant checkpoint without its own backward, in which export would lose the gradients.
+
+    As it does, it gives none if no argument needs one. What is recomputed is the partitioner's business.
+    """
+    needed = any(isinstance(arg, torch.Tensor) and arg.requires_grad for arg in args)
+    with contextlib.nullcontext() if needed else torch.no_grad():
+        return function(*args)
 
 
 @contextlib.contextmanager

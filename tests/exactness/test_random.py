@@ -12,7 +12,8 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import fxdp
-from tests.exactness.cases import D, Model, linear, rows
+from fxdp.compiler import LocalProgram
+from tests.exactness.cases import D, Model, linear, rows, traffic
 from tests.lockstep import check
 from tests.ranks import RankPool
 
@@ -36,6 +37,17 @@ RANDOM = {
     ),
     "rrelu": lambda fc, x: F.rrelu(fc(x), training=True),
     "multinomial": lambda fc, x: fc(x).gather(1, torch.multinomial(x.softmax(1), 1)),
+    "without_replacement": lambda fc, x: fc(x).gather(1, torch.multinomial(x.softmax(1), 3)),
+    "with_replacement": lambda fc, x: fc(x).gather(1, torch.multinomial(x.softmax(1), 3, replacement=True)),
+    "turned": lambda fc, x: (fc(x).t() + torch.randn_like(x.t())) * F.dropout(fc(x).t(), 0.3),
+    "by_value": lambda fc, x: fc(x) * torch.poisson(x.abs()),
+    "by_tensor": lambda fc, x: fc(x) * torch.normal(x, x.abs()),
+    "integers": lambda fc, x: fc(x) * torch.randint_like(x, 5) * torch.randint(0, 5, x.shape),
+    "in_place": lambda fc, x: (
+        fc(x) * torch.empty_like(x).cauchy_().tanh() * torch.empty_like(x).geometric_(0.4)
+        + torch.empty(x.shape).uniform_(-1, 1) * torch.empty_like(x).log_normal_()
+    ),
+    "reentrant": lambda fc, x: checkpoint(lambda y: F.dropout(fc(y)).relu(), x * fc.bias, use_reentrant=True),
     "checkpointed": lambda fc, x: checkpoint(lambda y: F.dropout(fc(y)).relu(), x, use_reentrant=False),
 }  # fmt: skip
 
@@ -45,12 +57,18 @@ RANDOM = {
 def test_given_the_numbers_all_is_exact(name: str, rng: str) -> None:
     """The lock-step reference uses the numbers that the ranks drew."""
     model = Model(lambda fc, x: RANDOM[name](fc, x).square().mean(), linear())
-    exact_random(model, rows(), rng=rng)
+    local = exact_random(model, rows(), rng=rng)
+    gathers = [row for row in traffic(local) if row.op == "all_gather"]
+    assert bool(gathers) <= (name in GATHERED), "drawing sends nothing"
 
 
-def exact_random(model: nn.Module, x: Tensor, rng: str) -> None:
+GATHERED = ("permutation", "mixup", "rrelu", "by_value")
+"""A permutation crosses samples; the others take as many numbers as the values ask for."""
+
+
+def exact_random(model: nn.Module, x: Tensor, rng: str) -> LocalProgram:
     """Exact node by node; where ranks draw apart, eager is compared with the captured program."""
-    check(model, (x,), splits=SPLITS, rng=rng)
+    return check(model, (x,), splits=SPLITS, rng=rng)
 
 
 class Noisy(nn.Module):

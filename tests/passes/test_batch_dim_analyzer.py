@@ -9,6 +9,7 @@ import fxdp.rules  # noqa: F401 - registers the rules
 from fxdp.annotations import Buffer, Gradient, Input, Mutation, Output, Parameter, Tangent, note
 from fxdp.passes import BatchDimAnalyzer
 from fxdp.placements import R, S
+from fxdp.rules.whole_draws import twin
 from tests.graphs import Sketch, after, mesh
 
 aten = torch.ops.aten
@@ -98,7 +99,9 @@ def test_an_op_without_a_rule_runs_replicated() -> None:
     assert note(det).reason is not None
 
 
-def test_random_values_shard_unless_one_device_draws() -> None:
+def test_random_values_shard_also_where_one_device_draws() -> None:
+    """Then by the op that draws the whole batch's numbers and keeps the rank's."""
+
     def graph() -> tuple[Sketch, object]:
         g = Sketch()
         x = g.add(Input(0, "x"), "f32[B, 3]")
@@ -106,11 +109,13 @@ def test_random_values_shard_unless_one_device_draws() -> None:
         y = g.call(aten.mul.Tensor, x, noise, type="f32[B, 3]")
         return g, g.returns({Output(0): y})
 
-    for single, placement in ((False, S(0)), (True, R)):
+    for single in (False, True):
         g, gm = graph()
         BatchDimAnalyzer((0,), single).run(gm, mesh())  # type: ignore[arg-type]
         noise = next(n for n in g.graph.nodes if n.target is aten.rand_like.default)
-        assert note(noise).placement == placement
+        assert note(noise).placement == S(0)
+        target = note(noise).rewrite.target if note(noise).rewrite else None
+        assert target == (twin(aten.rand_like.default) if single else None)
 
 
 def test_a_new_buffer_is_wanted_whole() -> None:
