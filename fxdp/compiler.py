@@ -16,7 +16,6 @@ import fxdp.rules  # noqa: F401 - registers the rules
 from fxdp.annotations import Buffer, Constant, Parameter, Slot, copy_note, note
 from fxdp.capture import Captured
 from fxdp.coverage import coverage
-from fxdp.errors import PlacementError
 from fxdp.graph_text import graph_text
 from fxdp.lowering import Halves, lower_eager, lower_inductor
 from fxdp.lowering.inductor import Shapes
@@ -35,6 +34,7 @@ from fxdp.passes import (
     LocalizeShapes,
 )
 from fxdp.plan import Plan, communication, program_text, replicated_ops
+from fxdp.refusals import refuse_fallbacks
 from fxdp.rules.randomness import node_draws
 from fxdp.runtime.agreement import gather_objects
 from fxdp.runtime.failure import guard
@@ -108,7 +108,7 @@ def prepare(captured: Captured, mesh: DataMesh, options: Options) -> LocalProgra
     nodes = len(captured.gm.graph.nodes)
     gm = manager.run(captured.gm, global_passes(captured, options))
     if options.strict:
-        _refuse_fallbacks(gm)
+        refuse_fallbacks(gm)
     causes = copy_graph(gm)
     gm = manager.run(gm, local_passes(captured, options))
     return LocalProgram(captured, gm, mesh, options, causes, manager.seconds, nodes)
@@ -182,13 +182,3 @@ def slot_values(gm: fx.GraphModule, module: nn.Module, captured: Captured) -> di
 def _device(module: nn.Module, mesh: DataMesh) -> torch.device:
     first = next(iter(module.parameters()), None)
     return first.device if first is not None else torch.device(mesh.device_type)
-
-
-def _refuse_fallbacks(gm: fx.GraphModule) -> None:
-    forced = replicated_ops(gm)
-    if forced:
-        listing = "\n  ".join(forced)
-        raise PlacementError(
-            f"strict=True: {len(forced)} ops have no placement rule and would run replicated:\n  {listing}\n"
-            "Add rules with fxdp.register_rule, or compile with strict=False"
-        )

@@ -154,3 +154,21 @@ def test_rows_of_gradients_are_marked() -> None:
     marked = [row.cause for row in plan.causes if row.gradient]
     assert sorted(marked) == ["gradient of gradient.bias", "gradient of gradient.weight"]
     assert plan.gradient_bytes >= 4 * 12
+
+
+class Twice(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        y = unruled(self.fc(x).detach())
+        return unruled(y.sum(0)).sum()
+
+
+def test_strict_refuses_all_ops_without_a_rule_at_once() -> None:
+    with pytest.raises(fxdp.PlacementError) as caught:
+        fxdp.plan(Twice(), (X,), mesh={"dp": 2}, strict=True)
+    message = str(caught.value)
+    assert "2 ops have no placement rule" in message
+    assert "`y = unruled(self.fc(x).detach())`\n    operands: %" in message
+    assert ": f32[B, 5] {S(0)}" in message
+    assert "`return unruled(y.sum(0)).sum()`\n    operands: %" in message
+    assert ": f32[5] {" in message
+    assert "fxdp.register_rule" in message

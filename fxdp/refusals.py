@@ -1,0 +1,48 @@
+"""Refusing a placed program: all ops that the user does not want, at once."""
+
+from __future__ import annotations
+
+from torch import fx
+
+from fxdp import ir
+from fxdp.annotations import note, tensor_operands
+from fxdp.errors import PlacementError
+from fxdp.graph_text import target_text, type_text
+
+
+def refuse_fallbacks(gm: fx.GraphModule) -> None:
+    """Refuse ops without a placement rule in an EXPLICIT program (`strict=True`).
+
+    Raises
+    ------
+    PlacementError : names each of them with its line, module, operands and their placements.
+    """
+    nodes = [node for node in gm.graph.nodes if _is_fallback(node)]
+    if nodes:
+        listing = "\n  ".join(map(_fallback_text, nodes))
+        raise PlacementError(
+            f"strict=True: {len(nodes)} ops have no placement rule and would run whole on every rank:\n"
+            f"  {listing}\n"
+            "Give them rules with fxdp.register_rule, or compile with strict=False: that is exact, but slower"
+        )
+
+
+def _is_fallback(node: fx.Node) -> bool:
+    reason = note(node).reason
+    return node.op == "call_function" and reason is not None and reason.rule == "unknown"
+
+
+def _fallback_text(node: fx.Node) -> str:
+    operands = ", ".join(_operand_text(_origin(source)) for source in tensor_operands(node))
+    return f"{target_text(node.target)} at {note(node).site}\n    operands: {operands or 'none'}"
+
+
+def _origin(node: fx.Node) -> fx.Node:
+    """The value before it was gathered or reduced for the op."""
+    while node.target in ir.CONVERSIONS and isinstance(node.args[0], fx.Node):
+        node = node.args[0]
+    return node
+
+
+def _operand_text(node: fx.Node) -> str:
+    return f"%{node.name}: {type_text(note(node).type)} {{{note(node).placement}}}"
