@@ -53,7 +53,7 @@ class Lowering:
         key: tuple[Any, ...] = (name, tuple(sorted(exact.items())), rows is None, split == 0 or not marks)
         emitted = self.halves.get(key)
         generic = False
-        if emitted is None and self._is_generic(name):
+        if emitted is None and self.distinct.get(name, 0) >= _EXACT:
             key = (name, "generic", rows is None, split == 0 or not marks)
             emitted, generic = self.halves.get(key), True
         if emitted is None:
@@ -65,9 +65,6 @@ class Lowering:
         if any(map(node_draws, part.gm.graph.nodes)):
             seed = mesh.rank * 4096 + _number(name)
         return Code.bind(gm, halves, values, sizes, rows, seed)
-
-    def _is_generic(self, name: str) -> bool:
-        return self.local.options.compute == "inductor" and self.distinct.get(name, 0) >= _EXACT
 
     def _lower(
         self, part: Part, sizes: Mapping[str, int], split: int, even: bool, generic: bool, index: int | None

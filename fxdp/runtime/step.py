@@ -100,7 +100,7 @@ class _HandOut(torch.autograd.Function):
 
 
 def _scaled(gradients: Sequence[Tensor | None], scale: Tensor) -> list[Tensor | None]:
-    """The gradients times the loss's incoming gradient, in place: nobody else has them."""
+    """The gradients times the loss's incoming gradient; not in place, as two of them may be one tensor."""
     if scale.device.type == "cpu" and scale.item() == 1:
         return list(gradients)
-    return [None if g is None else g.mul_(scale.to(g.dtype)) for g in gradients]
+    return [None if g is None else g * scale.to(g.dtype) for g in gradients]

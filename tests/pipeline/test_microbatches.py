@@ -168,3 +168,36 @@ def test_masks_differ_between_micro_batches() -> None:
     first = compiled(torch.ones(2, 64))[1]
     torch.manual_seed(1)
     assert torch.equal(first, compiled(torch.ones(2, 64))[1])
+
+
+class Shared(nn.Module):
+    """The gradients of `a` and `b` are one value, and that of `c` is a number spread out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Parameter(torch.randn(5)), nn.Parameter(torch.randn(5))
+        self.c = nn.Parameter(torch.randn(5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ((self.a + self.b) * x).sum(1).mean() + self.c.sum()
+
+
+@pytest.mark.parametrize("microbatches", [1, 2])
+def test_a_scaled_loss(microbatches: int) -> None:
+    model, x = Shared(), torch.randn(4, 5)
+    compiled = fxdp.compile(model, microbatches=microbatches, compute="eager", stages=1)
+    for _ in range(2):
+        (compiled(x) * 0.25).backward()
+    assert torch.allclose(model.a.grad, 0.5 * x.mean(0))  # type: ignore[arg-type]
+    assert torch.allclose(model.b.grad, 0.5 * x.mean(0))  # type: ignore[arg-type]
+    assert torch.allclose(model.c.grad, torch.full((5,), 0.5))  # type: ignore[arg-type]
+
+
+def test_many_sizes_are_lowered_three_times_at_most() -> None:
+    model = Model(EXACT["mse"]).double()
+    twin = twin_of(model)
+    compiled = fxdp.compile(model, microbatches=2, compute="eager")
+    for batch in (8, 7, 5, 4, 3, 9, 11):
+        assert step_both(compiled, twin, (_inputs(batch), {}), None, [batch], 0) <= 1e-12
+    (lowering,) = compiled._programs._lowerings.values()
+    assert max(lowering.distinct.values()) <= 3
