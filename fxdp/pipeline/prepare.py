@@ -18,6 +18,7 @@ from fxdp.options import Options
 from fxdp.pass_manager import Level, Pass, PassManager
 from fxdp.passes import AssignStages, BucketGradients, CoalesceReductions, ExposeCounts, LocalizeShapes
 from fxdp.pipeline.program import StagedProgram
+from fxdp.refusals import refuse_fallbacks
 from fxdp.schedule import make
 from fxdp.staging import Part, recall_phases, split
 
@@ -72,6 +73,8 @@ def prepare_staged(captured: Captured, mesh: DataMesh, options: Options) -> Stag
     nodes = len(captured.gm.graph.nodes)
     first: list[Pass] = [ExposeCounts()] if options.microbatches > 1 else []
     gm = manager.run(captured.gm, [*first, *global_passes(captured, options)])
+    if options.strict:
+        refuse_fallbacks(gm)
     causes = copy_graph(gm)
     gm = manager.run(gm, staging_passes(captured, options, mesh))
     stages = stage_count(options, mesh)
