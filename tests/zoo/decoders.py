@@ -32,7 +32,7 @@ def _deepseek_v3() -> nn.Module:
     return hf.DeepseekV3ForCausalLM(config)
 
 
-def _gpt_neo() -> nn.Module:
+def gpt_neo() -> nn.Module:
     config = hf.GPTNeoConfig(
         vocab_size=TOKENS, hidden_size=16, num_layers=2, attention_types=[[["global", "local"], 1]],
         num_heads=2, max_position_embeddings=32, window_size=4, intermediate_size=24,
@@ -41,7 +41,7 @@ def _gpt_neo() -> nn.Module:
     return hf.GPTNeoForCausalLM(config)
 
 
-def _mamba() -> nn.Module:
+def mamba() -> nn.Module:
     return hf.MambaForCausalLM(
         hf.MambaConfig(vocab_size=TOKENS, hidden_size=16, state_size=4, num_hidden_layers=2, time_step_rank=2)
     )
@@ -141,7 +141,6 @@ DECODERS: dict[str, Entry] = {
     "opt": Entry(_opt, masked),
     "bloom": Entry(_bloom, masked),
     "gptj": Entry(partial(_make, hf.GPTJForCausalLM, hf.GPTJConfig, **_GPT, rotary_dim=4), causal),
-    "gpt_neo": Entry(_gpt_neo, causal),
     "gpt_neox": Entry(partial(_make, hf.GPTNeoXForCausalLM, hf.GPTNeoXConfig, **TEXT), causal),
     "gpt_bigcode": Entry(partial(_make, hf.GPTBigCodeForCausalLM, hf.GPTBigCodeConfig, **_GPT), causal),
     "codegen": Entry(
@@ -183,7 +182,6 @@ DECODERS: dict[str, Entry] = {
     "nemotron": Entry(partial(_make, hf.NemotronForCausalLM, hf.NemotronConfig, **GROUPED), causal),
     "deepseek_v3": Entry(_deepseek_v3, causal),
     "gpt_oss": Entry(_gpt_oss, causal),
-    "mamba": Entry(_mamba, causal),
     "mamba2": Entry(_mamba2, causal),
     "recurrent_gemma": Entry(_recurrent_gemma, causal),
     "jamba": Entry(_jamba, causal),

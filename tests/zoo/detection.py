@@ -37,10 +37,6 @@ def _detr(model: Any, config: Any, **more: Any) -> nn.Module:
     )
 
 
-def _yolos(batch: int) -> Inputs:
-    return pixels(batch)
-
-
 def _objects(batch: int) -> Inputs:
     """Images of which each has its own number of boxes."""
     targets = []

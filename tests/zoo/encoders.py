@@ -45,6 +45,10 @@ def _distilbert() -> nn.Module:
     return hf.DistilBertForMaskedLM(config)
 
 
+def deberta() -> nn.Module:
+    return _deberta(hf.DebertaForMaskedLM, hf.DebertaConfig)
+
+
 def _deberta(model: Any, config: Any) -> nn.Module:
     return _make(
         model, config, **TEXT, relative_attention=True, pos_att_type=["c2p", "p2c"], position_buckets=4,
@@ -157,7 +161,6 @@ ENCODERS: dict[str, Entry] = {
     ),
     "albert": Entry(partial(_make, hf.AlbertForMaskedLM, hf.AlbertConfig, **TEXT, embedding_size=8), masked),
     "distilbert": Entry(_distilbert, masked),
-    "deberta": Entry(partial(_deberta, hf.DebertaForMaskedLM, hf.DebertaConfig), masked),
     "deberta_v2": Entry(partial(_deberta, hf.DebertaV2ForMaskedLM, hf.DebertaV2Config), masked),
     "longformer": Entry(
         partial(_make, hf.LongformerForMaskedLM, hf.LongformerConfig, **TEXT, attention_window=4), _long

@@ -26,8 +26,7 @@ class Entry:
     build: Callable[[], nn.Module]
     inputs: Callable[[int], Inputs]
     """The keyword arguments of a batch of this size."""
-    train: bool = True
-    """Whether training mode can be compared at all: not where it draws numbers outside of torch."""
+    batch_dims: Any = None
 
 
 def tokens(batch: int, length: int = LENGTH) -> Tensor:

@@ -67,7 +67,7 @@ def measure(entry: Entry, mode: str, splits: Sequence[Sequence[int]] = SPLITS) -
     """
     model, inputs = make(entry)
     model.train(mode == "train")
-    chosen = Options(rng="single-device")
+    chosen = Options(rng="single-device", batch_dims=entry.batch_dims)
     measured = Measured()
     with keep_float64(), _default_float64(), torch.set_grad_enabled(mode != "no_grad"):
         found = capture_for(model, (), inputs, chosen)

@@ -9,7 +9,7 @@ import torch
 import transformers as hf
 from torch import nn
 
-from tests.zoo.entry import SIDE, Entry, Inputs, images, pixels
+from tests.zoo.entry import Entry, Inputs, images, pixels
 from tests.zoo.sizes import IMAGE
 
 _WIDE = partial(images, side=32)
@@ -23,10 +23,6 @@ def _segments(batch: int) -> Inputs:
     made = torch.randint(0, 3, (batch, 32, 32))
     made[0, 4:] = 255
     return {**pixels(batch, 32), "labels": made}
-
-
-def _regression(batch: int) -> Inputs:
-    return {**pixels(batch, 32), "labels": None}
 
 
 def _masked_patches(batch: int) -> Inputs:
@@ -159,16 +155,6 @@ def _vit_mae() -> nn.Module:
     return hf.ViTMAEForPreTraining(config)
 
 
-def _unet() -> nn.Module:
-    from tests.zoo.by_hand import UNet
-
-    return UNet()
-
-
-def _sam_like(batch: int) -> Inputs:
-    return pixels(batch, 32)
-
-
 VISION: dict[str, Entry] = {
     "beit": Entry(partial(_make, hf.BeitForImageClassification, hf.BeitConfig, **IMAGE), images),
     "beit_relative": Entry(
@@ -211,5 +197,4 @@ VISION: dict[str, Entry] = {
     "focalnet": Entry(_focalnet, _WIDE),
     "swiftformer": Entry(_swiftformer, partial(images, side=64)),
     "dpt": Entry(_dpt, pixels),
-    "unet": Entry(_unet, lambda n: {"x": torch.randn(n, 3, SIDE, SIDE), "y": torch.rand(n, 1, SIDE, SIDE)}),
 }

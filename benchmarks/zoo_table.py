@@ -1,0 +1,97 @@
+"""The results of `zoo_sweep.py` as a page of tables."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+Result = dict[str, Any]
+Modes = dict[str, Result]
+
+_HEAD = """# The model zoo
+
+Made by `python benchmarks/zoo_sweep.py` ({versions}); do not edit by hand.
+
+Each model is small, has random weights in float64, and runs on 1, 2 and 4 virtual ranks, the batch split as
+{splits}.
+Every node of the program, every output, gradient and buffer is compared with one eager device. The figure is
+the largest relative error of any of them over all splits; the limit is 1e-9, or 1e-6 where the model itself
+computes in float32 on the way (f32). In training mode dropout is on and draws what eager draws.
+
+`sums` and `gathers`: collectives of a training step on 4 ranks, before bucketing; one sum per parameter is
+its gradient's. Gathers include those of dropout masks that must equal one device's (`rng="single-device"`).
+
+**{exact} of {total} models are captured and exact**, in training, evaluation and without gradients.
+"""
+
+
+def state(result: Result) -> str:
+    """`6.0e-16`, `6.0e-16 f32`, or in a word what went wrong."""
+    if "failed" in result:
+        return str(result["failed"])
+    worst = max(result["errors"].values())
+    return f"{worst:.0e} f32" if result["narrow"] else f"{worst:.0e}"
+
+
+def markdown(kinds: dict[str, dict[str, Modes]], versions: dict[str, str]) -> str:
+    """The whole page."""
+    models = {name: modes for rows in kinds.values() for name, modes in rows.items()}
+    exact = [name for name, modes in models.items() if not any("failed" in r for r in modes.values())]
+    splits = next(
+        (list(r["errors"]) for modes in models.values() for r in modes.values() if "errors" in r), []
+    )
+    page = [
+        _HEAD.format(
+            versions=", ".join(f"{name} {version}" for name, version in versions.items()),
+            splits=", ".join(splits), exact=len(exact), total=len(models),
+        )
+    ]  # fmt: skip
+    for kind, rows in kinds.items():
+        if rows:
+            page.append(_table(kind, rows))
+    failures = {name: modes for name, modes in models.items() if name not in exact}
+    if failures:
+        page.append(_failures(failures))
+    return "\n".join(page)
+
+
+def _table(kind: str, rows: dict[str, Modes]) -> str:
+    lines = [
+        f"## {kind.capitalize()}\n",
+        "| model | train | eval | no_grad | sums | gathers | run whole on each rank |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    lines += [_row(name, modes) for name, modes in rows.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _row(name: str, modes: Modes) -> str:
+    measured = next((r for r in modes.values() if "failed" not in r), None)
+    counts = ["", "", ""]
+    if measured is not None:
+        whole = len(measured["fallbacks"])
+        counts = [
+            str(measured["collectives"] - measured["gathers"]),
+            str(measured["gathers"]),
+            str(whole or ""),
+        ]
+    states = [state(modes[mode]) if mode in modes else "" for mode in ("train", "eval", "no_grad")]
+    return f"| {' | '.join([name, *states, *counts])} |"
+
+
+def _failures(failures: dict[str, Modes]) -> str:
+    """What is not exact in some mode, with fxdp's own words."""
+    lines = ["## Not captured, or not exact\n"]
+    for name, modes in failures.items():
+        reasons: dict[str, list[str]] = {}
+        for mode, result in modes.items():
+            if "failed" in result:
+                reasons.setdefault(_shortened(result["why"]), []).append(mode)
+        lines += [f"- **{name}** ({', '.join(where)}): {why}" for why, where in reasons.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _shortened(why: str) -> str:
+    """One line, with paths from the library's folder on."""
+    text = re.sub(r"\S*/(?:site|dist)-packages/", "", " ".join(why.split()))
+    return text if len(text) <= 420 else f"{text[:417]}..."

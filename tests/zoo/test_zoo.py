@@ -1,0 +1,44 @@
+"""A few models of the catalogue, one per mechanism; `benchmarks/zoo_sweep.py` measures all."""
+
+from __future__ import annotations
+
+import pytest
+
+from fxdp.errors import CaptureError
+from tests.zoo.catalogue import CATALOGUE, KINDS
+from tests.zoo.measure import measure
+
+SPLITS = ((8,), (4, 4), (5, 2, 0, 1))
+
+MECHANISMS = {
+    "unet": "skips across scales, transposed convolutions, BatchNorm of the whole batch",
+    "swin": "windows: samples cut into pieces, shifted, and put together",
+    "xlnet": "the batch on dim 1, relative positions",
+    "wav2vec2": "CTC, weight normalization, a check of the labels",
+    "poolformer": "stochastic depth: random numbers per sample",
+    "vit_mae": "patches sorted by noise, gathered by index",
+    "patchtst": "statistics of each sample, distributions",
+}
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_training_equals_one_device(name: str) -> None:
+    measured = measure(CATALOGUE[name], "train", SPLITS)
+    assert set(measured.errors) == {str(split) for split in SPLITS}
+
+
+@pytest.mark.parametrize("name", ["poolformer", "vit_mae"])
+def test_evaluation_equals_one_device(name: str) -> None:
+    for mode in ("eval", "no_grad"):
+        measured = measure(CATALOGUE[name], mode, SPLITS)
+        assert not measured.fallbacks
+        assert measured.collectives > 1 or mode == "no_grad"
+
+
+def test_a_branch_on_the_data_is_refused_with_its_line() -> None:
+    with pytest.raises(CaptureError, match=r"modeling_detr.py:\d+ `if not torch.isfinite.*data-dependent"):
+        measure(CATALOGUE["detr"], "train", SPLITS)
+
+
+def test_names_are_unique() -> None:
+    assert len(CATALOGUE) == sum(len(kind) for kind in KINDS.values())
