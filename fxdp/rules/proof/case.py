@@ -129,7 +129,7 @@ class Case:
 
     def _run(self, alternative: Alternative, inputs: tuple[Placement, ...], split: tuple[int, ...]) -> None:
         batch = sum(split)
-        operands, expected = self._global(batch)
+        operands, expected = self.whole(batch)
         parts = [samples.split(v, p, split) for v, p in zip(operands, inputs, strict=True)]
         if alternative.recipe is not None:
             cooked = recipes.run(alternative.recipe, parts, split)
@@ -162,7 +162,8 @@ class Case:
             if self.outputs[i] is not None and placement is not None:
                 samples.assert_whole([r[i] for r in results], placement, expected[i], split, f"result {i}")
 
-    def _global(self, batch: int) -> tuple[list[torch.Tensor], tuple[Any, ...]]:
+    def whole(self, batch: int) -> tuple[list[torch.Tensor], tuple[Any, ...]]:
+        """The operands and the results on one device, for a batch of this size."""
         if batch not in self._globals:
             generator = torch.Generator().manual_seed(batch)
             operands = [t.make(batch, generator) for t in self.tensors]
