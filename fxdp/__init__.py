@@ -77,6 +77,7 @@ def compile(
     loss_fn: Callable[..., Tensor] | None = None,
     strategy: str = "replicate",
     batch_dims: Any = None,
+    pad: Any = None,
     bucket_mb: float = 25.0,
     rng: str = "sharded",
     uneven: bool = True,
@@ -104,6 +105,8 @@ def compile(
     strategy : `"replicate"`: every rank holds all parameters.
     batch_dims : the batch dim of each input, a pytree prefix of `(args, kwargs)` of int or None (no batch
         dim). None: dim 0 of every tensor input with at least one dim.
+    pad : the value with which each input is padded, at its end, to the longest rank's sequence: a number, or
+        a pytree prefix of `(args, kwargs)`. None: all ranks must pass the same sizes, the batch aside.
     bucket_mb : MiB of gradients that are reduced in one all-reduce.
     rng : `"sharded"`: ranks draw different random numbers, reproducible from one seed at a given mesh;
         `"single-device"`: all ranks draw what one device would (with `compute="eager"`, bit for bit).
@@ -132,7 +135,7 @@ def compile(
     StageError, ScheduleError : at the first call, stages or a schedule that do not fit the model.
     """
     options = Options(
-        loss_fn=loss_fn, strategy=strategy, batch_dims=batch_dims, bucket_mb=bucket_mb, rng=rng,
+        loss_fn=loss_fn, strategy=strategy, batch_dims=batch_dims, pad=pad, bucket_mb=bucket_mb, rng=rng,
         uneven=uneven, compute=compute, microbatches=microbatches, schedule=schedule, stages=stages,
         checkpoint=checkpoint, gradients=gradients, verify=verify, strict=strict, dump_dir=dump_dir,
     )  # fmt: skip
@@ -190,7 +193,8 @@ def verify(
     splits : how many samples each rank gets, as `[[5, 2, 0, 1]]`, one or several. None: as even as
         possible, uneven with a single sample and an empty rank, and all samples on the last rank.
     precision : `"float64"`: a copy of the model and the inputs in float64; if it cannot run so, in
-        its own types, and the report says so. `"own"`: as the model is.
+        its own types, and the report says so. `"own"`: as the model is; there rounding may turn a comparison
+        or an argmax over, which shows as a difference.
     tolerance : the largest relative error, of a tensor's largest value, that counts as equal. None: 1e-9 in
         float64, 1e-6 after a cast to float32 inside of the model, 1e-5 for a model's own float32, 2e-3 and
         2e-2 after float16 and bfloat16. Integers and booleans must be equal.

@@ -52,7 +52,7 @@ def verify_model(
         if subject is not None
         else ()
     )
-    compared = _compared(subject, data.size, note)
+    compared = _compared(subject, data, note)
     narrow = casts(found.gm) if note.startswith("in float64") else ()
     return Report(type(model).__name__, str(data), runs, compared, narrow, invariants)
 
@@ -111,9 +111,7 @@ def _why_not_wide(module: nn.Module, inputs: Any, options: Options) -> str:
     try:
         with torch.random.fork_rng(), torch.no_grad():
             twin(*args, **kwargs)
-    except (
-        Exception
-    ) as error:  # whatever the user's code raises; capture reports other faults
+    except Exception as error:  # whatever the user's code raises; capture reports other faults
         return str(error).splitlines()[0] if str(error) else type(error).__name__
     return ""
 
@@ -167,10 +165,12 @@ def _subject(
     return Subject(module, local.gm, reference, options, allowed), invariants
 
 
-def _compared(subject: Subject | None, world: int, note: str) -> str:
+def _compared(subject: Subject | None, mesh: DataMesh, note: str) -> str:
     if subject is None:
         return "nothing was run"
-    if subject.draws_apart(world):
+    if mesh.world > mesh.size:
+        note = f"{note}; the data-parallel program before it is cut into stages"
+    if subject.draws_apart(mesh.size):
         return (
             f"{note}; the ranks draw random numbers of their own (rng='sharded'): every node is compared "
             "with one device that is given these numbers, and the program on one device with the eager model"

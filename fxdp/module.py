@@ -14,8 +14,9 @@ from fxdp.mesh import DataMesh, resolve_mesh
 from fxdp.options import Options
 from fxdp.plan import Plan
 from fxdp.runtime.agreement import Agreement, agree, broadcast_tensors
-from fxdp.runtime.calls import CallReader
+from fxdp.runtime.calls import Call, CallReader
 from fxdp.runtime.failure import everywhere, guard, install_hook, refusing
+from fxdp.runtime.lengths import common_lengths, padded, spread_pad
 from fxdp.runtime.optimizers import OptimizerWatch
 from fxdp.runtime.programs import Programs, Served
 from fxdp.runtime.recent import Recent
@@ -74,23 +75,37 @@ class CompiledModule(nn.Module):
                 self._watch = None
             with refusing(self._mesh):
                 call = self._reader.read(args, kwargs)
-            batches = self._exchange(call)
+            batches, alike = self._exchange(call)
+            if not alike:
+                call, args, kwargs = self._pad(call, args, kwargs)
             served = self._programs.find(call, batches)
             if served is None:
                 served = self._programs.make(call, batches, args, kwargs)
             self._served = served
             return self._programs.run(served, call, batches)
 
-    def _exchange(self, call: Any) -> tuple[int, ...]:
-        """All ranks' batch sizes, after a check that they make the same kind of call."""
+    def _pad(
+        self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Call, tuple[Any, ...], dict[str, Any]]:
+        """The call with the sizes that all ranks agree on; all ranks do this together."""
+        with refusing(self._mesh):
+            pads = spread_pad(self._options.pad, args, kwargs)
+        args, kwargs = padded(args, kwargs, call, common_lengths(self._mesh, call, pads), pads)
+        return self._reader.read(args, kwargs), args, kwargs
+
+    def _exchange(self, call: Call) -> tuple[tuple[int, ...], bool]:
+        """All ranks' batch sizes, and whether all other sizes of their inputs are the same.
+
+        The ranks must make the same kind of call.
+        """
         if self._mesh.world == 1:
-            return (_nonempty((call.batch,))[0],)
+            return (_nonempty((call.batch,))[0],), True
         key = (call.kind, call.dims, call.batch)
         if not self._options.uneven and key in self._even:
-            return (call.batch,) * self._mesh.size
+            return (call.batch,) * self._mesh.size, True
         own = (call.batch, self._reader.digest(call.kind), self._reader.digest(call.dims))
         rows = self._agreement.exchange(own)
-        if len({row[1:] for row in rows}) > 1:
+        if len({row[1] for row in rows}) > 1:
             agree(self._mesh, _call_lines(call), "calls")
         batches = _nonempty(self._batches([row[0] for row in rows]))
         if not self._options.uneven:
@@ -99,7 +114,7 @@ class CompiledModule(nn.Module):
                     InputError(f"uneven=False promises equal local batches, but the ranks have {batches}")
                 )
             self._even[key] = True
-        return batches
+        return batches, len({row[2] for row in rows}) == 1
 
     def _batches(self, sizes: Sequence[int]) -> tuple[int, ...]:
         """The batch size of each data rank; pipeline ranks with the same data must have the same."""

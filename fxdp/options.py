@@ -27,6 +27,7 @@ class Options:
     loss_fn: Callable[..., Tensor] | None = None
     strategy: str = "replicate"
     batch_dims: Any = None
+    pad: Any = None
     bucket_mb: float = 25.0
     rng: str = "sharded"
     uneven: bool = True

@@ -49,7 +49,7 @@ LAYERS: list[tuple[str, ...]] = [
         "runtime.transport",
     ),
     ("passes", "lowering"),
-    ("runtime.calls", "runtime.program", "runtime.step"),
+    ("runtime.calls", "runtime.program", "runtime.step", "runtime.lengths"),
     ("compiler",),
     ("pipeline",),
     ("runtime.programs", "runtime.staged", "dry_run", "check"),

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import fxdp
 from fxdp.coverage import Coverage
 
-X = torch.randn(4, 3)
+X = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
 WHOLE = "gathered, runs whole"
 
 

@@ -33,6 +33,7 @@ class Call:
     batch: int
     dims: tuple[tuple[int, ...], ...]
     kind: tuple[Any, ...]
+    batch_dims: tuple[int | None, ...] = ()
 
 
 class CallReader:
@@ -64,7 +65,7 @@ class CallReader:
             tuple(shape) if d is None else (*shape[:d], *shape[d + 1 :])
             for shape, d in zip(shapes, batch_dims, strict=True)
         )
-        return Call(tensors, batch, dims, (spec, others, signature, *self._modes()))
+        return Call(tensors, batch, dims, (spec, others, signature, *self._modes()), batch_dims)
 
     def _modes(self) -> tuple[Any, ...]:
         device = self._device_type
