@@ -13,14 +13,14 @@ from __future__ import annotations
 import difflib
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import timedelta
-from math import prod
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from fxdp.data_mesh import DataMesh, axes_of_rank, backend_of, row_of
 from fxdp.errors import MeshError, RankFailedError, StateError
 from fxdp.links import Links, find_links, open_links
 from fxdp.settings import Settings
@@ -29,100 +29,8 @@ __all__ = ["AXES", "DataMesh", "ensure_alive", "resolve_mesh"]
 
 AXES = ("pp", "dp", "dp_replicate", "dp_shard")
 _NOT_BUILT = ("dp_shard",)
-_PIPELINE = "pp"
-_BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 
 _log = logging.getLogger("fxdp")
-
-
-@dataclass(frozen=True)
-class PipelineAxis:
-    """The pipeline axis of a mesh, seen from one rank.
-
-    Attributes:
-        size: the number of pipeline ranks.
-        rank: this rank's index along the axis.
-        column: the index among all ranks of the mesh of each pipeline rank that has this rank's data.
-        data_ranks: for each rank of the mesh, its index along the data axes.
-    """
-
-    size: int = 1
-    rank: int = 0
-    column: tuple[int, ...] = (0,)
-    data_ranks: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
-class DataMesh:
-    """The data axes of a mesh, seen from one rank.
-
-    Attributes:
-        axes: the names of the data axes, in mesh order.
-        sizes: the size of each.
-        rank: this rank's index along the flattened data axes.
-        ranks: the global rank at each index.
-        device_type: where the model lives.
-        device_mesh: the mesh that the user gave, if one.
-        links: what joins the ranks; None at size 1 and for a plan without process group.
-        pipeline: the pipeline axis, of size 1 if the mesh has none.
-    """
-
-    axes: tuple[str, ...]
-    sizes: tuple[int, ...]
-    rank: int
-    ranks: tuple[int, ...]
-    device_type: str
-    device_mesh: DeviceMesh | None = field(default=None, repr=False)
-    links: Links | None = field(default=None, repr=False, compare=False)
-    pipeline: PipelineAxis = PipelineAxis()
-
-    @property
-    def size(self) -> int:
-        """The number of ranks along all data axes."""
-        return prod(self.sizes)
-
-    @property
-    def world(self) -> int:
-        """The number of ranks of the whole mesh."""
-        return self.size * self.pipeline.size
-
-    def in_parts(self, microbatches: int) -> DataMesh:
-        """The mesh with micro-batches as one more data axis: what passes place values on."""
-        return replace(self, axes=(*self.axes, "microbatch"), sizes=(*self.sizes, microbatches))
-
-    @property
-    def group(self) -> dist.ProcessGroup | None:
-        """The process group over all data axes."""
-        return self.links.group if self.links else None
-
-    @property
-    def reduce_group(self) -> dist.ProcessGroup | None:
-        """A second group over the same ranks, for gradient reductions: its own stream on CUDA."""
-        return self.links.reduce_group if self.links else None
-
-    @property
-    def group_name(self) -> str:
-        """The name of `group` for functional collectives; empty at size 1."""
-        return _name(self.group)
-
-    @property
-    def reduce_group_name(self) -> str:
-        """The name of `reduce_group` for functional collectives; empty at size 1."""
-        return _name(self.reduce_group)
-
-    @property
-    def message_group_name(self) -> str:
-        """The name of the group for small values on CPU; empty at size 1."""
-        return self.links.message_group_name if self.links else ""
-
-    @property
-    def backend(self) -> str:
-        """What carries large collectives: `gloo` or `nccl`."""
-        return _backend(self.device_type)
-
-    def __str__(self) -> str:
-        axes = ", ".join(f"{name}={size}" for name, size in zip(self.axes, self.sizes, strict=True))
-        return f"mesh({axes})"
 
 
 def resolve_mesh(
@@ -193,7 +101,7 @@ def _resolve_world(device_type: str, settings: Settings) -> DataMesh:
 def _init_process_group(device_type: str, settings: Settings) -> None:
     launch = settings.launch
     assert launch is not None
-    backend = _backend(device_type)
+    backend = backend_of(device_type)
     if device_type == "cuda":
         _select_device(launch.local_rank)
     _log.info("rank %d of %d: making a %s process group", launch.rank, launch.world_size, backend)
@@ -228,42 +136,12 @@ def _resolve_device_mesh(mesh: DeviceMesh, device_type: str, settings: Settings)
         _refuse_outside(len(ranks), here, ranks)
     shape = dict(zip(mesh.mesh_dim_names, mesh.shape, strict=True))
     index = max(0, ranks.index(here)) if here in ranks else 0
-    data = _axes_of_rank(shape, index, device_type)
-    row = tuple(ranks[i] for i in _row(shape, index))
+    data = axes_of_rank(shape, index, device_type)
+    row = tuple(ranks[i] for i in row_of(shape, index))
     if here not in ranks:
         return replace(data, ranks=row, device_mesh=mesh)
     links = _links(index, ranks, row, device_type, settings)
     return replace(data, ranks=row, device_mesh=mesh, links=links)
-
-
-def _axes_of_rank(shape: Mapping[str, int], index: int, device_type: str) -> DataMesh:
-    """The data axes and the pipeline axis from the place of the rank with this index in the mesh."""
-    axes = {name: size for name, size in shape.items() if name != _PIPELINE} or {"dp": 1}
-    places = [_place(shape, i) for i in range(prod(shape.values()))]
-    stage, data = places[index]
-    column = tuple(places.index((p, data)) for p in range(shape.get(_PIPELINE, 1)))
-    pipeline = PipelineAxis(len(column), stage, column, tuple(p[1] for p in places))
-    ranks = _row(shape, index)
-    return DataMesh(tuple(axes), tuple(axes.values()), data, ranks, device_type, pipeline=pipeline)
-
-
-def _row(shape: Mapping[str, int], index: int) -> tuple[int, ...]:
-    """The ranks that have the same pipeline rank, by their place along the data axes."""
-    stage = _place(shape, index)[0]
-    return tuple(i for i in range(prod(shape.values())) if _place(shape, i)[0] == stage)
-
-
-def _place(shape: Mapping[str, int], index: int) -> tuple[int, int]:
-    """A rank's index along the pipeline axis, and along the flattened data axes."""
-    stage, data, stride = 0, 0, 1
-    for name, size in reversed(list(shape.items())):
-        index, here = divmod(index, size)
-        if name == _PIPELINE:
-            stage = here
-        else:
-            data += here * stride
-            stride *= size
-    return stage, data
 
 
 def _refuse_outside(size: int, here: int, ranks: tuple[int, ...]) -> None:
@@ -281,7 +159,7 @@ def _resolve_sizes(mesh: Mapping[str, int], device_type: str) -> DataMesh:
     wrong = [f"{name}={size!r}" for name, size in mesh.items() if not isinstance(size, int) or size < 1]
     if wrong:
         raise MeshError(f"mesh sizes {', '.join(wrong)}; expected integers >= 1")
-    return _axes_of_rank(dict(mesh), 0, device_type)
+    return axes_of_rank(dict(mesh), 0, device_type)
 
 
 def _check_axes(names: tuple[str, ...]) -> None:
@@ -307,17 +185,5 @@ def _links(
 ) -> Links | None:
     if len(ranks) == 1 or dist.get_backend() == "fake":
         return None
-    backend = _backend(device_type)
+    backend = backend_of(device_type)
     return find_links(ranks, row, backend) or open_links(rank, ranks, row, backend, settings)
-
-
-def _backend(device_type: str) -> str:
-    if device_type not in _BACKENDS:
-        raise MeshError(
-            f"the model is on device type {device_type!r}; expected one of {sorted(_BACKENDS)}: move it there"
-        )
-    return _BACKENDS[device_type]
-
-
-def _name(group: dist.ProcessGroup | None) -> str:
-    return group.group_name if group is not None else ""

@@ -23,7 +23,7 @@ GROUND = ("errors", "settings", "torch_compat", "placements", "symbols", "ir", "
 LAYERS: list[tuple[str, ...]] = [
     GROUND,
     ("annotations", "parts", "links", "dtensor_specs", "schedule", "planner", "skip"),
-    ("graph_text", "mesh", "rules", "cost", "transport"),
+    ("graph_text", "data_mesh", "mesh", "rules", "cost", "transport"),
     (
         "capture",
         "report",
