@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,20 +11,23 @@ import torch
 from torch import Tensor, fx, nn
 
 from fxdp import ir
-from fxdp.annotations import Slot, note
+from fxdp.annotations import Size, Slot, TensorType, note
 from fxdp.compiler import copy_graph, slot_values
 from fxdp.lowering import Halves, lower_eager, lower_inductor
-from fxdp.lowering.inductor import Shapes
+from fxdp.lowering.inductor import Shapes, SizesFixedError
 from fxdp.lowering.turns import Turn
 from fxdp.pass_manager import Level, PassManager
 from fxdp.passes import EmitProgram
 from fxdp.pipeline.calls import Backward, Code, Forward, InputGradient, Once, WeightGradient
 from fxdp.pipeline.program import StagedProgram
 from fxdp.pipeline.writer import backward_gives, halves_of
+from fxdp.rules.arguments import local_shape
 from fxdp.rules.randomness import node_draws
 from fxdp.runtime.transport import Receive, Send
 from fxdp.schedule import Kind, Schedule
 from fxdp.staging import Part
+
+_log = logging.getLogger("fxdp")
 
 _EXACT = 2
 """For how many distinct sizes a part is compiled before one program serves all others."""
@@ -35,36 +39,51 @@ class Lowering:
 
     local: StagedProgram
     module: nn.Module
-    halves: dict[Any, tuple[fx.GraphModule, Halves]] = field(default_factory=dict)
+    halves: dict[Any, tuple[fx.GraphModule, Halves] | None] = field(default_factory=dict)
     distinct: dict[str, int] = field(default_factory=dict)
 
     def code(
         self, part: Part, name: str, sizes: Mapping[str, int], index: int | None, rows: Tensor | None
     ) -> Code:
         """A part bound for one micro-batch's sizes, or the whole batch's."""
-        mesh = self.local.mesh
-        split = (
-            (mesh.rank * self.local.options.microbatches + (index or 0)) if index is not None else mesh.rank
-        )
-        graph = part.gm.graph
-        marks = any(n.target is ir.partial for n in graph.nodes)
+        rank, microbatches = self.local.mesh.rank, self.local.options.microbatches
+        split = rank if index is None else rank * microbatches + index
+        marks = any(n.target is ir.partial for n in part.gm.graph.nodes)
         used = _sizes_used(part.gm)
-        exact = {key: value for key, value in sizes.items() if key in used}
-        key: tuple[Any, ...] = (name, tuple(sorted(exact.items())), rows is None, split == 0 or not marks)
-        emitted = self.halves.get(key)
-        generic = False
+        exact = tuple(sorted((key, value) for key, value in sizes.items() if key in used))
+        kind = (name, rows is None, split == 0 or not marks)
+        emitted = self.halves.get((*kind, exact))
         if emitted is None and self.distinct.get(name, 0) >= _EXACT:
-            key = (name, "generic", rows is None, split == 0 or not marks)
-            emitted, generic = self.halves.get(key), True
+            emitted = self._for_any_sizes(part, kind, sizes, split, index)
         if emitted is None:
             self.distinct[name] = self.distinct.get(name, 0) + 1
-            emitted = self.halves[key] = self._lower(part, sizes, split, rows is None, generic, index)
+            emitted = self._lower(part, sizes, split, rows is None, False, index)
+            self.halves[*kind, exact] = emitted
         gm, halves = emitted
         values = slot_values(gm, self.module, self.local.captured)
         seed = None
         if any(map(node_draws, part.gm.graph.nodes)):
-            seed = mesh.rank * 4096 + _number(name)
+            seed = rank * 4096 + _number(name)
         return Code.bind(gm, halves, values, sizes, rows, seed)
+
+    def _for_any_sizes(
+        self,
+        part: Part,
+        kind: tuple[str, bool, bool],
+        sizes: Mapping[str, int],
+        split: int,
+        index: int | None,
+    ) -> tuple[fx.GraphModule, Halves] | None:
+        """The part with its sizes as inputs; None where its ops fix them."""
+        key = (*kind, "any")
+        if key not in self.halves:
+            self.distinct[kind[0]] += 1
+            try:
+                self.halves[key] = self._lower(part, sizes, split, kind[1], True, index)
+            except SizesFixedError as error:
+                _log.warning("%s fixes the sizes %s: it is compiled anew for each size", kind[0], error)
+                self.halves[key] = None
+        return self.halves[key]
 
     def _lower(
         self, part: Part, sizes: Mapping[str, int], split: int, even: bool, generic: bool, index: int | None
@@ -149,21 +168,16 @@ def _transport_modules(local: StagedProgram) -> dict[str, nn.Module]:
 
 
 def _sizes_used(gm: fx.GraphModule) -> frozenset[str]:
-    """The size slots that the emitted part would read."""
+    """The sizes for which a part must be lowered anew."""
     names = set()
     for node in gm.graph.find_nodes(op="placeholder"):
-        type_, placement = note(node).type, note(node).placement
-        shape = getattr(type_, "shape", ())
-        symbols = {s.name for n in shape for s in getattr(n, "free_symbols", ())}
-        if symbols and str(placement).startswith("S"):
-            symbols |= {"b"}
-        names |= symbols
-        slot = note(node).slot
-        if type(slot).__name__ == "Size" and node.users:
-            names.add(slot.name)  # type: ignore[union-attr]
-    if any(n.target is ir.shard for n in gm.graph.nodes):
-        names |= {"B", "b", "offset"}
-    if any(n.target in ir.COLLECTIVES for n in gm.graph.nodes):
+        slot, type_, placement = note(node).slot, note(node).type, note(node).placement
+        if isinstance(slot, Size) and node.users:
+            names.add(slot.name)
+        if isinstance(type_, TensorType) and not isinstance(placement, tuple):
+            shape = local_shape(type_, placement)
+            names |= {s.name for n in shape if not isinstance(n, int) for s in n.free_symbols}
+    if any(n.target in ir.CONVERSIONS for n in gm.graph.nodes):
         names |= {"B", "b", "offset", "b_max"}
     return frozenset(names)
 
