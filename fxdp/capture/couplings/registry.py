@@ -15,7 +15,7 @@ from fxdp.torch_compat import OpOverload
 
 Coupling = TypeVar("Coupling", bound=Callable[..., Any])
 
-_FAMILIES = ("statistics", "losses", "batch_norm")
+_FAMILIES = ("statistics", "losses", "batch_norm", "strides")
 _COUPLINGS: dict[OpOverload, Callable[..., Any]] = {}
 
 

@@ -1,0 +1,50 @@
+"""`as_strided` as the view it spells."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fxdp
+
+
+class Strided(nn.Module):
+    """Layers around a strided read."""
+
+    def __init__(self, size: tuple[int, ...], stride: tuple[int, ...]) -> None:
+        super().__init__()
+        self.size, self.stride = size, stride
+        self.fc = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.fc(x)
+        read = y.as_strided((x.shape[0], *self.size), self.stride)
+        return (read.sin() * torch.arange(1.0, 1 + read[0].numel()).view(read.shape[1:])).sum()
+
+
+CASES = [
+    ((2, 4), (8, 4, 1)),
+    ((8, 1, 1), (8, 1, 5, 7)),  # dims of size 1 may have any strides
+]
+
+
+@pytest.mark.parametrize(("size", "stride"), CASES, ids=str)
+def test_views_split(size: tuple[int, ...], stride: tuple[int, ...]) -> None:
+    model, x = Strided(size, stride).double(), torch.randn(7, 8, dtype=torch.float64)
+    fxdp.verify(model, (x,), mesh={"dp": 4}).raise_if_wrong()
+    assert not fxdp.plan(model, (x,), mesh={"dp": 4}).coverage()
+
+
+def test_windows_run_whole() -> None:
+    model, x = Strided((3, 4), (8, 2, 1)).double(), torch.randn(7, 8, dtype=torch.float64)
+    fxdp.verify(model, (x,), mesh={"dp": 4}).raise_if_wrong()
+    assert "as_strided" in str(fxdp.plan(model, (x,), mesh={"dp": 4}).coverage())
+
+
+def test_a_pooled_plane_splits() -> None:
+    """torch lays the mean of a plane out by strides, forward and backward."""
+    model = nn.Sequential(nn.Conv1d(3, 4, 3), nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(4, 2)).double()
+    x = torch.randn(7, 3, 6, dtype=torch.float64)
+    fxdp.verify(model, (x,), mesh={"dp": 4}).raise_if_wrong()
+    assert not fxdp.plan(model, (x,), mesh={"dp": 4}).coverage()
