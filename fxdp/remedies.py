@@ -59,6 +59,22 @@ _BY_FAMILY: dict[str, tuple[str, str]] = {
         f"{_INHERENT}; else decompose one matrix per sample, with the batch as a leading dim",
     ),
 }
+_BY_FAMILY["size by value"] = (
+    "makes a value whose size depends on all samples",
+    "keep the size fixed: torch.where or a product with the mask, and divide by the mask's sum",
+)
+_BY_FAMILY["order of values"] = (
+    "gives a sample what depends on the samples before it",
+    f"{_INHERENT}; else use an op that treats samples apart: gather, or where with a mask",
+)
+_BY_FAMILY["batch statistics"] = (
+    "computes statistics of the whole batch in one op",
+    "use nn.BatchNorm or torch.var_mean, which fxdp takes apart into sums",
+)
+_BY_FAMILY["opaque state"] = (
+    "hands a workspace to its backward that only it can read",
+    "build the layer from cells (nn.LSTMCell), or disable the fused backend while compiling",
+)
 _BY_FAMILY["gathering"] = _BY_FAMILY["indexing"]
 _BY_FAMILY["embedding"] = _BY_FAMILY["indexing"]
 

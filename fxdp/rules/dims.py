@@ -66,6 +66,11 @@ def moved(op: Op, target: Callable[[int], int | None]) -> Iterator[Alternative]:
             yield op.alternative({x.index: shard}, Shard(dim, shard.outer))
 
 
+def without(dim: int) -> Callable[[int], int | None]:
+    """Where the other dims are once `dim` is gone; None for itself."""
+    return lambda d: None if d == dim else d - (d > dim)
+
+
 def together(op: Op, whole: frozenset[int]) -> Iterator[Alternative]:
     """All operands and results, of one rank, are sharded on one dim that is not in `whole`."""
     for shard in offered(op.operands):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fxdp.placements import Dim, Shard
-from fxdp.rules.dims import moved, offered, wrap
+from fxdp.rules.dims import moved, offered, without, wrap
 from fxdp.rules.labels import linear
 from fxdp.rules.registry import Alternative, Op, Rewrite, aten, existing, rule
 from fxdp.symbols import batch_factor, exact_quotient, local_size
@@ -64,7 +64,7 @@ def unbind(op: Op) -> Iterator[Alternative]:
     (x,) = op.operands
     dim = wrap(op.arg("dim"), x.ndim)
     yield from linear(op, [x])
-    yield from moved(op, lambda d: None if d == dim else d - (d > dim))
+    yield from moved(op, without(dim))
 
 
 @rule(

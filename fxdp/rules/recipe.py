@@ -56,9 +56,7 @@ class Cook:
         """A term as a result that is whole."""
         return self.call(aten.alias.default, term, type=term.type, at=R)
 
-    def call(
-        self, target: OpOverload, *args: Any, type: TensorType, at: Placement, **kwargs: Any
-    ) -> Term:
+    def call(self, target: OpOverload, *args: Any, type: TensorType, at: Placement, **kwargs: Any) -> Term:
         """One op; a partial term is read whole."""
         read = tuple(_whole(a) if isinstance(a, Term) else a for a in args)
         self.steps.append(Step(target, read, tuple(kwargs.items()), type, at))
@@ -114,4 +112,3 @@ def _aligned(shard: Placement, ndim: int, wanted: int) -> Placement:
 
 
 MAX, MIN, SUM = Partial("max"), Partial("min"), P
-

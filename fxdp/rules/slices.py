@@ -12,7 +12,7 @@ from typing import Any
 import sympy
 
 from fxdp.placements import Dim, Shard
-from fxdp.rules.dims import moved, wrap
+from fxdp.rules.dims import has_argument, moved, without, wrap
 from fxdp.rules.labels import linear
 from fxdp.rules.registry import Alternative, Op, Rewrite, aten, existing, rule
 from fxdp.symbols import B, exact_quotient
@@ -34,15 +34,6 @@ def cut(op: Op) -> Iterator[Alternative]:
             kept = kept_blocks(op, x.shape[dim], shard.outer)
             if kept is not None:
                 yield op.alternative({0: shard}, Shard(dim, kept), _BOUNDS)
-
-
-@rule("slice", *existing("narrow_copy"))
-def narrow(op: Op) -> Iterator[Alternative]:
-    """A slice of given length: the other dims split."""
-    (x,) = op.operands
-    dim = wrap(op.arg("dim"), x.ndim)
-    yield from linear(op, [x])
-    yield from moved(op, lambda d: None if d == dim else d)
 
 
 @rule("slice", aten.slice_backward.default)
@@ -124,7 +115,7 @@ def select(op: Op) -> Iterator[Alternative]:
     (x,) = op.operands
     dim = wrap(op.arg("dim"), x.ndim)
     yield from linear(op, [x])
-    yield from moved(op, lambda d: None if d == dim else d - (d > dim))
+    yield from moved(op, without(dim))
 
 
 @rule("slice", aten.select_backward.default)
@@ -149,11 +140,11 @@ def select_scatter(op: Op) -> Iterator[Alternative]:
             yield op.alternative({0: shard, 1: below}, shard)
 
 
-@rule("slice", aten.unfold.default, *existing("unfold_copy"))
+@rule("slice", aten.unfold.default, *existing("unfold_copy", "narrow_copy"))
 def unfold(op: Op) -> Iterator[Alternative]:
-    """Windows along one dim, put last."""
+    """Windows along one dim, put last; or one of them, which stays in place."""
     (x,) = op.operands
-    dim = wrap(op.arg("dimension"), x.ndim)
+    dim = wrap(op.arg("dimension" if has_argument(op, "dimension") else "dim"), x.ndim)
     yield from linear(op, [x])
     yield from moved(op, lambda d: None if d == dim else d)
 

@@ -100,5 +100,3 @@ def _logsumexp(op: Op, dims: list[int], shard: Shard) -> Alternative:
     total = cook.reduce(aten.sum.dim_IntList, powers, dims, SUM)
     result = cook.pointwise(aten.add.Tensor, cook.pointwise(aten.log.default, total), finite)
     return cook.serves(cook.cast(cook.reshaped(result, op.output.shape), op.output.dtype))
-
-

@@ -33,8 +33,7 @@ _UNREAD = -2  # a tensor of which the op reads the shape only
 _ALIKE = 0.5  # stands for other ranks' values: a probability, a mean, a deviation, a weight
 
 _EXTRA = (
-    "SymInt[] whole, int[] dims, int[] order, int dim, "
-    "SymInt outer, SymInt batch, SymInt start, SymInt count"
+    "SymInt[] whole, int[] dims, int[] order, int dim, SymInt outer, SymInt batch, SymInt start, SymInt count"
 )
 
 _TWINS: dict[OpOverload, OpOverload] = {}
@@ -178,5 +177,3 @@ def _kept(op: Op, alternative: Alternative, shard: Shard | None, order: tuple[in
     chosen = alternative.inputs
     made = op.alternative({}, outputs, Rewrite(arguments=arguments, target=twin(op.target)))
     return Alternative(chosen, made.outputs, made.rewrite)
-
-
