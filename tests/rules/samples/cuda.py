@@ -1,8 +1,8 @@
 """Ops that have no CPU kernel: each is verified through a function that computes the same on the CPU.
 
 This, `cuda_attention` and `quantized` (their `STAND_INS`) are the visible list of rules that are checked
-through a stand-in only: the ops themselves need CUDA, or do not compute in float64. A result that is an opaque
-workspace stands for what it holds: numbers per sample.
+through a stand-in only: the ops themselves need CUDA, or do not compute in float64. A result that is an
+opaque workspace stands for what it holds: numbers per sample.
 """
 
 from __future__ import annotations
