@@ -29,6 +29,7 @@ from fxdp.lowering.eager import (
     tensor_type,
 )
 from fxdp.lowering.halves import Boxed, Halves
+from fxdp.lowering.layouts import channels_last, chooses_layouts, traces_channels_last
 from fxdp.lowering.redraws import save_draws
 from fxdp.lowering.tangents import usual_zeros
 from fxdp.lowering.turns import Turn
@@ -87,13 +88,13 @@ def lower_inductor(
         env[named_size("b")] = env[B]
     fake_inputs = [_fake(n, values, sizes, env, fake_mode, device) for n in inputs]
     fake_tangents = [_fake(n, values, sizes, env, fake_mode, device) for n in tangents]
-    function = _joint_function(gm, inputs, tangents)
+    function = _joint_function(gm, inputs, tangents, device)
     joint = trace_for_inductor(function, fake_mode, fake_inputs, fake_tangents)
     outputs = forward_results(gm.graph)
     mutations = [s for s, _ in results(gm.graph) if isinstance(s, Mutation)]
     slots = [note(n).slot for n in inputs]
     fixed = sum(isinstance(s, (Parameter, Buffer, Constant)) for s in slots)
-    keeps_strides = shapes.generic or not _chooses_layouts(joint)
+    keeps_strides = shapes.generic or not chooses_layouts(joint, device)
     compiler = _Compiler(fake_mode, slots, mutations, len(outputs), fixed, keeps_strides)
     if tangents or backward_results(gm.graph):
         types = [tensor_type(n) for n in tangents]
@@ -135,7 +136,9 @@ def _fake(
         return torch.empty(real, dtype=type_.dtype, device=device)
 
 
-def _joint_function(gm: fx.GraphModule, inputs: list[fx.Node], tangents: list[fx.Node]) -> Any:
+def _joint_function(
+    gm: fx.GraphModule, inputs: list[fx.Node], tangents: list[fx.Node], device: torch.device
+) -> Any:
     """The emitted graph as `f(primals, tangents)` whose results are outputs, mutations, gradients."""
     order: list[fx.Node | None] = list(forward_results(gm.graph))
     order += [n for s, n in results(gm.graph) if isinstance(s, Mutation)]
@@ -148,6 +151,8 @@ def _joint_function(gm: fx.GraphModule, inputs: list[fx.Node], tangents: list[fx
         for node in gm.graph.nodes:
             if node.op == "call_function":
                 args, kwargs = fx.map_arg((node.args, node.kwargs), env.__getitem__)
+                if node.target is aten.convolution.default and traces_channels_last(device):
+                    args = (channels_last(args[0]), *args[1:])
                 if is_twin(node.target):
                     env[node] = node.target(*args[:-1], drawn)
                     drawn = env[node] if isinstance(env[node], Tensor) else env[node][0]
@@ -299,11 +304,6 @@ def _restride(backward: fx.GraphModule, strides: list[Any], saved_order: tuple[i
         stride = strides[position] if position < len(strides) else None
         if isinstance(value, Tensor) and stride is not None and tuple(value.stride()) != tuple(stride):
             node.meta["val"] = value.as_strided(value.shape, stride)
-
-
-def _chooses_layouts(joint: fx.GraphModule) -> bool:
-    """Whether Inductor would rather lay values out in its own way: it does for convolutions."""
-    return any(n.target is aten.convolution.default for n in joint.graph.nodes)
 
 
 def _not_compiled(_: list[Any]) -> Any:

@@ -67,6 +67,31 @@ def test_inference(compute: str) -> None:
         assert not compiled(x).requires_grad
 
 
+class _Images(nn.Module):
+    """Convolutions whose layout Inductor chooses: strided, grouped, transposed, over one dim, as a view."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(2, 8, 3, stride=2, bias=False), nn.Conv2d(8, 8, 3, groups=4)
+        self.norm, self.up = nn.BatchNorm2d(8), nn.ConvTranspose2d(8, 4, 2)
+        self.line = nn.Conv1d(4, 3, 2)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.norm(self.second(self.first(x))).relu()
+        z = self.line(self.up(y).flatten(2)).tanh()
+        return z.square().mean(), y.detach()
+
+
+def test_convolutions() -> None:
+    torch.manual_seed(0)
+    model = _Images().double()
+    twin = copy.deepcopy(model)
+    compiled = fxdp.compile(model, compute="inductor")
+    x = torch.randn(3, 2, 11, 11, dtype=torch.float64)
+    for image in (x, x.transpose(2, 3), x.contiguous(memory_format=torch.channels_last)):
+        torch.testing.assert_close(_step(compiled, image), _step(twin, image))
+
+
 def test_padding_keeps_the_batch_open() -> None:
     """`F.pad` once made a constant of the batch: its C++ kernel reads sizes as ints."""
     model = nn.Linear(6, 6).double()
