@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import fx
 
-from fxdp.annotations import TensorType, note
+from fxdp.annotations import ScalarType, TensorType, note
 from fxdp.mesh import DataMesh
 from fxdp.pass_manager import Level
+from fxdp.symbols import product
 
 aten = torch.ops.aten
 
@@ -31,6 +33,7 @@ class Canonicalize:
 
     An identity of an input that is itself a result stays, so that no result is an input. `cat` loses the
     operands that are empty whatever the batch (an empty key-value cache), which no rule could place.
+    `as_strided` over all of a contiguous value in its own order is a `view`.
     """
 
     name = "canonicalize"
@@ -43,6 +46,8 @@ class Canonicalize:
         for node in list(gm.graph.nodes):
             if node.target is aten.cat.default:
                 _drop_empty_operands(node)
+            if node.target in (aten.as_strided.default, aten.as_strided_scatter.default):
+                _say_what_strides_mean(node)
             if node.target in _IDENTITIES and _same_type(node) and node not in results:
                 _hand_on_skip(node, node.args[0])
                 node.replace_all_uses_with(node.args[0])
@@ -55,6 +60,53 @@ def _hand_on_skip(node: fx.Node, source: fx.Node) -> None:
     """A skip that an identity carried is carried by what it copied."""
     labels = [label for label in (note(source).skip, note(node).skip) if label]
     note(source).skip = ", ".join(labels) or None
+
+
+def _say_what_strides_mean(node: fx.Node) -> None:
+    """Row-major strides over the whole of a contiguous value take its elements in order.
+
+    So does the layout that adaptive pooling gives its result; a scatter then replaces every element.
+    """
+    scatter = node.target is aten.as_strided_scatter.default
+    source, *rest = node.args
+    size, stride, *offset = rest[scatter:]
+    shape = tuple(map(_number, size))  # type: ignore[arg-type]
+    strides = tuple(map(_number, stride))  # type: ignore[arg-type]
+    whole = note(source).type  # type: ignore[arg-type]
+    if not isinstance(whole, TensorType) or not _in_order(source) or (offset and offset[0] not in (0, None)):
+        return
+    if product(*shape) != product(*whole.shape) or not _row_major(shape, strides):
+        return
+    node.target = aten.view.default
+    if scatter:
+        node.target = aten.reshape.default
+        node.args = (rest[0], list(whole.shape))
+    else:
+        node.args = (source, size)
+
+
+def _number(size: Any) -> Any:
+    type_ = note(size).type if isinstance(size, fx.Node) else None
+    return type_.expr if isinstance(type_, ScalarType) else size
+
+
+def _row_major(shape: tuple[Any, ...], strides: tuple[Any, ...]) -> bool:
+    step: Any = 1
+    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if size != 1 and stride != step:
+            return False
+        step = product(step, size)
+    return True
+
+
+def _in_order(source: Any) -> bool:
+    """Whether a captured value lies contiguously at the start of its memory."""
+    value = source.meta.get("val")
+    if not isinstance(value, torch.Tensor):
+        return False
+    sizes, strides = ([getattr(getattr(n, "node", None), "expr", n) for n in numbers]
+                      for numbers in (value.shape, value.stride()))  # fmt: skip
+    return value.storage_offset() == 0 and _row_major(tuple(sizes), tuple(strides))
 
 
 def _same_type(node: fx.Node) -> bool:

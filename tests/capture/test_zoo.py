@@ -9,6 +9,7 @@ from fxdp.capture import Captured
 from fxdp.compiler import prepare
 from fxdp.mesh import resolve_mesh
 from fxdp.options import Options
+from fxdp.plan import communication
 
 from . import zoo
 from .oracle import check
@@ -32,8 +33,14 @@ ACROSS_SAMPLES = {"clip": {"aten.mm", "aten._log_softmax", "the result"}}
 
 
 def travelling(captured: Captured) -> set[str]:
-    """The ops of the forward that read other ranks' samples, or run whole."""
+    """The ops of the forward that read other ranks' samples, or run whole.
+
+    Where there are none, nothing that is sent grows with the batch.
+    """
     local = prepare(captured, resolve_mesh({"dp": 2}, "cpu"), Options())
+    sent = communication(local.causes, {"B": 8})
+    if {row.op for row in sent} == {"all_reduce"}:
+        assert sent == communication(local.causes, {"B": 8000})
     return {row.op for row in local.plan({"B": 4}).coverage() if row.phase == "forward"}
 
 

@@ -5,6 +5,7 @@ from expecttest import assert_expected_inline
 
 from fxdp.annotations import Input, Output
 from fxdp.passes import Canonicalize
+from fxdp.symbols import B
 from tests.graphs import Sketch, after
 
 aten = torch.ops.aten
@@ -112,3 +113,30 @@ def test_cat_of_nothing_but_empty_operands_stays() -> None:
     empty = g.call(aten.zeros.default, [0], type="f32[0]")
     gm = g.returns({Output(0): g.call(aten.cat.default, [empty, empty], type="f32[0]")})
     assert "aten.cat([%zeros_default, %zeros_default])" in after(Canonicalize(), gm)
+
+
+def strided(scatter: bool, strides: list[int], layout: tuple[int, ...] = (3, 1)) -> str:
+    """`as_strided` of a captured value with the given memory layout."""
+    g = Sketch()
+    x = g.add(Input(0, "x"), "f32[B, 3]")
+    relu = g.call(aten.relu.default, x, type="f32[B, 3]")
+    relu.meta["val"] = torch.empty(4 * 3).as_strided((4, 3), layout)
+    if scatter:
+        piece = g.call(aten.view.default, x, [B, 3, 1], type="f32[B, 3, 1]")
+        y = g.call(aten.as_strided_scatter.default, relu, piece, [B, 3, 1], strides, 0, type="f32[B, 3]")
+    else:
+        y = g.call(aten.as_strided.default, relu, [B, 3, 1], strides, type="f32[B, 3, 1]")
+    return after(Canonicalize(), g.returns({Output(0): y}))
+
+
+def test_row_major_strides_are_a_view() -> None:
+    """Strides of dims of size 1 mean nothing: adaptive pooling gives them any."""
+    for strides in ([3, 1, 1], [3, 1, 99]):
+        assert "= aten.view(%relu_default, [B, 3, 1])" in strided(False, strides)
+        assert "= aten.reshape(%view_default, [B, 3])" in strided(True, strides)
+
+
+def test_other_strides_stay() -> None:
+    assert "aten.as_strided(" in strided(False, [1, 3, 1])
+    assert "aten.as_strided(" in strided(False, [3, 1, 1], layout=(1, 4))
+    assert "aten.as_strided_scatter(" in strided(True, [0, 1, 1])
