@@ -197,7 +197,7 @@ def _row(what: str, node: fx.Node, consumer: fx.Node | None, sizes: Mapping[str,
     cause, remedy = cause_and_remedy(node, consumer)
     reader = node if consumer is None else consumer
     site = note(node).site if reader.op == "output" else note(reader).site
-    op = "the result" if reader.op == "output" else target_text(reader.target)
+    op = "the result" if reader.op == "output" else note(reader).spells or target_text(reader.target)
     phase = "backward" if note(reader if reader.op != "output" else node).backward else "forward"
     return CoverageRow(what, op, cause, remedy, _bytes(node, sizes), site, phase)
 
