@@ -202,6 +202,27 @@ def sequence_number(node: fx.Node) -> int | None:
     return number
 
 
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How a captured value lay in memory: ints, or expressions in torch's own size symbols."""
+
+    sizes: tuple[Any, ...]
+    strides: tuple[Any, ...]
+    offset: Any
+
+
+def memory_layout(node: fx.Node) -> Layout | None:
+    """The layout of a captured node's value, where capture kept it."""
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor):
+        return None
+    sizes, strides = (
+        tuple(getattr(getattr(n, "node", None), "expr", n) for n in numbers)
+        for numbers in (value.shape, value.stride())
+    )
+    return Layout(sizes, strides, value.storage_offset())
+
+
 def tensor_operands(node: fx.Node) -> list[fx.Node]:
     """The nodes that `node` reads tensors from, in argument order, repeated where used twice.
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from fxdp.annotations import ScalarType, TensorType, note
+from fxdp.annotations import ScalarType, TensorType, memory_layout, note
 from fxdp.mesh import DataMesh
 from fxdp.pass_manager import Level
 from fxdp.symbols import product
@@ -101,12 +101,8 @@ def _row_major(shape: tuple[Any, ...], strides: tuple[Any, ...]) -> bool:
 
 def _in_order(source: Any) -> bool:
     """Whether a captured value lies contiguously at the start of its memory."""
-    value = source.meta.get("val")
-    if not isinstance(value, torch.Tensor):
-        return False
-    sizes, strides = ([getattr(getattr(n, "node", None), "expr", n) for n in numbers]
-                      for numbers in (value.shape, value.stride()))  # fmt: skip
-    return value.storage_offset() == 0 and _row_major(tuple(sizes), tuple(strides))
+    layout = memory_layout(source)
+    return layout is not None and layout.offset == 0 and _row_major(layout.sizes, layout.strides)
 
 
 def _same_type(node: fx.Node) -> bool:
