@@ -87,6 +87,7 @@ def compile(
     stages: int | Sequence[str] | None = None,
     checkpoint: str = "never",
     gradients: str = "everywhere",
+    batch_stats: str = "global",
     verify: bool = True,
     strict: bool = False,
     dump_dir: Path | str | None = None,
@@ -124,6 +125,11 @@ def compile(
     gradients : `"everywhere"`: every rank gets every gradient, so that any optimizer, clipping and state dict
         are those of one device; `"owner"`: a parameter's gradient stays on its stage's ranks and is None
         elsewhere, which sends nothing more.
+    batch_stats : what a BatchNorm in training normalizes by. `"global"`: mean and variance of the whole
+        batch, which a micro-batch cannot know: `microbatches` above 1 are refused. `"microbatch"`: those of
+        each micro-batch of each rank alone (one value per channel has no variance: it becomes the bias); the
+        running statistics move once per step, by mean and unbiased variance of the whole batch, on all ranks
+        alike.
     verify : check the invariants of the graph after each pass.
     strict : an op without a placement rule, which would run replicated, is an error.
     dump_dir : a folder for the program's text after each pass.
@@ -137,7 +143,8 @@ def compile(
     options = Options(
         loss_fn=loss_fn, strategy=strategy, batch_dims=batch_dims, pad=pad, bucket_mb=bucket_mb, rng=rng,
         uneven=uneven, compute=compute, microbatches=microbatches, schedule=schedule, stages=stages,
-        checkpoint=checkpoint, gradients=gradients, verify=verify, strict=strict, dump_dir=dump_dir,
+        checkpoint=checkpoint, gradients=gradients, batch_stats=batch_stats,
+        verify=verify, strict=strict, dump_dir=dump_dir,
     )  # fmt: skip
     return CompiledModule(model, mesh, options)
 

@@ -39,6 +39,7 @@ def verify_model(
 ) -> Report:
     """See `fxdp.verify`."""
     _check_precision(precision)
+    _check_statistics(options)
     device_type = next((p.device.type for p in model.parameters()), "cpu")
     data = resolve_mesh(axis_sizes(mesh), device_type)
     batch = CallReader(model, options.batch_dims, device_type).read(args, kwargs).batch
@@ -176,6 +177,14 @@ def _compared(subject: Subject | None, mesh: DataMesh, note: str) -> str:
             "with one device that is given these numbers, and the program on one device with the eager model"
         )
     return f"{note}; every node, output, gradient and buffer is compared with one eager device"
+
+
+def _check_statistics(options: Options) -> None:
+    if options.own_statistics:
+        raise InputError(
+            'batch_stats="microbatch" normalizes each part of the batch by its own statistics, which one '
+            'device does not: there is nothing to verify it by. Verify the model with batch_stats="global"'
+        )
 
 
 def _check_precision(precision: str) -> None:

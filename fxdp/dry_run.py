@@ -51,6 +51,7 @@ def local_program(
         loss_fn=options.loss_fn,
         differentiable="loss" if staged else "all",
         couple=data.size * options.microbatches > 1,
+        own_statistics=options.own_statistics,
     )
     seconds = time.perf_counter() - start
     local = prepare_staged(captured, data, options) if staged else prepare(captured, data, options)

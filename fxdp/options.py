@@ -17,6 +17,7 @@ _CHOICES = {
     "compute": ("inductor", "eager"),
     "checkpoint": ("never", "except_last", "always"),
     "gradients": ("everywhere", "owner"),
+    "batch_stats": ("global", "microbatch"),
 }
 
 
@@ -37,6 +38,7 @@ class Options:
     stages: int | Sequence[str] | None = None
     checkpoint: str = "never"
     gradients: str = "everywhere"
+    batch_stats: str = "global"
     verify: bool = True
     strict: bool = False
     dump_dir: Path | str | None = None
@@ -71,6 +73,11 @@ class Options:
     def single_device_rng(self) -> bool:
         """Whether random values are drawn whole on every rank, as one device would draw them."""
         return self.rng == "single-device"
+
+    @property
+    def own_statistics(self) -> bool:
+        """Whether BatchNorm normalizes each micro-batch of each rank by its own statistics."""
+        return self.batch_stats == "microbatch"
 
     @property
     def bucket_bytes(self) -> int:

@@ -16,11 +16,24 @@ from fxdp.moments import MOMENTS_OP, moments
 from fxdp.pass_manager import Level
 from fxdp.placements import R
 from fxdp.runtime import collectives
+from fxdp.standardize import (
+    STANDARDIZE_BACKWARD_OP,
+    STANDARDIZE_OP,
+    standardize,
+    standardize_backward,
+)
 from fxdp.symbols import B
 from fxdp.transport import way_of
 
 LARGEST = "b_max"
 """The size slot of the largest local batch."""
+
+_SPELLED_OUT: dict[Any, Any] = {
+    MOMENTS_OP: moments,
+    STANDARDIZE_OP: standardize,
+    STANDARDIZE_BACKWARD_OP: standardize_backward,
+}
+"""Ops of ours that run as plain ops, which Inductor fuses."""
 
 ROWS = Constant("<rows>")
 """The slot of the row numbers at which a padded gather holds real rows; no attribute has such a name."""
@@ -48,8 +61,8 @@ class _Lowering:
                 self._lower_wait(node)
             elif node.target in ir.CONVERSIONS:
                 self._lower(node)
-            elif node.target is MOMENTS_OP:  # as plain ops, which Inductor fuses
-                node.target = moments
+            elif node.target in _SPELLED_OUT:
+                node.target = _SPELLED_OUT[node.target]
         if self.sizes is not None:
             self._bind(self.sizes)
 

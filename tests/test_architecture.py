@@ -17,7 +17,17 @@ FILES = sorted(
     + list((ROOT / "passes").glob("*.py"))
 )
 
-GROUND = ("errors", "settings", "torch_compat", "placements", "symbols", "ir", "seeds", "moments")
+GROUND = (
+    "errors",
+    "settings",
+    "torch_compat",
+    "placements",
+    "symbols",
+    "ir",
+    "seeds",
+    "moments",
+    "standardize",
+)
 """Import nothing of ours but one another."""
 
 LAYERS: list[tuple[str, ...]] = [

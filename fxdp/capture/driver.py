@@ -33,6 +33,7 @@ def capture(
     dynamic: bool = False,
     differentiable: str = "loss",
     couple: bool = True,
+    own_statistics: bool = False,
     hint: int | None = None,
 ) -> Captured:
     """Capture `module(*args, **kwargs)` and its backward as one graph in global shapes.
@@ -42,7 +43,7 @@ def capture(
     dynamic         make all sizes of the inputs symbolic, not only the batch
     differentiable  "loss": only scalar outputs get a tangent, where there are any; "all": every output
     couple          spell out ops that couple samples as sums and counts; False keeps eager's own ops
-
+    own_statistics  BatchNorm normalizes each part of the batch by the part's own statistics
     hint            batch size to trace with, at least 2: for code that branches on the batch size, whose
                     `Captured.conditions` do not hold at the size that is wanted
 
@@ -54,7 +55,7 @@ def capture(
     batch_size(inputs.tensors, batch, inputs.paths)
     with capture_patches(module, loss_fn):
         program = Program(module, inputs, loss_fn)
-        request = Request(program, module, inputs, batch, dynamic, differentiable, couple)
+        request = Request(program, module, inputs, batch, dynamic, differentiable, couple, own_statistics)
         try:
             return _capture_symbolic(request, hint or batch_hint(inputs.tensors, batch))
         except (CaptureError, InputError):

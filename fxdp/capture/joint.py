@@ -38,6 +38,7 @@ class Request:
     dynamic: bool
     differentiable: str
     couple: bool
+    own_statistics: bool = False
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ def trace(request: Request, hint: int, *, symbolic: bool) -> RawJoint:
     fake_mode = next((fake.fake_mode for fake in fakes), None)
     wrapper = _Differentiated(module, request.differentiable)
     symbols = batch_symbols(fakes, batch) if symbolic else None
-    table = coupling_table(Batch(symbols)) if request.couple else {}
+    table = coupling_table(Batch(symbols, request.own_statistics)) if request.couple else {}
     with unfused_recurrence() if request.couple else contextlib.nullcontext():
         gm = torch_compat.joint_graph(wrapper, fakes, fake_mode, table)
     if symbolic:

@@ -16,12 +16,14 @@ from fxdp.annotations import (
     Output,
     Reason,
     ScalarType,
+    Site,
     Tangent,
     TensorType,
     is_host_size,
     note,
     tensor_operands,
 )
+from fxdp.errors import PlacementError
 from fxdp.placements import Partial, Placement, R, Shard
 from fxdp.rules.chooser import cheapest, choose, conversion_cost, size_bytes
 from fxdp.rules.iota import iota_dim
@@ -251,7 +253,7 @@ class Walk:
             return Choice(cheapest(op, ways)[0], "drawn_whole", True)
         found = self.choices.get(op)
         if found is None:
-            found = self.choices[op] = _choose(op, self.one_rank)
+            found = self.choices[op] = _choose(op, self.one_rank, note(node).site)
         return found
 
 
@@ -280,10 +282,17 @@ def _layout(node: fx.Node) -> tuple[int, ...]:
     return tuple(sorted(range(len(strides)), key=lambda d: -strides[d]))
 
 
-def _choose(op: Op, one_rank: bool) -> Choice:
+def _choose(op: Op, one_rank: bool, site: Site) -> Choice:
     registered = registry.get(op.target)
     seeded = draws(op.target, op.args, dict(op.kwargs))
     if registered is None:
         return Choice(op.alternative(), "unknown", seeded)
-    alternatives = () if one_rank else registered.rule(op)
-    return Choice(choose(op, alternatives)[0], registered.name, seeded)
+    alternatives = () if one_rank else tuple(registered.rule(op))
+    if one_rank or registered.whole:
+        return Choice(choose(op, alternatives)[0], registered.name, seeded)
+    if not alternatives:
+        raise PlacementError(
+            f'{op.target} at {site}: batch_stats="microbatch" needs a batch in parts here, but no dim of '
+            f'{op.output.shape} splits with the batch. Use batch_stats="global"'
+        )
+    return Choice(cheapest(op, alternatives)[0], registered.name, seeded)

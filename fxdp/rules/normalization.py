@@ -17,6 +17,7 @@ from fxdp.rules.dims import wrap_all
 from fxdp.rules.empty_parts import local_op
 from fxdp.rules.labels import by_labels, leading, letters, linear
 from fxdp.rules.registry import Alternative, Op, Rewrite, aten, rule
+from fxdp.standardize import STANDARDIZE_BACKWARD_OP, STANDARDIZE_OP
 
 
 @rule("normalization", aten.native_layer_norm.default, aten._fused_rms_norm.default)
@@ -109,6 +110,15 @@ def moments(op: Op) -> Iterator[Alternative]:
         else:
             place = 1 + shard.dim - sum(dim < shard.dim for dim in dims)
             yield op.alternative({0: shard}, Shard(place, shard.outer))
+
+
+@rule("normalization", STANDARDIZE_OP, STANDARDIZE_BACKWARD_OP, whole=False)
+def standardize(op: Op) -> Iterator[Alternative]:
+    """Each part by its own statistics: any shard, and never whole, which would mean other statistics."""
+    x = op.operands[-1]
+    shards = [s for o in op.operands for s in o.shards] or [Shard(dim) for dim in x.batch_dims]
+    for shard in dict.fromkeys(shards):
+        yield op.alternative(dict.fromkeys((o.index for o in op.operands), shard), shard)
 
 
 @rule(

@@ -183,6 +183,8 @@ class RegisteredRule:
     family: str
     rule: Rule
     kind: Kind = "batched"
+    whole: bool = True
+    """Whether "everything replicated" is exact, as it is for all ops but those of one part of the batch."""
 
 
 class Registry:
@@ -203,10 +205,11 @@ class Registry:
         return tuple(sorted(self._rules, key=str))
 
     def add(
-        self, rule: Rule, family: str, *targets: OpOverload | OpOverloadPacket, kind: Kind = "batched"
-    ) -> None:
+        self, rule: Rule, family: str, *targets: OpOverload | OpOverloadPacket,
+        kind: Kind = "batched", whole: bool = True,
+    ) -> None:  # fmt: skip
         """Register `rule` for overloads, or for all functional overloads of packets; all of them or none."""
-        registered = RegisteredRule(rule.__name__, family, rule, kind)
+        registered = RegisteredRule(rule.__name__, family, rule, kind, whole)
         overloads = [overload for target in targets for overload in _overloads(target)]
         taken = [f"{o} (rule {self._rules[o].name!r})" for o in overloads if o in self._rules]
         if taken:
@@ -243,12 +246,12 @@ def is_cheap(target: Any) -> bool:
 
 
 def rule(
-    family: str, *targets: OpOverload | OpOverloadPacket, kind: Kind = "batched"
+    family: str, *targets: OpOverload | OpOverloadPacket, kind: Kind = "batched", whole: bool = True
 ) -> Callable[[Rule], Rule]:
     """Register the decorated rule for ops under a family's name."""
 
     def register(function: Rule) -> Rule:
-        registry.add(function, family, *targets, kind=kind)
+        registry.add(function, family, *targets, kind=kind, whole=whole)
         return function
 
     return register

@@ -167,6 +167,7 @@ class Programs:
                 dynamic=dynamic,
                 differentiable=self._differentiable,
                 couple=self._mesh.size * self._options.microbatches > 1,
+                own_statistics=self._options.own_statistics,
                 hint=hint,
             )
             seconds = time.perf_counter() - start

@@ -122,6 +122,12 @@ def _epilogue(graph: fx.Graph, elsewhere: set[fx.Node]) -> tuple[set[fx.Node], l
     return late, stuck
 
 
+_OWN_STATISTICS = (
+    ', or batch_stats="microbatch": BatchNorm then normalizes each micro-batch by its own statistics, and '
+    "only the running statistics follow the whole batch"
+)
+
+
 def _refuse(graph: fx.Graph, stuck: list[fx.Node], microbatches: int) -> None:
     faults = [_fault(node) for node in stuck]
     output = graph.output_node()
@@ -130,10 +136,12 @@ def _refuse(graph: fx.Graph, stuck: list[fx.Node], microbatches: int) -> None:
             faults.append(f"the model changes its input {slot.of.path} in place")
     if faults:
         listing = "\n  ".join(dict.fromkeys(faults))
+        own = any(n.args[1:] == ("moments",) for n in stuck)
         raise StageError(
             f"microbatches={microbatches}: the model needs values of the whole batch in the midst of a "
             f"micro-batch, so micro-batches cannot run one after the other:\n  {listing}\n"
             "Use microbatches=1 for this model, or layers that treat samples alone (GroupNorm, LayerNorm)"
+            + (_OWN_STATISTICS if own else "")
         )
 
 

@@ -2,6 +2,9 @@
 
 The two sums of the backward are exactly the gradients of bias and weight, so that reducing them once
 serves both them and the gradient of the input.
+
+With `batch_stats="microbatch"` outputs and gradients need no other part of the batch (`fxdp.standardize`);
+only the running statistics follow the moments of all of it.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import torch
 
 from fxdp.capture.couplings.registry import Batch, count, couples, sum_type
 from fxdp.moments import MOMENTS_OP
+from fxdp.standardize import STANDARDIZE_BACKWARD_OP, STANDARDIZE_OP
 
 aten = torch.ops.aten
 
@@ -29,7 +33,7 @@ class _Normed:
 
 
 def _normalize(
-    x: Any, weight: Any, bias: Any, means: Any, variances: Any, momentum: float, eps: float
+    batch: Batch, x: Any, weight: Any, bias: Any, means: Any, variances: Any, momentum: float, eps: float
 ) -> _Normed:
     """Training-mode BatchNorm of `x` and the new running statistics."""
     dims = [dim for dim in range(x.dim()) if dim != 1]
@@ -38,7 +42,10 @@ def _normalize(
     statistics = MOMENTS_OP(wide, dims)
     mean, squares = statistics[1], statistics[2]
     invstd = torch.rsqrt(squares / n + eps)
-    out = (wide - _channels(mean, x)) * _channels(invstd, x)
+    if batch.own_statistics:
+        out = STANDARDIZE_OP(wide, dims, eps)
+    else:
+        out = (wide - _channels(mean, x)) * _channels(invstd, x)
     if weight is not None:
         out = out * _channels(weight.to(wide.dtype), x)
     if bias is not None:
@@ -76,7 +83,7 @@ def _functional(
 ) -> Any:
     if not training or not batch.among(x.shape):
         return NotImplemented
-    done = _normalize(x, weight, bias, means, variances, momentum, eps)
+    done = _normalize(batch, x, weight, bias, means, variances, momentum, eps)
     return done.out, done.mean, done.invstd, done.running_mean, done.running_var
 
 
@@ -86,7 +93,7 @@ def _with_update_functional(
 ) -> Any:
     if not batch.among(x.shape):
         return NotImplemented
-    done = _normalize(x, weight, bias, means, variances, momentum, eps)
+    done = _normalize(batch, x, weight, bias, means, variances, momentum, eps)
     reserve = torch.empty([0], dtype=torch.uint8, device=x.device)
     return done.out, done.mean, done.invstd, reserve, done.running_mean, done.running_var
 
@@ -97,7 +104,7 @@ def _no_stats(
 ) -> Any:
     if not training or not batch.among(x.shape):
         return NotImplemented
-    done = _normalize(x, weight, bias, None, None, momentum, eps)
+    done = _normalize(batch, x, weight, bias, None, None, momentum, eps)
     return done.out, done.mean, done.invstd
 
 
@@ -115,7 +122,7 @@ def _in_place(
 ) -> Any:
     if not training or not batch.among(x.shape):
         return NotImplemented
-    done = _normalize_in_place(x, weight, bias, means, variances, momentum, eps)
+    done = _normalize_in_place(batch, x, weight, bias, means, variances, momentum, eps)
     return done.out, done.mean, done.invstd
 
 
@@ -125,7 +132,7 @@ def _with_update(
 ) -> Any:
     if not batch.among(x.shape):
         return NotImplemented
-    done = _normalize_in_place(x, weight, bias, means, variances, momentum, eps)
+    done = _normalize_in_place(batch, x, weight, bias, means, variances, momentum, eps)
     return done.out, done.mean, done.invstd, torch.empty([0], dtype=torch.uint8, device=x.device)
 
 
@@ -143,7 +150,7 @@ def _cudnn(
 ) -> Any:
     if not training or not batch.among(x.shape):
         return NotImplemented
-    done = _normalize_in_place(x, weight, bias, means, variances, momentum, eps)
+    done = _normalize_in_place(batch, x, weight, bias, means, variances, momentum, eps)
     return done.out, done.mean, done.invstd, torch.empty([0], dtype=torch.uint8, device=x.device)
 
 
@@ -161,15 +168,15 @@ def _miopen(
 ) -> Any:
     if not training or not batch.among(x.shape):
         return NotImplemented
-    done = _normalize_in_place(x, weight, bias, means, variances, momentum, eps)
+    done = _normalize_in_place(batch, x, weight, bias, means, variances, momentum, eps)
     return done.out, done.mean, done.invstd
 
 
 def _normalize_in_place(
-    x: Any, weight: Any, bias: Any, means: Any, variances: Any, momentum: float, eps: float
+    batch: Batch, x: Any, weight: Any, bias: Any, means: Any, variances: Any, momentum: float, eps: float
 ) -> _Normed:
     """As `_normalize`, for the ops that write the running statistics themselves."""
-    done = _normalize(x, weight, bias, means, variances, momentum, eps)
+    done = _normalize(batch, x, weight, bias, means, variances, momentum, eps)
     if done.running_mean is not None:
         means.copy_(done.running_mean)
     if done.running_var is not None:
@@ -193,6 +200,8 @@ def _native_backward(
 ) -> Any:
     if not batch.among(x.shape):
         return NotImplemented
+    if training and batch.own_statistics:
+        return _backward_of_parts(grad, x, weight, eps, mask)
     if not training:
         mean, invstd = means, torch.rsqrt(variances + eps)
     return _backward(grad, x, weight, mean, invstd, training, mask)
@@ -270,4 +279,18 @@ def _backward(
         grad_input if mask[0] else None,
         grad_weight.to(kind) if mask[1] else None,
         grad_bias.to(kind) if mask[2] else None,
+    )
+
+
+def _backward_of_parts(grad: Any, x: Any, weight: Any, eps: float, mask: list[bool]) -> tuple[Any, Any, Any]:
+    """The gradients of input, weight and bias where each part of the batch has its own statistics."""
+    dims = [dim for dim in range(x.dim()) if dim != 1]
+    wide = x.to(sum_type(x.dtype))
+    grad_wide = grad.to(wide.dtype)
+    inner = grad_wide if weight is None else grad_wide * _channels(weight.to(wide.dtype), x)
+    kind = x.dtype if weight is None else weight.dtype
+    return (
+        STANDARDIZE_BACKWARD_OP(inner, wide, dims, eps).to(x.dtype) if mask[0] else None,
+        (grad_wide * STANDARDIZE_OP(wide, dims, eps)).sum(dims).to(kind) if mask[1] else None,
+        grad_wide.sum(dims).to(kind) if mask[2] else None,
     )

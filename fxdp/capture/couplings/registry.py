@@ -21,9 +21,13 @@ _COUPLINGS: dict[OpOverload, Callable[..., Any]] = {}
 
 @dataclass(frozen=True)
 class Batch:
-    """Knows the symbols of the batch size; without symbols (a static trace) any size may be it."""
+    """Knows the symbols of the batch size; without symbols (a static trace) any size may be it.
+
+    `own_statistics`: BatchNorm normalizes each part of the batch by the part's own statistics.
+    """
 
     symbols: frozenset[sympy.Symbol] | None = None
+    own_statistics: bool = False
 
     def among(self, sizes: Iterable[int | torch.SymInt]) -> bool:
         """Whether one of the sizes depends on the batch."""

@@ -179,6 +179,21 @@ def _multilabel(g: Draw, backward: bool) -> Call:
     return call(g.t("" if reduction == SUM else "N"), x, target, reduction, chosen)
 
 
+def _own_statistics(args: tuple[Any, ...], _: Any, results: tuple[Any, ...]) -> None:
+    """A part gets what eager's kernel gives for that part alone."""
+    x, _, eps = args
+    if x.numel():
+        torch.testing.assert_close(results[0], torch.native_batch_norm(x, *[None] * 4, True, 0, eps)[0])
+
+
+def _own_statistics_backward(args: tuple[Any, ...], _: Any, results: tuple[Any, ...]) -> None:
+    grad, x, _, eps = args
+    if x.numel():
+        x = x.clone().requires_grad_()
+        torch.native_batch_norm(x, *[None] * 4, True, 0, eps)[0].backward(grad)
+        torch.testing.assert_close(results[0], x.grad)
+
+
 SAMPLES: dict[str, Maker] = {
     "convolution": _convolution(),
     "_convolution": _convolution(False, False, True, True),
@@ -197,6 +212,10 @@ SAMPLES: dict[str, Maker] = {
     "native_batch_norm_backward": _batch_norm_backward,
     "_native_batch_norm_legit.no_stats": lambda g: call(g.t("N43"), None, None, True, 0.1, 1e-5),
     "fxdp.moments": lambda g: call(g.t(g.one(["Na3", "aN3"])), g.one([[0, 2], [1], [0]])),
+    "fxdp.standardize": lambda g: call(g.t("N4a"), [0, 2], 1e-5, random=True, law=_own_statistics),
+    "fxdp.standardize_backward": lambda g: call(
+        g.t("N4a"), g.t("N4a"), [0, 2], 1e-5, random=True, law=_own_statistics_backward
+    ),
     "_weight_norm_interface": lambda g: call(g.t("43"), g.t("41"), 0),
     "_weight_norm_interface_backward": lambda g: call(
         g.t("43"), g.t("43"), g.t("41"), g.t("41", **_POSITIVE), 0
