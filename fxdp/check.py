@@ -41,7 +41,8 @@ def verify_model(
     _check_precision(precision)
     _check_statistics(options)
     device_type = next((p.device.type for p in model.parameters()), "cpu")
-    data = resolve_mesh(axis_sizes(mesh), device_type)
+    axes = axis_sizes(mesh)
+    data = resolve_mesh(axes, device_type)
     batch = CallReader(model, options.batch_dims, device_type).read(args, kwargs).batch
     chosen = check_splits(splits, batch, data.size)
     module, example, found, note = _captured(model, (args, kwargs), options, precision, batch)
@@ -55,7 +56,8 @@ def verify_model(
     )
     compared = _compared(subject, data, note)
     narrow = casts(found.gm) if note.startswith("in float64") else ()
-    return Report(type(model).__name__, str(data), runs, compared, narrow, invariants)
+    shown = ", ".join(f"{name}={size}" for name, size in axes.items())
+    return Report(type(model).__name__, f"mesh({shown})", runs, compared, narrow, invariants)
 
 
 def prepare_subject(
@@ -169,8 +171,8 @@ def _subject(
 def _compared(subject: Subject | None, mesh: DataMesh, note: str) -> str:
     if subject is None:
         return "nothing was run"
-    if mesh.world > mesh.size:
-        note = f"{note}; the data-parallel program before it is cut into stages"
+    if mesh.world > mesh.size or subject.options.microbatches > 1:
+        note = f"{note}; the data-parallel program, before it is cut into stages and micro-batches"
     if subject.draws_apart(mesh.size):
         return (
             f"{note}; the ranks draw random numbers of their own (rng='sharded'): every node is compared "

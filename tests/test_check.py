@@ -226,3 +226,13 @@ def test_mistakes() -> None:
         verify(mlp(), X[:, :3])
     with pytest.raises(fxdp.MeshError, match="tp"):
         verify(mlp(), X, mesh={"tp": 2})
+
+
+@pytest.mark.parametrize(("mesh", "microbatches"), [({"pp": 2, "dp": 2}, 1), ({"dp": 2}, 2)])
+def test_of_a_pipeline_it_says_what_was_run(mesh: dict[str, int], microbatches: int) -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    report = fxdp.verify(model, (X,), {"target": Y}, mesh, loss_fn=F.cross_entropy, microbatches=microbatches)
+    assert report.ok
+    assert [len(run.split) for run in report.splits] == [2, 2, 2]
+    assert report.mesh == f"mesh({', '.join(f'{name}={size}' for name, size in mesh.items())})"
+    assert "before it is cut into stages and micro-batches" in report.compared
