@@ -9,6 +9,7 @@ epilogue   the least stage among its operands, and sums of a tied parameter's gr
 from __future__ import annotations
 
 import difflib
+import itertools
 import operator
 from collections.abc import Sequence
 
@@ -78,7 +79,7 @@ def _costs(graph: fx.Graph, forward: list[fx.Node], phases: Phases) -> list[floa
 def _crossing(forward: list[fx.Node]) -> list[float]:
     """Bytes that would cross a cut after each node; infinite where none can be."""
     position = {n: i for i, n in enumerate(forward)}
-    change = [0.0] * (len(forward) + 1)
+    change, blocked = [0.0] * (len(forward) + 1), [False] * len(forward)
     bases = {n: _base(n, position) for n in forward}
     last: dict[fx.Node, int] = {}
     for node in forward:
@@ -87,23 +88,14 @@ def _crossing(forward: list[fx.Node]) -> list[float]:
                 base = bases[node]
                 last[base] = max(last.get(base, 0), position[user])
     for base, end in last.items():
-        size = tensor_bytes(base) if isinstance(note(base).type, TensorType) else float("inf")
-        if base.target in ir.COLLECTIVES:
-            size = float("inf")
         start = position[base]
-        if size == float("inf"):
-            change[start:end] = [float("inf")] * (end - start)
+        if base.target in ir.COLLECTIVES or not isinstance(note(base).type, TensorType):
+            blocked[start:end] = [True] * (end - start)
             continue
-        change[start] += size
-        change[end] -= size
-    found, running = [], 0.0
-    for index in range(len(forward) - 1):
-        if change[index] == float("inf"):
-            found.append(float("inf"))
-            continue
-        running += change[index]
-        found.append(running)
-    return found
+        change[start] += tensor_bytes(base)
+        change[end] -= tensor_bytes(base)
+    running = itertools.accumulate(change[: len(forward) - 1])
+    return [float("inf") if closed else size for closed, size in zip(blocked, running, strict=False)]
 
 
 def _base(node: fx.Node, position: dict[fx.Node, int]) -> fx.Node:

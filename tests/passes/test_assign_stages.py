@@ -9,6 +9,7 @@ from fxdp.annotations import Input, Output, Parameter, note
 from fxdp.errors import StageError
 from fxdp.passes import AssignStages
 from fxdp.placements import R, S
+from tests.capture.unet import UNet, unet_inputs
 from tests.graphs import Sketch, after
 from tests.staging.cuts import staged
 
@@ -57,6 +58,14 @@ def test_a_tied_gradient_is_summed_after_the_last_micro_batch() -> None:
 def test_more_stages_than_places_to_cut() -> None:
     with pytest.raises(StageError, match="stages=50"):
         staged(Tied(), torch.randn(4, 4), stages=50)
+
+
+def test_no_cut_between_an_op_and_its_several_results() -> None:
+    gm = staged(UNet(), *unet_inputs(3).values(), stages=4)
+    norms = gm.graph.find_nodes(op="call_function", target=aten.native_group_norm.default)
+    assert len(norms) == 3  # beside skips that are open
+    for node in norms:
+        assert {note(user).stage for user in node.users} == {note(node).stage}
 
 
 def test_unknown_names_have_near_matches() -> None:
