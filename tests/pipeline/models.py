@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tests.capture import unet as skippable
 from tests.capture import zoo
 
 
@@ -75,7 +76,11 @@ def unet(batch: int) -> dict[str, Any]:
     return {"x": torch.randn(batch, 3, 8, 8), "target": torch.randn(batch, 2, 8, 8)}
 
 
-BY_HAND: dict[str, tuple[Any, Any]] = {"skips": (Skips, skips), "unet": (UNet, unet)}
+BY_HAND: dict[str, tuple[Any, Any]] = {
+    "skips": (Skips, skips),
+    "unet": (UNet, unet),
+    "skippable": (skippable.UNet, skippable.unet_inputs),
+}
 
 
 def build(name: str) -> nn.Module:

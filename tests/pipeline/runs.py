@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
 from typing import Any
+from unittest import mock
 
+import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import fxdp
+from fxdp.capture import Captured, capture
+from fxdp.compiler import copy_graph
 from tests.capture import zoo
 from tests.exactness.models import step_both, twin_of
 from tests.pipeline import models
@@ -31,10 +36,9 @@ class Run:
     checkpoint: str = "never"
 
 
-def error_of(run: Run) -> float:
+def error_of(run: Run, mesh: DeviceMesh | None = None) -> float:
     """The rank's worst relative error of outputs, gradients and buffers over all calls."""
-    mesh = None
-    if dist.get_world_size() > 1:
+    if mesh is None and dist.get_world_size() > 1:
         mesh = init_device_mesh("cpu", (run.pp, run.dp), mesh_dim_names=("pp", "dp"))
     model = models.build(run.model)
     twin = twin_of(model)
@@ -52,3 +56,32 @@ def error_of(run: Run) -> float:
 def errors_of(runs: tuple[Run, ...]) -> list[float]:
     """The same for several runs."""
     return [error_of(run) for run in runs]
+
+
+def outcomes_of(runs: tuple[Run, ...]) -> list[float | str]:
+    """The same for several runs on one mesh, captured once per model; where one fails, its error's text."""
+    found: list[float | str] = []
+    mesh = init_device_mesh("cpu", (runs[0].pp, runs[0].dp), mesh_dim_names=("pp", "dp"))
+    with captured_once():
+        for run in runs:
+            try:
+                found.append(error_of(run, mesh))
+            except fxdp.StageError as error:  # all ranks raise it before anything is sent
+                found.append(f"{type(error).__name__}: {error}")
+    return found
+
+
+@contextlib.contextmanager
+def captured_once() -> Iterator[None]:
+    """Models of the same class are captured once in each mode; all after the capture is done every time."""
+    known: dict[Any, Captured] = {}
+
+    def remembered(module: Any, args: Any, kwargs: Any, **options: Any) -> Captured:
+        modes = (module.training, torch.is_grad_enabled())
+        key = (type(module), *modes, options["couple"], options["dynamic"], options["hint"])
+        if key not in known:
+            known[key] = capture(module, args, kwargs, **options)
+        return replace(known[key], gm=copy_graph(known[key].gm))
+
+    with mock.patch("fxdp.runtime.programs.capture", remembered):
+        yield
