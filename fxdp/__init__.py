@@ -187,10 +187,10 @@ def verify(
 ) -> Report:
     """Whether the program that `compile` would run equals `model` on one device; in this process alone.
 
-    The data-parallel program, before it is cut into stages and micro-batches, runs on virtual ranks, each with
-    its part of the given batch, op by op and before Inductor. Every value is compared with what one device
-    computes on the whole batch; outputs, gradients (for random weights of the outputs) and buffers with the
-    unmodified model's.
+    The data-parallel program, before it is cut into stages and micro-batches, runs on virtual ranks, each
+    with its part of the given batch, op by op and before Inductor. Every value is compared with what one
+    device computes on the whole batch; outputs, gradients (for random weights of the outputs) and buffers
+    with the unmodified model's.
 
     Parameters
     ----------
