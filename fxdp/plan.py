@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from torch import fx
 
 from fxdp import ir
 from fxdp.annotations import Cause, TensorType, note
 from fxdp.coverage import Coverage
+from fxdp.errors import StateError
 from fxdp.graph_text import graph_text, target_text
 from fxdp.mesh import DataMesh
 from fxdp.placements import Dim
-from fxdp.schedule import Schedule
+from fxdp.report.schedule_svg import schedule_svg
+from fxdp.report.schedule_text import timetable
+from fxdp.schedule import Edge, Schedule
 from fxdp.symbols import B, product
 from fxdp.transport import way_of
 
@@ -37,6 +40,24 @@ class CommRow:
 
 
 @dataclass(frozen=True)
+class StageRow:
+    """One stage of a program in stages."""
+
+    stage: int
+    rank: int
+    """Its rank along `pp`."""
+    begins: str
+    """The module of its first op."""
+    share: float
+    """Of the estimated cost of all stages, forward and backward: 0 to 1."""
+    parameters: int
+    """Elements of the parameters that it owns; a tied one belongs to the first stage that reads it."""
+    parameter_bytes: int
+    sent: int
+    """Bytes that it sends to other pipeline ranks in a step, all micro-batches together."""
+
+
+@dataclass(frozen=True)
 class Plan:
     """A compiled program as a user reads it.
 
@@ -50,6 +71,8 @@ class Plan:
     nodes : nodes of the joint graph.
     covered : what `coverage()` returns.
     schedule : in which order stages and micro-batches run; None for a program without them.
+    edges : what the stages send one another for each micro-batch.
+    stages : one row per stage.
     """
 
     text: str
@@ -60,10 +83,39 @@ class Plan:
     nodes: int = 0
     covered: Coverage = field(default_factory=Coverage)
     schedule: Schedule | None = None
+    edges: tuple[Edge, ...] = ()
+    stages: tuple[StageRow, ...] = ()
 
-    def staged(self, schedule: Schedule, communication: tuple[CommRow, ...]) -> Plan:
-        """The same plan for a program in stages or micro-batches."""
-        return replace(self, schedule=schedule, communication=communication)
+    def timetable(self) -> str:
+        """The schedule on a time axis, one line per pipeline rank, one word per unit of time.
+
+            rank 0: F0 F1 .  .  B0 B0 .  B1 B1
+            rank 1: .  F0 B0 B0 F1 B1 B1
+
+        A forward counts one unit and a backward two, whatever the stages cost.
+
+        Raises
+        ------
+        StateError : the program has one stage and one micro-batch, so nothing is scheduled.
+        """
+        return timetable(self._scheduled())
+
+    def schedule_svg(self) -> str:
+        """The same as a picture, the transfers between ranks as lines: the text of an SVG file.
+
+        Raises
+        ------
+        StateError : as `timetable`.
+        """
+        return schedule_svg(self._scheduled(), edges=self.edges)
+
+    def _scheduled(self) -> Schedule:
+        if self.schedule is None:
+            raise StateError(
+                "the plan has no schedule: the program has one stage and one micro-batch; give the mesh a pp "
+                "axis, or microbatches= above 1"
+            )
+        return self.schedule
 
     @property
     def gradient_bytes(self) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
+from expecttest import assert_expected_inline
 from torch import nn
 
 import fxdp
@@ -28,3 +30,47 @@ def test_plan_of_many_ranks() -> None:
 def test_plan_of_one_rank_has_no_communication() -> None:
     plan = fxdp.plan(nn.Linear(2, 2), (torch.randn(3, 2),), mesh={"dp": 1})
     assert plan.communication == ()
+
+
+def _pipeline() -> fxdp.Plan:
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
+    return fxdp.plan(
+        model, (torch.randn(4, 4),), {"target": torch.randint(3, (4,))}, {"pp": 2},
+        loss_fn=nn.functional.cross_entropy, microbatches=2, stages=["2"],
+    )  # fmt: skip
+
+
+def test_stages_with_what_they_hold_and_send() -> None:
+    plan = _pipeline()
+    first, last = plan.stages
+    assert (first.rank, last.rank) == (0, 1)
+    assert (first.begins, last.begins) == ("0", "2")
+    assert first.parameters == 4 * 8 + 8
+    assert last.parameters == (8 * 8 + 8) + (8 * 3 + 3)
+    assert first.share + last.share == 1
+    assert first.parameter_bytes == 4 * first.parameters
+    # four rows of hidden values there, of their gradients back; then each rank's gradients, and the loss
+    assert first.sent == 4 * 8 * 4 + first.parameter_bytes
+    assert last.sent == 4 * 8 * 4 + last.parameter_bytes + 4
+    assert first.sent + last.sent == sum(row.bytes for row in plan.communication if row.op == "send")
+
+
+def test_the_schedule_that_runs_as_text_and_picture() -> None:
+    plan = _pipeline()
+    assert_expected_inline(
+        plan.timetable(),
+        """\
+rank 0: F0 F1 .  .  B0 B0 .  B1 B1
+rank 1: .  F0 B0 B0 F1 B1 B1""",
+    )
+    picture = plan.schedule_svg()
+    assert "1f1b: 2 stages on 2 ranks, 2 micro-batches, bubble 33.3 %" in picture
+    (there,) = [e for e in plan.edges if not e.backward]
+    assert f"<title>{there.name} mb1</title>" in picture
+
+
+def test_a_plan_without_stages_has_no_schedule() -> None:
+    plan = fxdp.plan(nn.Linear(2, 2), (torch.randn(3, 2),), mesh={"dp": 1})
+    assert plan.stages == ()
+    with pytest.raises(fxdp.StateError, match="give the mesh a pp axis, or microbatches= above 1"):
+        plan.timetable()

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 from fxdp.compiler import LocalProgram
 from fxdp.pipeline.layout import Layout
 from fxdp.pipeline.pen import Pen, Sent
+from fxdp.pipeline.table import stage_rows
 from fxdp.pipeline.writer import Recompute, Writer
 from fxdp.plan import CommRow, Plan, communication
-from fxdp.schedule import Schedule
+from fxdp.schedule import Edge, Schedule
 from fxdp.staging import Partition
 
 
@@ -48,7 +49,14 @@ class StagedProgram(LocalProgram):
             writer = self.writer(layout, rank)
             writer.write()
             sent += writer.pen.sent
-        return super().plan(sizes).staged(self.schedule, (*self._collectives(sizes), *self._transfers(sent)))
+        edges = tuple(Edge(e.name, e.source, e.target, e.backward) for e in self.partition.edges)
+        return replace(
+            super().plan(sizes),
+            communication=(*self._collectives(sizes), *self._transfers(sent)),
+            schedule=self.schedule,
+            edges=edges,
+            stages=stage_rows(self.gm, self.partition, self.schedule, sent),
+        )
 
     def _collectives(self, sizes: Mapping[str, int]) -> list[CommRow]:
         if self.mesh.size == 1:

@@ -13,7 +13,7 @@ def schedule_text(schedule: Schedule) -> str:
 def timetable(schedule: Schedule, costs: Costs | None = None) -> str:
     """One line per rank, one word per unit of time, `.` for waiting; stages are left out where rank = stage.
 
-        rank 0: F0 F1 .  .  B0 B0 B1 B1
+        rank 0: F0 F1 .  .  B0 B0 .  B1 B1
         rank 1: .  F0 B0 B0 F1 B1 B1
 
     Starts and durations are rounded to whole units; without costs F, I and W take one and B two.

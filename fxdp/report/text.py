@@ -68,6 +68,56 @@ def communication_table(rows: Sequence[CommunicationRow]) -> Table:
     return table
 
 
+class StageRow(Protocol):
+    """What the table reads of a row of `Plan.stages`."""
+
+    @property
+    def stage(self) -> int:
+        """Its number."""
+
+    @property
+    def rank(self) -> int:
+        """Its pipeline rank."""
+
+    @property
+    def begins(self) -> str:
+        """The module of its first op."""
+
+    @property
+    def share(self) -> float:
+        """Of the cost of all stages."""
+
+    @property
+    def parameters(self) -> int:
+        """Elements of the parameters that it owns."""
+
+    @property
+    def parameter_bytes(self) -> int:
+        """Their bytes."""
+
+    @property
+    def sent(self) -> int:
+        """Bytes that it sends in a step."""
+
+
+def stage_table(rows: Sequence[StageRow]) -> Table:
+    """The stages of a program, each with its rank, cost, parameters and what it sends."""
+    table = Table(title="stages", title_justify="left", show_footer=True)
+    table.add_column("stage", footer="total", no_wrap=True)
+    table.add_column("rank", justify="right")
+    table.add_column("cost", justify="right")
+    table.add_column("parameters", footer=f"{sum(row.parameters for row in rows):,}", justify="right")
+    held, sent = sum(row.parameter_bytes for row in rows), sum(row.sent for row in rows)
+    table.add_column("bytes", footer=format_bytes(held), justify="right", no_wrap=True)
+    table.add_column("sent per step", footer=format_bytes(sent), justify="right", no_wrap=True)
+    table.add_column("begins in")
+    for row in rows:
+        cells = (f"{100 * row.share:.1f} %", f"{row.parameters:,}", format_bytes(row.parameter_bytes))
+        begins = Text(row.begins or "the model itself", style="dim")
+        table.add_row(str(row.stage), str(row.rank), *cells, format_bytes(row.sent), begins)
+    return table
+
+
 def timings_line(timings: Mapping[str, float]) -> str:
     """Where the compile time went: `capture 1.2 s, passes 0.3 s, lowering 4.0 s`; passes are summed."""
     stages = {name: timings[name] for name in ("capture", "export", "joint") if name in timings}

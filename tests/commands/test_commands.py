@@ -96,6 +96,24 @@ def test_verify_of_what_is_not_equal_is_exit_code_1(nets: str, capsys: pytest.Ca
     assert "gradient of fc.weight differs" in out
 
 
+def test_plan_of_a_pipeline(nets: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    picture = tmp_path / "schedule.svg"
+    asked = ("plan", f"{nets}:trained", "--mesh", "pp=1", "--microbatches", "3", "--svg", str(picture))
+    code, out, _ = run(capsys, *asked, "--schedule", "gpipe")
+    assert code == 0
+    assert "rank 0: F0 F1 F2 B0 B0 B1 B1 B2 B2" in out
+    assert "gpipe: 1 stages on 1 ranks, 3 micro-batches" in picture.read_text()
+    code, found = run_json(capsys, *asked, "--stages", "1")
+    assert [row["parameters"] for row in found["stages"]] == [8]
+    assert found["schedule"] == ["rank 0: 0F0 0B0 0F1 0B1 0F2 0B2"]
+
+
+def test_plan_names_stages_that_do_not_exist(nets: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, error = run(capsys, "plan", f"{nets}:trained", "--mesh", "pp=2", "--stages", "head")
+    assert code != 0
+    assert "no op of the forward is in a module 'head'" in error
+
+
 def test_plan(nets: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "plan", f"{nets}:pairs", "--mesh", "dp_replicate=2,dp=32", "--text")
     assert code == 0
