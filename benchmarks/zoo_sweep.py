@@ -50,7 +50,7 @@ def main() -> int:
             known |= _in_own_process(name, modes, asked.timeout)
             RESULTS.write_text(json.dumps(found, indent=1) + "\n")
             CONSOLE.print(f"{name}: " + ", ".join(f"{mode} {state(known[mode])}" for mode in modes))
-    rows = {kind: {name: found[name] for name in names if name in found} for kind, names in KINDS.items()}
+    rows = {kind: {name: found.get(name, {}) for name in names} for kind, names in KINDS.items()}
     versions = {
         "torch": torch.__version__,
         "transformers": transformers.__version__,

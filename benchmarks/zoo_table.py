@@ -36,22 +36,26 @@ def state(result: Result) -> str:
 def markdown(kinds: dict[str, dict[str, Modes]], versions: dict[str, str]) -> str:
     """The whole page."""
     models = {name: modes for rows in kinds.values() for name, modes in rows.items()}
-    exact = [name for name, modes in models.items() if not any("failed" in r for r in modes.values())]
+    measured = {name: modes for name, modes in models.items() if modes}
+    exact = [name for name, modes in measured.items() if not any("failed" in r for r in modes.values())]
     splits = next(
         (list(r["errors"]) for modes in models.values() for r in modes.values() if "errors" in r), []
     )
     page = [
         _HEAD.format(
             versions=", ".join(f"{name} {version}" for name, version in versions.items()),
-            splits=", ".join(splits), exact=len(exact), total=len(models),
+            splits=", ".join(splits), exact=len(exact), total=len(measured),
         )
     ]  # fmt: skip
     for kind, rows in kinds.items():
-        if rows:
-            page.append(_table(kind, rows))
-    failures = {name: modes for name, modes in models.items() if name not in exact}
+        if any(rows.values()):
+            page.append(_table(kind, {name: modes for name, modes in rows.items() if modes}))
+    failures = {name: modes for name, modes in measured.items() if name not in exact}
     if failures:
         page.append(_failures(failures))
+    missing = [name for name in models if name not in measured]
+    if missing:
+        page.append(f"Not measured here yet (`--missing` does it): {', '.join(missing)}.\n")
     return "\n".join(page)
 
 
