@@ -208,6 +208,13 @@ def results_are_not_partial(graph: fx.Graph) -> Iterator[Fault]:
             yield value, "leaves the program as a Partial value"
 
 
+def recipes_are_expanded(graph: fx.Graph) -> Iterator[Fault]:
+    """EXPLICIT: no op is left that was placed as several."""
+    for node in graph.nodes:
+        if note(node).recipe is not None:
+            yield node, "was placed as several ops and is still one"
+
+
 def sizes_are_own(graph: fx.Graph) -> Iterator[Fault]:
     """LOCAL: host integers come from the program's size slots, not from captured shapes.
 
@@ -254,6 +261,7 @@ CHECKS: dict[Level, tuple[Check, ...]] = {
         collectives_have_causes,
         partial_flows_through_linear_ops,
         results_are_not_partial,
+        recipes_are_expanded,
     ),
     Level.LOCAL: (sizes_are_own,),
     Level.EMITTED: (everything_is_executable,),

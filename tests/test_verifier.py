@@ -18,6 +18,7 @@ from fxdp.errors import VerifierError
 from fxdp.moments import MOMENTS_OP
 from fxdp.pass_manager import Level
 from fxdp.placements import MOMENTS, P, R, S
+from fxdp.rules.registry import Recipe
 from fxdp.verifier import CHECKS, verify
 from tests.graphs import Sketch
 
@@ -200,6 +201,14 @@ def _results_are_not_partial() -> fx.GraphModule:
 # ---- LOCAL, EMITTED --------------------------------------------------------------------------------------
 
 
+def _recipes_are_expanded() -> fx.GraphModule:
+    g = Sketch()
+    x = g.add(Input(0, "x"), "f32[4, B]", S(1))
+    recipe = Recipe((), (None,), 0)
+    y = g.call(aten._softmax.default, x, 1, False, type="f32[4, B]", at=S(1), reads=(S(1),), recipe=recipe)
+    return g.returns({Output(0): y}, (S(1),))
+
+
 def _sizes_are_own() -> fx.GraphModule:
     g = Sketch()
     x = g.add(Input(0, "x"), "f32[B, 3]", S(0))
@@ -279,6 +288,7 @@ MALFORMED: list[tuple[Callable[[], fx.GraphModule], Level, list[str]]] = [
         ],
     ),
     (_results_are_not_partial, Level.EXPLICIT, ["leaves the program as a Partial value"]),
+    (_recipes_are_expanded, Level.EXPLICIT, ["was placed as several ops and is still one"]),
     (_sizes_are_own, Level.LOCAL, ["reads a size from the tensor %x"]),
     (
         _everything_is_executable,
