@@ -19,6 +19,7 @@ from fxdp.graph_text import node_text
 from fxdp.pass_manager import Level
 from fxdp.placements import Partial, Placement, Replicate, Shard
 from fxdp.rules.pointwise import LINEAR
+from fxdp.staging.checks import STAGE_CHECKS
 from fxdp.symbols import batch_factor, exact_quotient
 from fxdp.torch_compat import OpOverload
 
@@ -264,6 +265,7 @@ CHECKS: dict[Level, tuple[Check, ...]] = {
         recipes_are_expanded,
     ),
     Level.LOCAL: (sizes_are_own,),
+    Level.STAGED: STAGE_CHECKS,
     Level.EMITTED: (everything_is_executable,),
 }
 """The checks that each level adds to those before it."""
@@ -275,6 +277,7 @@ _UNTIL: dict[Check, Level] = {
     collectives_have_causes: Level.LOCAL,
     partial_flows_through_linear_ops: Level.LOCAL,
     tensors_are_placed: Level.LOCAL,
+    **dict.fromkeys(STAGE_CHECKS, Level.STAGED),
 }
 """Checks on annotations that emission, which lowers several functions to one, no longer keeps."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -219,6 +220,34 @@ def _sizes_are_own() -> fx.GraphModule:
     )
 
 
+def _own_nodes_have_stages() -> fx.GraphModule:
+    return _staged(None)
+
+
+def _forward_goes_on() -> fx.GraphModule:
+    return _staged(0)
+
+
+def _backward_comes_back() -> fx.GraphModule:
+    return _staged(1, backward=0)
+
+
+def _steps_end_last() -> fx.GraphModule:
+    return _staged(1, once=True)
+
+
+def _staged(second: int | None, backward: int = 2, *, once: bool = False) -> fx.GraphModule:
+    """x -> relu of stage 1 -> tanh of stage `second` -> neg backward, of `backward`, and again of stage 1."""
+    g = Sketch()
+    x = g.add(Input(0, "x"), "f32[B, 4]", S(0))
+    facts: dict[str, Any] = {"type": "f32[B, 4]", "at": S(0)}
+    relu = g.call(aten.relu.default, x, reads=(S(0),), stage=1, **facts)
+    tanh = g.call(aten.tanh.default, relu, reads=(S(0),), stage=second, once=once, **facts)
+    neg = g.call(aten.neg.default, x, reads=(S(0),), stage=backward, backward=True, **facts)
+    both = g.call(aten.mul.Tensor, tanh, neg, reads=(S(0), S(0)), stage=1, backward=True, **facts)
+    return g.returns({Output(0): both}, (S(0),))
+
+
 def _everything_is_executable() -> fx.GraphModule:
     g = Sketch()
     x = g.add(Input(0, "x"), "f32[3]", R)
@@ -290,6 +319,26 @@ MALFORMED: list[tuple[Callable[[], fx.GraphModule], Level, list[str]]] = [
     (_results_are_not_partial, Level.EXPLICIT, ["leaves the program as a Partial value"]),
     (_recipes_are_expanded, Level.EXPLICIT, ["was placed as several ops and is still one"]),
     (_sizes_are_own, Level.LOCAL, ["reads a size from the tensor %x"]),
+    (
+        _own_nodes_have_stages,
+        Level.STAGED,
+        ["has no stage, but reads %relu_default of stage 1"],
+    ),
+    (
+        _forward_goes_on,
+        Level.STAGED,
+        ["of stage 0 reads %relu_default of stage 1: the forward only goes on"],
+    ),
+    (
+        _backward_comes_back,
+        Level.STAGED,
+        ["of stage 1 reads %neg_default of stage 0: the backward only comes back"],
+    ),
+    (
+        _steps_end_last,
+        Level.STAGED,
+        ["runs in each micro-batch, but reads %tanh_default, which comes after the last"],
+    ),
     (
         _everything_is_executable,
         Level.EMITTED,
