@@ -27,11 +27,13 @@ from fxdp.torch_compat import boxed_code
 aten = torch.ops.aten
 
 
-def lower_eager(gm: fx.GraphModule, zero: frozenset[int] | None = None) -> Halves:
+def lower_eager(
+    gm: fx.GraphModule, zero: frozenset[int] | None = None, summed: tuple[int, ...] = ()
+) -> Halves:
     """The two halves of an emitted program, as generated Python code over aten ops.
 
     `zero` are the tangents for whose absence a backward is made at once; default: those that a training loop
-    leaves out.
+    leaves out. `summed` numbers the backward's results that it adds to buffers.
     """
     forward_nodes = _forward_nodes(gm.graph)
     saved = _saved(gm.graph, forward_nodes)
@@ -47,6 +49,7 @@ def lower_eager(gm: fx.GraphModule, zero: frozenset[int] | None = None) -> Halve
         len(tangents),
         boxed_code,
         boxed_code,
+        summed,
     )
     if halves.trains:
         halves.backward(usual_zeros(tangents) if zero is None else zero)

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 from torch import fx
 
 from fxdp.lowering.halving import split_backward
+from fxdp.lowering.sums import add_to_buffers
 from fxdp.lowering.tangents import without_tangents
 
 Boxed: TypeAlias = Callable[[list[Any]], "list[Any] | tuple[Any, ...]"]
@@ -48,6 +49,8 @@ class Halves:
     compile_backward: Callable[[fx.GraphModule], Boxed] | None = None
     compile_half: Callable[[fx.GraphModule], Boxed] | None = None
     """The same for half a backward, whose results keep the strides that the other half was traced with."""
+    summed: tuple[int, ...] = ()
+    """The backward's results that it adds to buffers, which it takes last, instead of returning them."""
     _backwards: dict[frozenset[int], Backward] = field(default_factory=dict, repr=False)
     _halved: dict[tuple[int, ...], tuple[Boxed, Boxed]] = field(default_factory=dict, repr=False)
 
@@ -63,18 +66,23 @@ class Halves:
             assert self.backward_graph is not None
             assert self.compile_backward is not None
             graph, kept = without_tangents(self.backward_graph, sorted(zero), self.tangents)
+            graph = add_to_buffers(graph, self.summed) if self.summed else graph
             found = self._backwards[zero] = Backward(self.compile_backward(graph), kept, graph)
         return found
 
     def halved(self, first: tuple[int, ...]) -> tuple[Boxed, Boxed]:
         """The backward for all tangents in two: its results numbered `first`, then the others.
 
-        The first half gives what the second one takes after its results.
+        The first half gives what the second one takes after its results. None of `first` is summed.
         """
         found = self._halved.get(first)
         if found is None:
             assert self.backward_graph is not None
             assert self.compile_half is not None
             inputs, weights = split_backward(self.backward_graph, first)
+            if self.summed:
+                # the second half numbers its results without the first one's
+                later = tuple(i - sum(f < i for f in first) for i in self.summed)
+                weights = add_to_buffers(weights, later)
             found = self._halved[first] = (self.compile_half(inputs), self.compile_half(weights))
         return found

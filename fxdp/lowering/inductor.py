@@ -72,13 +72,14 @@ class Shapes:
 
 def lower_inductor(
     gm: fx.GraphModule, values: Mapping[Slot, Any], shapes: Shapes, device: torch.device, turn: Turn,
-    zero: frozenset[int] | None = None,
+    zero: frozenset[int] | None = None, summed: tuple[int, ...] = (),
 ) -> Halves:  # fmt: skip
     """Compile an emitted program.
 
     `values` holds the real parameters, buffers and constants, whose strides the code may rely on; `turn` says
     which half this rank compiles first; `zero` are the tangents for whose absence a backward is compiled at
-    once, default: those that a training loop leaves out.
+    once, default: those that a training loop leaves out; `summed` numbers the backward's results that it adds
+    to buffers.
     """
     fake_mode, sizes = _sizes(shapes)
     inputs = forward_inputs(gm.graph)
@@ -95,7 +96,7 @@ def lower_inductor(
     slots = [note(n).slot for n in inputs]
     fixed = sum(isinstance(s, (Parameter, Buffer, Constant)) for s in slots)
     keeps_strides = shapes.generic or not chooses_layouts(joint, device)
-    compiler = _Compiler(fake_mode, slots, mutations, len(outputs), fixed, keeps_strides)
+    compiler = _Compiler(fake_mode, slots, mutations, len(outputs), fixed, keeps_strides, summed)
     if tangents or backward_results(gm.graph):
         types = [tensor_type(n) for n in tangents]
         zero = usual_zeros(types) if zero is None else zero
@@ -174,6 +175,7 @@ class _Compiler:
     fixed: int
     keeps_strides: bool
     """Whether results keep the strides they were traced with, so that both halves can be compiled at once."""
+    summed: tuple[int, ...] = ()
 
     def training(
         self, joint: fx.GraphModule, inputs: list[Any], tangents: list[TensorType], turn: Turn,
@@ -188,7 +190,7 @@ class _Compiler:
         self._write_back(forward)
         halves = Halves(
             _not_compiled, self.outputs, forward, backward, saved_order, len(tangents),
-            self._compile_backward, self._compile_half,
+            self._compile_backward, self._compile_half, self.summed,
         )  # fmt: skip
 
         def compile_forward() -> None:

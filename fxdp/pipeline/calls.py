@@ -157,13 +157,16 @@ class Once(_Call):
 
 
 class Backward(_Call):
-    """A part's whole backward: `(saved, *values) -> results`."""
+    """A part's whole backward: `(saved, sums, *values) -> results`, those aside that it adds to `sums`."""
 
-    def forward(self, saved: tuple[Code, list[Any]], *values: Tensor) -> tuple[Tensor, ...]:
+    def forward(
+        self, saved: tuple[Code, list[Any]], sums: tuple[Tensor, ...], *values: Tensor
+    ) -> tuple[Tensor, ...]:
         """Run it; what was saved is let go of."""
         code, kept = saved
         arguments = code.backward_arguments(kept, dict(zip(self.names, values, strict=True)))
         kept.clear()
+        arguments += sums
         return tuple(code.backward(arguments))
 
 
@@ -185,10 +188,24 @@ class InputGradient(_Call):
 
 
 class WeightGradient(nn.Module):
-    """The second half of a backward: `(rest) -> what the step sums up`."""
+    """The second half of a backward: `(rest, sums) -> results`, those aside that it adds to `sums`."""
 
-    def forward(self, rest: tuple[Code, list[Any]]) -> tuple[Tensor, ...]:
+    def forward(self, rest: tuple[Code, list[Any]], sums: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Run it."""
         code, arguments = rest
         assert code.weight_half is not None
+        arguments += sums
         return tuple(code.weight_half(arguments))
+
+
+class Sums(nn.Module):
+    """Buffers of zeros for what the micro-batches of a stage add up; the step's own."""
+
+    def __init__(self, types: Sequence[tuple[list[int], torch.dtype]], device: torch.device) -> None:
+        super().__init__()
+        self._types = tuple(types)
+        self._device = device
+
+    def forward(self) -> tuple[Tensor, ...]:
+        """New ones."""
+        return tuple(torch.zeros(shape, dtype=dtype, device=self._device) for shape, dtype in self._types)

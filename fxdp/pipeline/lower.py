@@ -18,9 +18,10 @@ from fxdp.lowering.inductor import Shapes, SizesFixedError
 from fxdp.lowering.turns import Turn
 from fxdp.pass_manager import Level, PassManager
 from fxdp.passes import EmitProgram
-from fxdp.pipeline.calls import Backward, Code, Forward, InputGradient, Once, WeightGradient
+from fxdp.pipeline.calls import Backward, Code, Forward, InputGradient, Once, Sums, WeightGradient
+from fxdp.pipeline.gives import backward_gives, halves_of, summed
+from fxdp.pipeline.pen import evaluate
 from fxdp.pipeline.program import StagedProgram
-from fxdp.pipeline.writer import backward_gives, halves_of
 from fxdp.rules.arguments import local_shape
 from fxdp.rules.randomness import node_draws
 from fxdp.runtime.transport import Receive, Send
@@ -85,6 +86,12 @@ class Lowering:
                 self.halves[key] = None
         return self.halves[key]
 
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        first = next(iter(self.module.parameters()), None)
+        return first.device if first is not None else torch.device(self.local.mesh.device_type)
+
     def _lower(
         self, part: Part, sizes: Mapping[str, int], split: int, even: bool, generic: bool, index: int | None
     ) -> tuple[fx.GraphModule, Halves]:
@@ -93,13 +100,11 @@ class Lowering:
         bound = None if generic else tuple(sizes.items())
         gm = manager.run(copy_graph(part.gm), [EmitProgram(bound, even, split)])
         if self.local.options.compute == "eager" or index is None:
-            return gm, lower_eager(gm, frozenset())
+            return gm, lower_eager(gm, frozenset(), summed(part))
         values: dict[Slot, Any] = slot_values(gm, self.module, self.local.captured)
-        first = next(iter(self.module.parameters()), None)
-        device = first.device if first is not None else torch.device(mesh.device_type)
         single = mesh.size * self.local.options.microbatches == 1
         shapes = Shapes(dict(sizes), generic, single)
-        return gm, lower_inductor(gm, values, shapes, device, Turn(), frozenset())
+        return gm, lower_inductor(gm, values, shapes, self.device, Turn(), frozenset(), summed(part))
 
 
 def modules_of(
@@ -118,6 +123,8 @@ def modules_of(
             if index is not None
         }
         modules |= _stage_modules(lowering, schedule, stage, part, codes)
+        if part.summed:
+            modules[f"sums_{stage}"] = _sums(lowering, part, sizes[None])
         last = partition.epilogues[stage]
         if last is not None:
             names = [c.name for c in last.reads]
@@ -148,6 +155,12 @@ def _stage_modules(
     made[f"input_gradient_{stage}"] = InputGradient(codes, behind, len(first))
     made[f"weight_gradient_{stage}"] = WeightGradient()
     return made
+
+
+def _sums(lowering: Lowering, part: Part, sizes: Mapping[str, int]) -> Sums:
+    totals = [lowering.local.partition.totals[n] for n in backward_gives(part) if n in part.summed]
+    types = [([evaluate(n, sizes) for n in local_shape(t.type, t.placement)], t.type.dtype) for t in totals]
+    return Sums(types, lowering.device)
 
 
 def _transport_modules(local: StagedProgram) -> dict[str, nn.Module]:

@@ -81,6 +81,8 @@ def prepare_staged(captured: Captured, mesh: DataMesh, options: Options) -> Stag
     count = stages if isinstance(stages, int) else len(stages) + 1
     schedule = make(options.schedule, count, mesh.pipeline.size, options.microbatches)
     partition = split(gm, recall_phases(gm.graph, options.microbatches), count)
+    if options.microbatches > 1:
+        partition = partition.with_sums()
     epilogues = tuple(_finish(part, mesh, options) for part in partition.epilogues)
     return StagedProgram(
         captured, gm, mesh, options, causes, manager.seconds, nodes,

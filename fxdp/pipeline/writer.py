@@ -6,9 +6,11 @@
     ...
     %receive_add_9_mb0_from1 = receive_backward([2, 6, 16], float32, 1, 1)
     %add_9_mb0 = wait(%receive_add_9_mb0_from1)
-    %backward_0_mb0 = backward_0(%saved_0_mb0, %add_9_mb0)
+    %sums_0 = sums_0()                                        -> zeros, to which each backward adds
+    %backward_0_mb0 = backward_0(%saved_0_mb0, %sums_0, %add_9_mb0)
     ...
-    %finish_0 = finish_0(%batch, %total_mm_7, ...)
+    %mm_7 = %sums_0[0]
+    %finish_0 = finish_0(%batch, %mm_7, ...)
     return results
 
 All ranks walk the same order of events and each writes its own share, so what one sends another receives at
@@ -23,14 +25,14 @@ from typing import Any
 
 from torch import fx
 
-from fxdp.annotations import Crossing, note
 from fxdp.pipeline.finish import Finish
+from fxdp.pipeline.gives import backward_gives, forward_gives, halves_of
 from fxdp.pipeline.pen import Pen, evaluate, suffix
 from fxdp.placements import Partial, Shard
 from fxdp.runtime import transport
 from fxdp.schedule import Action, End, Kind, Schedule, Transfer, check, programs
 from fxdp.schedule import Edge as Route
-from fxdp.staging import Edge, Part, Partition
+from fxdp.staging import Edge, Partition
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,7 @@ class Writer:
     _rest: dict[tuple[int, int], fx.Node] = field(default_factory=dict)
     _totals: dict[str, list[fx.Node]] = field(default_factory=dict)
     _summed: set[str] = field(default_factory=set)
+    _sums: dict[int, fx.Node] = field(default_factory=dict)
     _batches: dict[int, fx.Node] = field(default_factory=dict)
 
     def write(self) -> fx.Graph:
@@ -160,8 +163,18 @@ class Writer:
             again = self._call_forward("recompute", stage, microbatch)
             self._save(again, len(forward_gives(part)), stage, microbatch)
         args = [self.pen.value(c.name, microbatch) for c in part.reads if c.backward]
-        saved = self._saved.pop((stage, microbatch))
-        return self.pen.module(f"{word}_{stage}", (saved, *args), f"{word}_{stage}{suffix(microbatch)}")
+        saved: list[Any] = [self._saved.pop((stage, microbatch))]
+        if word == "backward":
+            saved.append(self._sums_of(stage))
+        return self.pen.module(f"{word}_{stage}", (*saved, *args), f"{word}_{stage}{suffix(microbatch)}")
+
+    def _sums_of(self, stage: int) -> fx.Node | tuple[()]:
+        """The buffers of a stage that every backward adds to, made before the first."""
+        if not self.partition.parts[stage].summed:
+            return ()
+        if stage not in self._sums:
+            self._sums[stage] = self.pen.module(f"sums_{stage}", (), f"sums_{stage}")
+        return self._sums[stage]
 
     def _backward(self, stage: int, microbatch: int) -> None:
         made = self._call_backward("backward", stage, microbatch)
@@ -176,14 +189,16 @@ class Writer:
 
     def _weight_gradient(self, stage: int, microbatch: int) -> None:
         name = f"weight_gradient_{stage}{suffix(microbatch)}"
-        made = self.pen.module(f"weight_gradient_{stage}", (self._rest.pop((stage, microbatch)),), name)
+        args = (self._rest.pop((stage, microbatch)), self._sums_of(stage))
+        made = self.pen.module(f"weight_gradient_{stage}", args, name)
         _, later = halves_of(self.partition, stage)
         self._give_all(made, later, stage, microbatch)
 
     # ---- values ------------------------------------------------------------------------------------------
 
     def _give_all(self, made: fx.Node, names: Sequence[str], stage: int, microbatch: int) -> None:
-        for index, name in enumerate(names):
+        summed = self.partition.parts[stage].summed
+        for index, name in enumerate(n for n in names if n not in summed):
             value = self.pen.item(made, index, f"{name}{suffix(microbatch)}")
             self.pen.keep(name, microbatch, value)
             total = self.partition.totals.get(name)
@@ -204,6 +219,9 @@ class Writer:
 
     def _put_together(self) -> None:
         """Totals become values of the whole step."""
+        for stage, sums in self._sums.items():
+            part = self.partition.parts[stage]
+            self.pen.keep_items(sums, [n for n in backward_gives(part) if n in part.summed])
         for name, found in self._totals.items():
             placement = self.partition.totals[name].placement
             value = found[0]
@@ -227,24 +245,3 @@ class Writer:
         else:
             pending = self.pen.receive(shape, dtype, event.peer, tag, name, backward=edge.backward)
             self.pen.expect(edge.name, microbatch, pending)
-
-
-def forward_gives(part: Part) -> list[str]:
-    """The names of what a part's forward gives, in its order."""
-    return [s.name for s in _slots(part) if isinstance(s, Crossing) and not s.backward]
-
-
-def backward_gives(part: Part) -> list[str]:
-    """The names of what a part's backward gives, in its order."""
-    return [s.name for s in _slots(part) if isinstance(s, Crossing) and s.backward]
-
-
-def halves_of(partition: Partition, stage: int) -> tuple[list[str], list[str]]:
-    """What a stage's backward gives: what other stages wait for, and the rest."""
-    urgent = {e.name for e in partition.edges if e.source == stage and e.backward}
-    gives = backward_gives(partition.parts[stage])
-    return [g for g in gives if g in urgent], [g for g in gives if g not in urgent]
-
-
-def _slots(part: Part) -> tuple[Any, ...]:
-    return note(part.gm.graph.output_node()).results

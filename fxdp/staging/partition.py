@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import fx
 
 from fxdp.annotations import Crossing, ResultSlot, Site, TensorType
-from fxdp.placements import Placement
+from fxdp.placements import Partial, Placement
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,8 @@ class Part:
     """What comes from other parts."""
     gives: tuple[str, ...]
     """The names of its results, which other parts or the step's results read, in their order."""
+    summed: frozenset[str] = frozenset()
+    """Those among them that its backward adds to buffers of the step instead of giving them."""
 
 
 @dataclass
@@ -63,3 +65,13 @@ class Partition:
     """Values of micro-batches that epilogues or results read, by name."""
     results: tuple[tuple[ResultSlot, str, int], ...]
     """The program's results: slot, name of the value, stage that has it."""
+
+    def with_sums(self) -> Partition:
+        """The same for several micro-batches: what is only summed up goes into buffers of the step."""
+        urgent = {e.name for e in self.edges}
+        found: dict[int, set[str]] = {}
+        for name, total in self.totals.items():
+            if total.backward and total.placement == Partial("sum") and name not in urgent:
+                found.setdefault(total.stage, set()).add(name)
+        parts = [replace(p, summed=frozenset(found.get(s, ()))) for s, p in enumerate(self.parts)]
+        return replace(self, parts=tuple(parts))
