@@ -16,7 +16,7 @@ def program(module: nn.Module, *args: Any, ranks: int = 1, dp: int = 1, **option
     """The staged program of `module(*args)`."""
     chosen = Options(**options)
     parts = dp * chosen.microbatches
-    found = capture(module, args, {}, couple=parts > 1)
+    found = capture(module, args, {}, couple=parts > 1, own_statistics=chosen.own_statistics)
     return prepare_staged(found, resolve_mesh({"pp": ranks, "dp": dp}, "cpu"), chosen)
 
 
