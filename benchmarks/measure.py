@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from count import count
 from models import CASES, Case
 from torch import nn
 from variants import ALONE, WHOLE, Loss, make_loss
@@ -133,25 +134,13 @@ def _handed_bytes(trainer: Trainer) -> int:
     batch = trainer.batch(0)
     dist.barrier()
     before = _message_bytes(trainer)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True) as seen:
-        trainer.loss(*batch).backward()
-    prefix = f"{dist.get_backend()}:"
-    total = _message_bytes(trainer) - before
-    for event in seen.profiler.kineto_results.events():  # type: ignore[union-attr]
-        if event.name().startswith(prefix) and "barrier" not in event.name():
-            for shape, dtype in zip(event.shapes(), event.dtypes(), strict=True):
-                total += _tensor_bytes(shape, dtype)
-    return total
+    seen = count(lambda: trainer.loss(*batch).backward())
+    return seen.handed + _message_bytes(trainer) - before
 
 
 def _message_bytes(trainer: Trainer) -> int:
     links = getattr(getattr(trainer.loss, "mesh", None), "links", None)
     return 0 if links is None else int(links.messages.handed_bytes)
-
-
-def _tensor_bytes(shape: list[int], dtype: str) -> int:
-    sizes = {"float": 4, "double": 8, "c10::Half": 2, "c10::BFloat16": 2, "long": 8, "long int": 8, "int": 4}
-    return torch.Size(shape).numel() * sizes.get(dtype, 1)
 
 
 def main() -> None:

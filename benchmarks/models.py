@@ -85,6 +85,11 @@ def _text(size: int, generator: torch.Generator, length: int = 128) -> tuple[tor
     return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
 
+def _small_text(size: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+    tokens, targets = _text(size, generator, length=16)
+    return tokens % 64, targets % 64
+
+
 def _images(size: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
     images = torch.randn(size, 3, 32, 32, generator=generator)
     return images, torch.randint(10, (size,), generator=generator)
@@ -94,12 +99,41 @@ def _rows(size: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Te
     return torch.randn(size, 256, generator=generator), torch.randint(10, (size,), generator=generator)
 
 
+class UntiedGPT(GPT):
+    """The GPT with a head of its own, so that no parameter is in two stages."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__(config)
+        self.head = nn.Linear(config.width, config.vocabulary, bias=False)
+        nn.init.normal_(self.head.weight, std=0.02)
+
+    def forward(self, tokens: torch.Tensor, targets: torch.Tensor | None = None) -> torch.Tensor:
+        """The mean loss of the batch, or the logits if there are no targets."""
+        logits = self.part(tokens, 0, len(self.blocks))
+        return logits if targets is None else next_token_loss(logits, targets)
+
+    def part(self, x: torch.Tensor, begin: int, end: int) -> torch.Tensor:
+        """Blocks `begin` to `end`, with the embeddings before the first and the head after the last."""
+        if begin == 0:
+            x = self.tokens(x) + self.positions(torch.arange(x.shape[1], device=x.device))
+        for block in self.blocks[begin:end]:
+            x = block(x)
+        return self.head(self.norm(x)) if end == len(self.blocks) else x
+
+
+def next_token_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """The mean cross-entropy of all positions."""
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
 CASES = {
     case.name: case
     for case in (
         Case("gpt", lambda: GPT(GPTConfig(1024, 128, layers=6, width=256, heads=4)), _text, local_batch=4),
+        Case("gpt-untied", lambda: UntiedGPT(GPTConfig(1024, 128, 6, 256, 4)), _text, local_batch=4),
         Case("resnet", resnet, _images, local_batch=16),
         Case("mlp", mlp, _rows, local_batch=32),
+        Case("tiny-gpt", lambda: UntiedGPT(GPTConfig(64, 128, 2, 32, 2)), _small_text, local_batch=4),
         Case("tiny", lambda: mlp(3, 256), _rows, local_batch=4),  # to try the benchmark itself
     )
 }

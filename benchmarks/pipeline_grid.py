@@ -33,9 +33,12 @@ def grid(models: Sequence[str], places: Sequence[str]) -> Iterator[tuple[int, tu
     """The runs of each model and number of ranks."""
     for model, place in itertools.product(models, places):
         ranks, stages = PLACES[place]
-        yield ranks, tuple(
-            Run(model, ranks, 1, schedule, microbatches, stages, BATCHES)
-            for schedule, microbatches in itertools.product(SCHEDULES, MICROBATCHES)
+        yield (
+            ranks,
+            tuple(
+                Run(model, ranks, 1, schedule, microbatches, stages, BATCHES)
+                for schedule, microbatches in itertools.product(SCHEDULES, MICROBATCHES)
+            ),
         )
 
 
