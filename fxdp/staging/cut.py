@@ -36,10 +36,9 @@ def assign(graph: fx.Graph, phases: Phases, stages: int | Sequence[str]) -> None
     """
     forward = [n for n in graph.nodes if phases.is_own(n) and n not in phases.backward]
     starts = _starts(graph, forward, phases, stages)
-    count = len(starts) + 1
-    for index, node in enumerate(forward):
-        note(node).stage = sum(index >= start for start in starts)
-    _place_backward(graph, phases, count)
+    places = {n: i for i, n in enumerate(forward)} | _homes(graph, forward, phases)
+    for node, place in places.items():
+        note(node).stage = sum(place >= start for start in starts)
     _keep_views_at_home(graph, phases)
     _split_sums(graph, phases)
     _place_epilogue(graph, phases)
@@ -56,24 +55,45 @@ def _starts(
 def _balanced(graph: fx.Graph, forward: list[fx.Node], phases: Phases, stages: int) -> list[int]:
     """Where stages 1, 2, ... begin, so that the slowest costs least and little crosses."""
     try:
-        return list(balance(_costs(graph, forward, phases), _crossing(forward), stages))
+        return list(balance(costs(graph, forward, phases), _crossing(forward), stages))
     except StageError as error:
         raise StageError(f"stages={stages}: {error}") from error
 
 
-def _costs(graph: fx.Graph, forward: list[fx.Node], phases: Phases) -> list[float]:
-    """The cost of each forward node, with that of the backward nodes that differentiate it."""
-    found = {node: node_cost(node) for node in forward}
-    first: dict[int, fx.Node] = {}
-    for node in forward:
+def costs(graph: fx.Graph, forward: list[fx.Node], phases: Phases) -> list[float]:
+    """The cost of each forward node, with that of the backward nodes that go where it goes."""
+    found = [node_cost(node) for node in forward] or [0.0]
+    for node, home in _homes(graph, forward, phases).items():
+        found[home] += node_cost(node)
+    return found
+
+
+def _homes(graph: fx.Graph, forward: list[fx.Node], phases: Phases) -> dict[fx.Node, int]:
+    """For each backward node the number of the forward node whose stage it is on, wherever the cuts are.
+
+    That is the op it differentiates, or the home of a backward operand if that is earlier. Sums of gradients
+    name the last op of all as the one they differentiate: their operands tell where they belong.
+    """
+    position = {node: i for i, node in enumerate(forward)}
+    differentiated: dict[int, int] = {}
+    for node, i in position.items():
         number = sequence_number(node)
         if number is not None:
-            first.setdefault(number, node)
+            differentiated.setdefault(number, i)
+    homes: dict[fx.Node, int] = {}
     for node in graph.nodes:
+        if node not in phases.backward:
+            continue
+        operands = [a for a in node.all_input_nodes if a in homes or a in position]
+        if node.target is operator.getitem or node.target is ir.wait:
+            homes[node] = homes.get(operands[0], position.get(operands[0], 0))
+            continue
+        bounds = [homes[a] for a in operands if a in homes]
         number = sequence_number(node)
-        if node in phases.backward and number in first:
-            found[first[number]] += node_cost(node)
-    return list(found.values())
+        if number is not None and number in differentiated:
+            bounds.append(differentiated[number])
+        homes[node] = min(bounds or [max((position[a] for a in operands), default=max(0, len(forward) - 1))])
+    return homes
 
 
 def _crossing(forward: list[fx.Node]) -> list[float]:
@@ -145,28 +165,6 @@ def _keep_views_at_home(graph: fx.Graph, phases: Phases) -> None:
         base = node.all_input_nodes[0]
         if note(base).stage is not None and all(user is output for user in node.users):
             note(node).stage = note(base).stage
-
-
-def _place_backward(graph: fx.Graph, phases: Phases, count: int) -> None:
-    forward_stage: dict[int, int] = {}
-    for node in graph.nodes:
-        number, stage = sequence_number(node), note(node).stage
-        if number is not None and stage is not None:
-            forward_stage[number] = min(stage, forward_stage.get(number, stage))
-    for node in graph.nodes:
-        if node not in phases.backward:
-            continue
-        operands = [a for a in node.all_input_nodes if note(a).stage is not None]
-        if node.target is operator.getitem or node.target is ir.wait:
-            note(node).stage = note(operands[0]).stage
-            continue
-        bounds = [note(a).stage for a in operands if a in phases.backward]
-        number = sequence_number(node)
-        if number is not None and number in forward_stage:
-            bounds.append(forward_stage[number])
-        if not bounds:
-            bounds = [max((note(a).stage or 0 for a in operands), default=count - 1)]
-        note(node).stage = min(b for b in bounds if b is not None)
 
 
 def _split_sums(graph: fx.Graph, phases: Phases) -> None:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 from fxdp.annotations import note
+from fxdp.cost import node_cost
+from fxdp.demo.model import GPT, GPTConfig
+from fxdp.staging import recall_phases
+from fxdp.staging.cut import costs
 from fxdp.staging.kinds import VIEWS
 from tests.staging.cuts import program, staged
 
@@ -47,3 +52,22 @@ def test_the_base_of_a_larger_view_is_sent() -> None:
     cut = program(Wide(), torch.randn(4, 64, 4), stages=("b",), ranks=2)
     sent = [e for e in cut.partition.edges if not e.backward]
     assert {e.type.shape[1:] for e in sent} == {(4,)}
+
+
+@pytest.mark.parametrize("stages", [2, 3])
+def test_what_is_balanced_is_what_the_stages_do(stages: int) -> None:
+    """The costs that the cut is chosen by are those of the nodes that end up on each stage."""
+    model = GPT(GPTConfig(vocabulary=32, length=8, layers=3, width=16, heads=2))
+    tokens = torch.zeros(4, 8, dtype=torch.long)
+    graph = staged(model, tokens, tokens, ranks=stages, microbatches=2).graph
+    phases = recall_phases(graph, 2)
+    own = [n for n in graph.nodes if phases.is_own(n)]
+    forward = [n for n in own if n not in phases.backward]
+    chosen = [0.0] * stages
+    for node, cost in zip(forward, costs(graph, forward, phases), strict=True):
+        chosen[note(node).stage or 0] += cost
+    done = [0.0] * stages
+    for node in own:
+        done[note(node).stage or 0] += node_cost(node)
+    assert chosen == pytest.approx(done)
+    assert max(done) <= 1.15 * sum(done) / stages
