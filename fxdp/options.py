@@ -61,12 +61,13 @@ class Options:
 
     def _staging_faults(self) -> list[str]:
         faults = []
-        if not isinstance(self.microbatches, int) or self.microbatches < 1:
+        if not _is_count(self.microbatches):
             faults.append(f"microbatches is {self.microbatches!r}, expected an integer of at least 1")
-        if isinstance(self.stages, str):
-            faults.append(f"stages is the string {self.stages!r}, expected an int or a list of module names")
-        elif isinstance(self.stages, int) and self.stages < 1:
-            faults.append(f"stages is {self.stages!r}, expected at least 1")
+        named = isinstance(self.stages, (list, tuple)) and all(isinstance(n, str) for n in self.stages)
+        if not (self.stages is None or named or _is_count(self.stages)):
+            faults.append(
+                f"stages is {self.stages!r}, expected an integer of at least 1, or a list of module names"
+            )
         return faults
 
     @property
@@ -90,3 +91,7 @@ class Options:
         named = [f"option {f.name}={getattr(self, f.name)!r}" for f in fields(self) if f.name not in skipped]
         loss = getattr(self.loss_fn, "__qualname__", type(self.loss_fn).__qualname__)
         return [*named, f"option loss_fn={loss}"]
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1

@@ -12,7 +12,7 @@ from torch import fx
 from fxdp.annotations import Crossing, ResultSlot, Tangent, TensorType, note
 from fxdp.capture import Captured
 from fxdp.compiler import copy_graph, global_passes
-from fxdp.errors import StageError
+from fxdp.errors import MeshError, StageError
 from fxdp.mesh import DataMesh
 from fxdp.options import Options
 from fxdp.pass_manager import Level, Pass, PassManager
@@ -58,14 +58,30 @@ def stage_count(options: Options, mesh: DataMesh) -> int | tuple[str, ...]:
     return stages if isinstance(stages, int) else tuple(stages)
 
 
+def check_options(options: Options) -> None:
+    """Refuse options that do not go with stages or micro-batches.
+
+    Raises
+    ------
+    MeshError : `rng="single-device"`.
+    """
+    if options.single_device_rng:
+        raise MeshError(
+            'rng="single-device" draws all numbers of the batch in the order of one device, which stages '
+            'and micro-batches do not keep; expected rng="sharded" with a pp axis or microbatches > 1'
+        )
+
+
 def prepare_staged(captured: Captured, mesh: DataMesh, options: Options) -> StagedProgram:
     """Run the passes and cut the program.
 
     Raises
     ------
+    MeshError : see `check_options`.
     StageError : no loss in the graph, no such stages, or a model that cannot run in micro-batches.
     PlacementError : with `strict=True`, an op would run replicated because it has no rule.
     """
+    check_options(options)
     loss = keep_loss_tangent(captured.gm.graph)
     parts = mesh if options.microbatches == 1 else mesh.in_parts(options.microbatches)
     dump_dir = Path(options.dump_dir) if options.dump_dir is not None and mesh.rank == 0 else None

@@ -10,10 +10,9 @@ from torch import Tensor, fx, nn
 from fxdp.annotations import Buffer, Mutation, Parameter, note
 from fxdp.capture import Captured
 from fxdp.compiler import LocalProgram
-from fxdp.errors import MeshError
 from fxdp.mesh import DataMesh
 from fxdp.options import Options
-from fxdp.pipeline import StagedProgram, prepare_staged
+from fxdp.pipeline import StagedProgram, check_options, prepare_staged
 from fxdp.pipeline.layout import Layout
 from fxdp.pipeline.lower import Lowering, modules_of
 from fxdp.rules.randomness import node_draws
@@ -32,11 +31,7 @@ class StagedPrograms(Programs):
 
     def __init__(self, module: nn.Module, mesh: DataMesh, options: Options) -> None:
         super().__init__(module, mesh, options)
-        if options.single_device_rng:
-            raise MeshError(
-                'rng="single-device" draws all numbers of the batch in the order of one device, which stages '
-                'and micro-batches do not keep; expected rng="sharded" with a pp axis or microbatches > 1'
-            )
+        check_options(options)
         self._lowerings: dict[int, Lowering] = {}
 
     _differentiable = "loss"
