@@ -1,0 +1,143 @@
+"""The plain training loop over pipeline stages, beside one eager device: everything that a step may hold."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn import functional as F
+
+import fxdp
+from fxdp.lockstep import difference
+from tests.exactness.models import part, twin_of, worst_error
+from tests.pipeline.runs import captured_once
+from tests.ranks import RankPool
+
+
+class Everything(nn.Module):
+    """A tied head, a frozen layer with a low-rank one beside it, an unused parameter, a buffer that counts,
+    inputs of all kinds that several stages read, and outputs of several stages.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(11, 6)
+        self.frozen = nn.Linear(6, 6).requires_grad_(False)
+        self.down, self.up = nn.Linear(6, 2, bias=False), nn.Linear(2, 6, bias=False)
+        self.mix, self.norm = nn.Linear(6, 6), nn.LayerNorm(6)
+        self.unused = nn.Parameter(torch.ones(3))
+        self.head = nn.Linear(6, 11, bias=False)
+        self.head.weight = self.embed.weight
+        self.register_buffer("steps", torch.zeros((), dtype=torch.long))
+
+    def forward(
+        self, ids: Tensor, labels: Tensor, *, keep: Tensor, table: Tensor, scale: Tensor,
+        extra: Tensor | None = None, power: int = 1,
+    ) -> dict[str, Any]:  # fmt: skip
+        early = self.embed(ids) * keep.unsqueeze(-1)
+        hidden = early + self.frozen(early) + self.up(self.down(early))
+        if self.training:
+            self.steps += 1
+            hidden = hidden * 1.5
+        hidden = torch.tanh(hidden @ table) * scale + (0 if extra is None else extra)
+        hidden = (hidden + self.mix(hidden.cumsum(1)).relu()) * keep.unsqueeze(-1)
+        logits = self.head(self.norm(hidden)) ** power
+        loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+        kept = keep.sum(1)
+        return {"loss": loss, "logits": logits, "early": early, "kept": kept, "nothing": None, "power": power}
+
+
+def _batch(size: int) -> dict[str, Any]:
+    """Few valid labels, very unevenly; the first samples, a micro-batch, have none."""
+    ids, keep = torch.randint(0, 11, (size, 5)), torch.rand(size, 5) > 0.2
+    labels = torch.where(torch.rand(size, 5) < 0.5, -100, ids.roll(-1, 1))
+    labels[:2] = -100
+    labels[-1] = ids[-1]
+    return {"ids": ids, "labels": labels, "keep": keep}
+
+
+def _shared() -> dict[str, Any]:
+    return {"table": torch.eye(6) + 0.1, "scale": torch.tensor(0.7), "extra": None, "power": 1}
+
+
+_DIMS = {"ids": 0, "labels": 0, "keep": 0, "table": None, "scale": None, "extra": None, "power": None}
+
+
+def _mesh(pp: int) -> Any:
+    return init_device_mesh("cpu", (pp, dist.get_world_size() // pp), mesh_dim_names=("pp", "dp"))
+
+
+def _own(whole: dict[str, Any], split: tuple[int, ...], rank: int) -> dict[str, Any]:
+    return {name: part(value, split, rank) for name, value in whole.items()}
+
+
+# ---- several steps of one loop ----
+
+_LOOPS: dict[str, dict[str, Any]] = {
+    "1f1b": {"microbatches": 4},
+    "zero bubble, recomputed": {"schedule": "zero-bubble", "microbatches": 2, "checkpoint": "always"},
+    "interleaved": {"schedule": "interleaved", "stages": 4, "microbatches": 3},
+}
+
+
+def _loop(options: dict[str, Any], batches: tuple[tuple[int, ...], ...]) -> tuple[float, list[Any]]:
+    """Train with AdamW and clipping, with validation in between; the worst error, and the final state."""
+    torch.set_default_dtype(torch.float64)
+    model = Everything()
+    twin = twin_of(model)
+    compiled = fxdp.compile(model, _mesh(2), compute="eager", batch_dims=((), _DIMS), **options)
+    optimizers = [torch.optim.AdamW(m.parameters(), 1e-2, eps=1e-3) for m in (compiled, twin)]
+    rank, errors = compiled.mesh.rank, []
+    for step, split in enumerate(batches):
+        torch.manual_seed(step)
+        whole = _batch(sum(split))
+        given = [(compiled, _own(whole, split, rank)), (twin, whole)]
+        outputs = [net(**own, **_shared()) for net, own in given]
+        for output in outputs:
+            (output["loss"] * 0.5).backward()
+        errors.append(worst_error(model, outputs[0], twin, outputs[1], split, rank))
+        norms = [nn.utils.clip_grad_norm_(net.parameters(), 0.1) for net, _ in given]
+        errors.append(difference(norms[0], norms[1]))
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=step % 2 == 0)
+        if step != 1:
+            errors.append(_validate(compiled, twin, split))
+    assert compiled.state_dict().keys() == twin.state_dict().keys()
+    assert model.unused.grad is None
+    assert model.frozen.weight.grad is None
+    state = [value.tolist() for value in compiled.state_dict().values()]
+    pairs = zip(compiled.state_dict().values(), twin.state_dict().values(), strict=True)
+    return max(*errors, *(difference(a, b) for a, b in pairs)), state
+
+
+def _validate(compiled: fxdp.CompiledModule, twin: nn.Module, split: tuple[int, ...]) -> float:
+    """The worst error of all outputs in evaluation mode."""
+    whole = _batch(sum(split))
+    given = [(compiled, _own(whole, split, compiled.mesh.rank)), (twin, whole)]
+    for net, _ in given:
+        net.zero_grad()
+        net.eval()
+    with torch.no_grad():
+        outputs = [net(**own, **_shared()) for net, own in given]
+    for net, _ in given:
+        net.train()
+    assert not outputs[0]["logits"].requires_grad
+    return worst_error(compiled, outputs[0], twin, outputs[1], split, compiled.mesh.rank)
+
+
+def _loops(names: tuple[str, ...], batches: tuple[tuple[int, ...], ...]) -> list[tuple[float, list[Any]]]:
+    with captured_once():
+        return [_loop(_LOOPS[name], batches) for name in names]
+
+
+def test_steps_of_adamw_with_clipping_and_validation(ranks: RankPool) -> None:
+    """Errors against one device, and all ranks end with the same bits."""
+    cases = ((2, tuple(_LOOPS), ((8,), (7,), (6,))), (4, ("1f1b",), ((4, 4), (3, 4), (6, 0))))
+    for world, names, batches in cases:
+        for found in zip(*ranks.run(world, _loops, names, batches, timeout=200), strict=True):
+            assert max(error for error, _ in found) <= 1e-9
+            assert all(state == found[0][1] for _, state in found)
