@@ -20,6 +20,10 @@ _WINDOW = 2
 """Sends to one rank that may be under way before the oldest is waited for."""
 
 
+Origin = tuple[int, int]
+"""The stage and micro-batch of the forward that made a value."""
+
+
 @dataclass(frozen=True)
 class Sent:
     """One transfer between pipeline ranks, of one micro-batch or (None) of the step, for the plan."""
@@ -45,7 +49,7 @@ class Pen:
     sent: list[Sent] = field(default_factory=list)
     _values: dict[tuple[str, int | None], fx.Node] = field(default_factory=dict)
     _pending: dict[tuple[str, int | None], fx.Node] = field(default_factory=dict)
-    _under_way: dict[int, list[fx.Node]] = field(default_factory=dict)
+    _under_way: dict[int, list[tuple[fx.Node, Origin | None]]] = field(default_factory=dict)
 
     def module(self, target: str, args: tuple[Any, ...], name: str) -> fx.Node:
         """A call of one of the program's modules."""
@@ -80,13 +84,23 @@ class Pen:
         """The shape of this rank's value."""
         return [evaluate(size, self.sizes[microbatch]) for size in local_shape(type_, placement)]
 
-    def send(self, value: fx.Node, peer: int, tag: int, name: str, *, backward: bool) -> None:
+    def send(
+        self, value: fx.Node, peer: int, tag: int, name: str, *, backward: bool, origin: Origin | None = None
+    ) -> None:
         """Start a send, after waiting for all but the last few to that rank."""
         under_way = self._under_way.setdefault(peer, [])
         if len(under_way) >= _WINDOW:
-            self.function(transport.wait_sent, (under_way.pop(0),), "sent")
+            self.function(transport.wait_sent, (under_way.pop(0)[0],), "sent")
         target = "send_backward" if backward else "send_forward"
-        under_way.append(self.module(target, (value, peer, tag), f"send_{name}_to{peer}"))
+        node = self.module(target, (value, peer, tag), f"send_{name}_to{peer}")
+        under_way.append((node, origin))
+
+    def settle(self, origin: Origin) -> None:
+        """Let go of what a forward sent: its backward begins, so all who needed it have it."""
+        for under_way in self._under_way.values():
+            for item in [i for i in under_way if i[1] == origin]:
+                under_way.remove(item)
+                self.function(transport.wait_sent, (item[0],), "sent")
 
     def receive(
         self, shape: list[int], dtype: torch.dtype, peer: int, tag: int, name: str, *, backward: bool
@@ -109,7 +123,7 @@ class Pen:
     def wait_all_sent(self) -> None:
         """Nothing sent is under way when the step ends."""
         for under_way in self._under_way.values():
-            for node in under_way:
+            for node, _ in under_way:
                 self.function(transport.wait_sent, (node,), "sent")
 
 

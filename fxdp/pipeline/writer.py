@@ -163,6 +163,7 @@ class Writer:
             again = self._call_forward("recompute", stage, microbatch)
             self._save(again, len(forward_gives(part)), stage, microbatch)
         args = [self.pen.value(c.name, microbatch) for c in part.reads if c.backward]
+        self.pen.settle((stage, microbatch))
         saved: list[Any] = [self._saved.pop((stage, microbatch))]
         if word == "backward":
             saved.append(self._sums_of(stage))
@@ -239,7 +240,8 @@ class Writer:
         shape = self.pen.shape(edge.type, edge.placement, microbatch)
         if event.end is End.SEND:
             value = self.pen.value(edge.name, microbatch)
-            self.pen.send(value, event.peer, tag, name, backward=edge.backward)
+            origin = None if edge.backward or microbatch is None else (edge.source, microbatch)
+            self.pen.send(value, event.peer, tag, name, backward=edge.backward, origin=origin)
             ends = (self.pen.rank, event.peer)
             self.pen.record(edge.name, ends, microbatch, shape, dtype, backward=edge.backward)
         else:
