@@ -1,0 +1,192 @@
+"""What pipeline ranks send one another: each value once, the bytes of the plan, every dtype."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+import fxdp
+from fxdp.runtime import transport
+from tests.exactness.models import gradient_errors, step_both, twin_of
+from tests.pipeline.models import Skips, skips
+from tests.pipeline.runs import captured_once
+from tests.ranks import RankPool
+
+SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble")
+
+
+def _mesh(pp: int, names: tuple[str, str] = ("pp", "dp")) -> Any:
+    sizes = {"pp": pp, **dict.fromkeys(set(names) - {"pp"}, dist.get_world_size() // pp)}
+    return torch.distributed.device_mesh.init_device_mesh(
+        "cpu", tuple(sizes[n] for n in names), mesh_dim_names=names
+    )
+
+
+# ---- bytes ----
+
+
+def _count_sent(schedule: str, batch: int, gradients: str) -> tuple[int, int, int]:
+    """Bytes that this rank sends, those of all ranks in the plan, how often one value is sent at most."""
+    sent: list[int] = []
+    isend = dist.isend
+
+    def counted(value: Tensor, *args: Any, **options: Any) -> Any:
+        sent.append(value.nbytes)
+        return isend(value, *args, **options)
+
+    options: dict[str, Any] = {"stages": 6} if schedule == "interleaved" else {}
+    compiled = fxdp.compile(
+        Skips(), _mesh(3), microbatches=4, schedule=schedule, gradients=gradients, compute="eager", **options
+    )
+    with mock.patch.object(transport.dist, "isend", counted):
+        compiled(**skips(batch))["loss"].backward()
+    planned = sum(row.bytes for row in compiled.plan.communication if row.op == "send")
+    graph = compiled.program.graph
+    sends = [n for t in ("send_forward", "send_backward") for n in graph.find_nodes(op="call_module", target=t)]
+    often = Counter((node.args[0], node.args[1]) for node in sends)
+    return sum(sent), planned, max(often.values())
+
+
+def _count_all() -> list[tuple[int, int, int]]:
+    cases = [("gpipe", 8), ("1f1b", 7), ("interleaved", 8), ("zero-bubble", 3)]
+    with captured_once():
+        return [_count_sent(name, batch, kind) for name, batch in cases for kind in ("everywhere", "owner")]
+
+
+def test_bytes_of_the_plan_are_those_sent_and_nothing_is_sent_twice(ranks: RankPool) -> None:
+    for found in zip(*ranks.run(3, _count_all), strict=True):
+        total = sum(sent for sent, _, _ in found)
+        assert total > 0
+        assert all(planned == total for _, planned, _ in found)
+        assert all(often == 1 for _, _, often in found)
+
+
+# ---- dtypes, and values without a gradient ----
+
+
+class Types(nn.Module):
+    """Stages hand over half, bfloat16, complex, integer and boolean values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+        self.table = nn.Parameter(torch.randn(4, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = self.a(x)
+        half, brain, chosen = first.half(), first.sin().bfloat16(), first.argmax(-1)
+        positive, turned = first > 0, torch.complex(first, first * 2)
+        hidden = self.b(first) + half.double() + self.table[chosen]
+        hidden = torch.where(positive, hidden, hidden * 0.1) + turned.abs()
+        return (self.c(hidden + brain.double()) * turned.angle()).square().mean()
+
+
+def _types() -> float:
+    torch.set_default_dtype(torch.float64)
+    errors = []
+    for schedule in ("1f1b", "zero-bubble"):
+        torch.manual_seed(0)
+        model, x = Types(), torch.randn(5, 4)
+        twin = twin_of(model)
+        compiled = fxdp.compile(
+            model, _mesh(3), stages=["b", "c"], microbatches=2, schedule=schedule, compute="eager"
+        )
+        errors.append(step_both(compiled, twin, ((x,), {}), None, [5], 0))
+        dtypes = {str(edge.type.dtype) for edge in compiled._last().local.partition.edges}
+        expected = {"float16", "bfloat16", "int64", "bool", "complex128"}
+        assert {f"torch.{name}" for name in expected} <= dtypes, dtypes
+    return max(errors)
+
+
+def test_values_of_every_dtype(ranks: RankPool) -> None:
+    assert max(ranks.run(3, _types)) <= 1e-9
+
+
+# ---- which ranks get gradients; meshes ----
+
+
+def _owned() -> tuple[list[str], float]:
+    """The parameters of which this rank has a gradient, and the worst error among them."""
+    torch.manual_seed(0)
+    model = Skips().double()
+    twin = twin_of(model)
+    compiled = fxdp.compile(model, _mesh(2), gradients="owner", microbatches=2, compute="eager")
+    whole = {k: v.double() if v.is_floating_point() else v for k, v in skips(6).items()}
+    own = {k: v[3 * compiled.mesh.rank :][:3] for k, v in whole.items()}
+    (compiled(**own)["loss"] * 2).backward()
+    (twin(**whole)["loss"] * 2).backward()
+    names = [name for name, p in model.named_parameters() if p.grad is not None]
+    for name, parameter in twin.named_parameters():
+        if name not in names:
+            parameter.grad = None
+    return names, max(gradient_errors(model, twin))
+
+
+def test_gradients_of_owners_only(ranks: RankPool) -> None:
+    """Rank 0 and 1 are the first stage: all data ranks of a stage own its parameters, no other stage does."""
+    found = ranks.run(4, _owned)
+    names = [set(owned) for owned, _ in found]
+    assert names[0] == names[1]
+    assert names[2] == names[3]
+    assert not names[0] & names[2]
+    assert names[0] | names[2] == {name for name, _ in Skips().named_parameters()}
+    assert max(error for _, error in found) <= 1e-9
+
+
+def _meshes() -> list[float]:
+    errors = []
+    with captured_once():
+        for names in (("dp", "pp"), ("pp", "dp_replicate"), ("dp_replicate", "pp")):
+            torch.manual_seed(0)
+            model = Skips().double()
+            twin = twin_of(model)
+            compiled = fxdp.compile(model, _mesh(2, names), microbatches=2, compute="eager")
+            whole = {k: v.double() if v.is_floating_point() else v for k, v in skips(7).items()}
+            errors.append(step_both(compiled, twin, ((), whole), None, [5, 2], compiled.mesh.rank))
+    return errors
+
+
+def test_axes_in_any_order(ranks: RankPool) -> None:
+    assert max(map(max, ranks.run(4, _meshes))) <= 1e-9
+
+
+# ---- accumulation, and a loss function ----
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layers(x)
+        return out
+
+
+def _accumulated() -> float:
+    """Two batches of different sizes, the second with its loss and its targets of one value."""
+    torch.set_default_dtype(torch.float64)
+    model = Net()
+    twin = twin_of(model)
+    loss = nn.functional.cross_entropy
+    compiled = fxdp.compile(model, _mesh(2), loss_fn=loss, microbatches=3, compute="eager")
+    for number, batch in enumerate((5, 4)):
+        torch.manual_seed(number)
+        x, y = torch.randn(batch, 6), torch.randint(0, 5, (batch,))
+        y[0] = -100
+        (compiled(x, target=y) / 2).backward()
+        (loss(twin(x), y) / 2).backward()
+    errors = gradient_errors(model, twin)
+    twin.zero_grad()
+    pointers = {p.grad.data_ptr() for p in model.parameters() if p.grad is not None}
+    assert len(pointers) == len(list(model.parameters()))  # no two gradients are one tensor
+    return max(errors)
+
+
+def test_accumulation_over_calls_with_a_loss_function(ranks: RankPool) -> None:
+    assert max(ranks.run(2, _accumulated)) <= 1e-9
