@@ -47,7 +47,8 @@ def _count_sent(schedule: str, batch: int, gradients: str) -> tuple[int, int, in
         compiled(**skips(batch))["loss"].backward()
     planned = sum(row.bytes for row in compiled.plan.communication if row.op == "send")
     graph = compiled.program.graph
-    sends = [n for t in ("send_forward", "send_backward") for n in graph.find_nodes(op="call_module", target=t)]
+    ways = ("send_forward", "send_backward")
+    sends = [node for way in ways for node in graph.find_nodes(op="call_module", target=way)]
     often = Counter((node.args[0], node.args[1]) for node in sends)
     return sum(sent), planned, max(often.values())
 
