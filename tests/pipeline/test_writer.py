@@ -48,11 +48,11 @@ def test_gpipe() -> None:
     assert_expected_inline(_programs("gpipe", ["b"]), """\
 rank 0:
 batch forward_0_mb0 send_relu_mb0_to1 forward_0_mb1 send_relu_mb1_to1 receive_mm_3_mb0_from1
-mm_3_mb0 backward_0_mb0 receive_mm_3_mb1_from1 mm_3_mb1 backward_0_mb1 total_t_8 finish_0
-results_of0 send_results_of0_to1 receive_results_from1 results_of1 unpacked_of1
+mm_3_mb0 sums_0 backward_0_mb0 receive_mm_3_mb1_from1 mm_3_mb1 backward_0_mb1 finish_0 results_of0
+send_results_of0_to1 receive_results_from1 results_of1 unpacked_of1
 rank 1:
 batch receive_relu_mb0_from0 receive_relu_mb1_from0 relu_mb0 forward_1_mb0 relu_mb1 forward_1_mb1
-total_sum_1 backward_1_mb0 send_mm_3_mb0_to0 backward_1_mb1 total_t_5 send_mm_3_mb1_to0 finish_1
+total_sum_1 sums_1 backward_1_mb0 send_mm_3_mb0_to0 backward_1_mb1 send_mm_3_mb1_to0 finish_1
 receive_results_from0 results_of0 unpacked_of0 results_of1 send_results_of1_to0""")
 
 
@@ -60,12 +60,12 @@ def test_1f1b() -> None:
     assert_expected_inline(_programs("1f1b", ["b"]), """\
 rank 0:
 batch forward_0_mb0 send_relu_mb0_to1 forward_0_mb1 send_relu_mb1_to1 receive_mm_3_mb0_from1
-mm_3_mb0 backward_0_mb0 receive_mm_3_mb1_from1 mm_3_mb1 backward_0_mb1 total_t_8 finish_0
-results_of0 send_results_of0_to1 receive_results_from1 results_of1 unpacked_of1
+mm_3_mb0 sums_0 backward_0_mb0 receive_mm_3_mb1_from1 mm_3_mb1 backward_0_mb1 finish_0 results_of0
+send_results_of0_to1 receive_results_from1 results_of1 unpacked_of1
 rank 1:
-batch receive_relu_mb0_from0 receive_relu_mb1_from0 relu_mb0 forward_1_mb0 backward_1_mb0
-send_mm_3_mb0_to0 relu_mb1 forward_1_mb1 total_sum_1 backward_1_mb1 total_t_5 send_mm_3_mb1_to0
-finish_1 receive_results_from0 results_of0 unpacked_of0 results_of1 send_results_of1_to0""")
+batch receive_relu_mb0_from0 receive_relu_mb1_from0 relu_mb0 forward_1_mb0 sums_1 backward_1_mb0
+send_mm_3_mb0_to0 relu_mb1 forward_1_mb1 total_sum_1 backward_1_mb1 send_mm_3_mb1_to0 finish_1
+receive_results_from0 results_of0 unpacked_of0 results_of1 send_results_of1_to0""")
 
 
 def test_interleaved() -> None:
@@ -73,10 +73,11 @@ def test_interleaved() -> None:
 rank 0:
 batch forward_0_mb0 send_mm_mb0_to1 forward_0_mb1 send_mm_mb1_to1 receive_relu_mb0_from1 relu_mb0
 forward_2_mb0 send_mm_1_mb0_to1 receive_relu_mb1_from1 relu_mb1 forward_2_mb1 send_mm_1_mb1_to1
-receive_expand_mb0_from1 expand_mb0 backward_2_mb0 send_mm_3_mb0_to1 receive_expand_mb1_from1
-expand_mb1 backward_2_mb1 total_t_5 send_mm_3_mb1_to1 receive_threshold_backward_mb0_from1
-threshold_backward_mb0 backward_0_mb0 receive_threshold_backward_mb1_from1 threshold_backward_mb1
-backward_0_mb1 total_t_8 finish_2 finish_0 receive_results_from1 results_of1 unpacked_of1
+receive_expand_mb0_from1 expand_mb0 sums_2 backward_2_mb0 send_mm_3_mb0_to1 receive_expand_mb1_from1
+expand_mb1 backward_2_mb1 send_mm_3_mb1_to1 receive_threshold_backward_mb0_from1
+threshold_backward_mb0 sums_0 backward_0_mb0 receive_threshold_backward_mb1_from1
+threshold_backward_mb1 backward_0_mb1 finish_2 finish_0 receive_results_from1 results_of1
+unpacked_of1
 rank 1:
 batch receive_mm_mb0_from0 receive_mm_mb1_from0 mm_mb0 forward_1_mb0 send_relu_mb0_to0
 receive_mm_1_mb0_from0 mm_mb1 forward_1_mb1 send_relu_mb1_to0 receive_mm_1_mb1_from0 mm_1_mb0
@@ -90,13 +91,12 @@ def test_zero_bubble() -> None:
     assert_expected_inline(_programs("zero-bubble", ["b"], gradients="owner"), """\
 rank 0:
 batch forward_0_mb0 send_relu_mb0_to1 forward_0_mb1 send_relu_mb1_to1 receive_mm_3_mb0_from1
-mm_3_mb0 input_gradient_0_mb0 weight_gradient_0_mb0 receive_mm_3_mb1_from1 mm_3_mb1
-input_gradient_0_mb1 weight_gradient_0_mb1 total_t_8 finish_0 receive_results_from1 results_of1
-unpacked_of1
+mm_3_mb0 input_gradient_0_mb0 sums_0 weight_gradient_0_mb0 receive_mm_3_mb1_from1 mm_3_mb1
+input_gradient_0_mb1 weight_gradient_0_mb1 finish_0 receive_results_from1 results_of1 unpacked_of1
 rank 1:
 batch receive_relu_mb0_from0 receive_relu_mb1_from0 relu_mb0 forward_1_mb0 input_gradient_1_mb0
-send_mm_3_mb0_to0 relu_mb1 forward_1_mb1 total_sum_1 input_gradient_1_mb1 send_mm_3_mb1_to0
-weight_gradient_1_mb0 weight_gradient_1_mb1 total_t_5 finish_1 results_of1 send_results_of1_to0""")
+send_mm_3_mb0_to0 relu_mb1 forward_1_mb1 total_sum_1 input_gradient_1_mb1 send_mm_3_mb1_to0 sums_1
+weight_gradient_1_mb0 weight_gradient_1_mb1 finish_1 results_of1 send_results_of1_to0""")
 
 
 def test_recomputation() -> None:
@@ -105,4 +105,4 @@ def test_recomputation() -> None:
     assert [w for w in words if w.startswith("recompute")] == ["recompute_0_mb0", "recompute_1_mb0"]
     at = words.index("recompute_0_mb0")
     assert words[at - 1].startswith("receive_mm_3_mb0")
-    assert words[at + 1 : at + 3] == ["mm_3_mb0", "backward_0_mb0"]
+    assert words[at + 1 : at + 4] == ["mm_3_mb0", "sums_0", "backward_0_mb0"]
