@@ -38,3 +38,23 @@ def test_a_product_is_never_stored_unless_something_reads_it() -> None:
     # the gradient of a weight is fused; one seen transposed, or read by another op, is added
     assert sorted(map(str, into)) == ["aten.add_.Tensor"] * 4 + ["aten.addmm_.default"]
     assert sum(n.target is aten.mm.default for n in changed.graph.nodes) == 2
+
+
+def test_one_product_can_be_several_results() -> None:
+    def backward(x: Tensor) -> tuple[Tensor, ...]:
+        product = aten.mm.default(x, x)
+        return product, product, aten.t.default(aten.t.default(product))
+
+    x = torch.randn(3, 3)
+    changed = add_to_buffers(fx.symbolic_trace(backward), (0, 2))
+    buffers = [torch.zeros(3, 3), torch.zeros(3, 3)]
+    rest = changed(x, *buffers)
+    for found in (*rest, *buffers):
+        torch.testing.assert_close(found, x @ x)
+
+
+def test_a_constant_needs_no_other_input() -> None:
+    changed = add_to_buffers(fx.symbolic_trace(lambda: (aten.ones.default([2]),)), (0,))
+    buffer = torch.ones(2)
+    assert changed(buffer) == ()
+    assert buffer.tolist() == [2, 2]
