@@ -20,21 +20,27 @@ from tests.ranks import RankPool
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 
 
-def _unet_curve(*options: str) -> list[float]:
-    """The losses that the example prints, run in this process as torchrun would."""
+def _shown(name: str, *options: str) -> str:
+    """What an example prints, run in this process as torchrun would."""
     variables = {}
     if dist.is_initialized():
         rank, ranks = str(dist.get_rank()), str(dist.get_world_size())
         variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks}
         variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}  # not used: there is a process group
     shown = io.StringIO()
-    given = ["skippable_unet.py", "--epochs", "2", "--images", "150", *options]
     with contextlib.ExitStack() as stack:
-        stack.enter_context(mock.patch.object(sys, "argv", given))
+        stack.enter_context(mock.patch.object(sys, "argv", [name, *options]))
+        stack.enter_context(mock.patch.object(sys, "path", [str(EXAMPLES), *sys.path]))
         stack.enter_context(mock.patch.dict(os.environ, variables))
         stack.enter_context(contextlib.redirect_stdout(shown))
-        runpy.run_path(str(EXAMPLES / "skippable_unet.py"), run_name="__main__")
-    return [float(loss) for loss in re.findall(r"loss ([\d.]+)", shown.getvalue())]
+        runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+    return shown.getvalue()
+
+
+def _unet_curve(*options: str) -> list[float]:
+    """The losses that the U-Net prints."""
+    shown = _shown("skippable_unet.py", "--epochs", "2", "--images", "150", *options)
+    return [float(loss) for loss in re.findall(r"loss ([\d.]+)", shown)]
 
 
 def test_the_unet_has_the_same_curve_plain_and_on_two_ranks(ranks: RankPool) -> None:
@@ -63,3 +69,29 @@ def test_an_op_of_ones_own_is_proven_and_sends_only_its_gradient(capfd: pytest.C
     losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", shown)]
     assert losses == sorted(losses, reverse=True)
     assert len(losses) == 5
+
+
+def _pipeline(ranks: RankPool, world: int, name: str, *options: str) -> str:
+    """What an example over stages prints, after a check that its losses are those of one device."""
+    shown, *others = ranks.run(
+        world, _shown, name, "--steps", "2", "--compute", "eager", *options, timeout=240
+    )
+    assert others == [""] * (world - 1)
+    pairs = re.findall(r"loss ([\d.]+), on one device ([\d.]+)", shown)
+    assert len(pairs) == 2
+    for loss, expected in pairs:
+        assert float(loss) == pytest.approx(float(expected), rel=1e-5)
+    (furthest,) = re.findall(r"equal those of one device to ([\de.+-]+)", shown)
+    assert float(furthest) < 1e-5
+    return shown
+
+
+def test_skips_of_the_unet_go_past_the_stage_in_between(ranks: RankPool) -> None:
+    shown = _pipeline(ranks, 3, "unet_pipeline.py", "--schedule", "gpipe")
+    assert len(re.findall(r"forward: \w+ from pipeline rank 0 to 2, skip skip@", shown)) == 2
+
+
+def test_a_gpt_in_two_stages(ranks: RankPool) -> None:
+    shown = _pipeline(ranks, 2, "gpt_pipeline.py")
+    assert "stage 1 on rank 1" in shown
+    assert "rank 0: F0 F1 .  .  B0 B0 F2" in shown
