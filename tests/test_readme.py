@@ -34,13 +34,28 @@ def test_both_commands_set_up_by_themselves() -> None:
     assert _command("demo").endswith("&& .venv/bin/fxdp demo")
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("block", re.findall(r"```python\n(.*?)```", README, re.DOTALL))
-def test_the_example_runs(block: str, ranks: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    program = tmp_path / "train.py"
+EXAMPLE, PIPELINE = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+
+
+def _printed(block: str, ranks: int, folder: Path, capfd: pytest.CaptureFixture[str]) -> str:
+    program = folder / "train.py"
     program.write_text(block)
     assert launch([sys.executable, str(program)], ranks, timeout=240) == 0
-    assert ("all_reduce" in capfd.readouterr().out) == (ranks > 1)
+    return capfd.readouterr().out
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_example_runs(ranks: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert ("all_reduce" in _printed(EXAMPLE, ranks, tmp_path, capfd)) == (ranks > 1)
+
+
+def test_the_pipeline_runs(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    block = PIPELINE.replace('schedule="1f1b"', 'schedule="1f1b", compute="eager"')  # quicker to compile
+    assert block != PIPELINE
+    shown = _printed(block, 2, tmp_path, capfd)
+    assert "rank 1: .  F0 B0 B0 F1 B1 B1 F2 B2 B2 F3 B3 B3" in shown
+    assert "op='send'" in shown
+    assert "forward_0_mb3 = self.forward_0(microbatch_3)" in shown
 
 
 def test_the_skips_run() -> None:
