@@ -82,6 +82,7 @@ def prepare_staged(captured: Captured, mesh: DataMesh, options: Options) -> Stag
     PlacementError : with `strict=True`, an op would run replicated because it has no rule.
     """
     check_options(options)
+    outputs = {slot.index for n in captured.gm.graph.nodes if isinstance(slot := note(n).slot, Tangent)}
     loss = keep_loss_tangent(captured.gm.graph)
     parts = mesh if options.microbatches == 1 else mesh.in_parts(options.microbatches)
     dump_dir = Path(options.dump_dir) if options.dump_dir is not None and mesh.rank == 0 else None
@@ -103,6 +104,7 @@ def prepare_staged(captured: Captured, mesh: DataMesh, options: Options) -> Stag
     return StagedProgram(
         captured, gm, mesh, options, causes, manager.seconds, nodes,
         partition=replace(partition, epilogues=epilogues), loss=loss,
+        not_differentiated=frozenset({*captured.detached, *outputs} - {loss}),
         schedule=schedule if loss is not None else schedule.forward_only(),
     )  # fmt: skip
 

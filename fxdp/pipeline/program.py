@@ -24,6 +24,8 @@ class StagedProgram(LocalProgram):
     schedule: Schedule = field(default_factory=lambda: cast(Schedule, None))
     loss: int | None = None
     """The output whose backward the step contains; None without a backward."""
+    not_differentiated: frozenset[int] = frozenset()
+    """Other outputs that depend on parameters: the step has no backward for them."""
 
     def writer(self, layout: Layout, rank: int) -> Writer:
         """What writes the program of one pipeline rank."""

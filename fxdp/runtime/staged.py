@@ -72,7 +72,7 @@ class StagedPrograms(Programs):
             {s: self._module.get_parameter(s.name) for s in slots if isinstance(s, Parameter)},
             {s: self._module.get_buffer(s.name) for s in buffers},
             local.loss,
-            frozenset(local.captured.detached),
+            local.not_differentiated,
             any(map(node_draws, local.gm.graph.nodes)),
         )
 
