@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 import fxdp
 from fxdp.lockstep import difference
-from tests.exactness.models import part, twin_of, worst_error
+from tests.exactness.models import gradient_errors, part, twin_of, worst_error
 from tests.pipeline.runs import captured_once
 from tests.ranks import RankPool
 
@@ -141,3 +141,42 @@ def test_steps_of_adamw_with_clipping_and_validation(ranks: RankPool) -> None:
         for found in zip(*ranks.run(world, _loops, names, batches, timeout=200), strict=True):
             assert max(error for error, _ in found) <= 1e-9
             assert all(state == found[0][1] for _, state in found)
+
+
+# ---- gradients of inputs, and of parameters that are always added ----
+
+
+class Sums(nn.Module):
+    """The gradients of `a` and `b` are one value, made on two stages; `w` has no batch dim."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Parameter(torch.randn(5)), nn.Parameter(torch.randn(5))
+        self.first, self.last = nn.Linear(5, 5), nn.Linear(5, 5)
+
+    def forward(self, x: Tensor, w: Tensor) -> Tensor:
+        hidden = self.first(x * (self.a + self.b))
+        hidden = self.last(hidden.tanh()) + hidden * w + (self.a + self.b)
+        return hidden.square().mean() + self.last.weight.square().sum()
+
+
+def _input_gradients() -> float:
+    torch.set_default_dtype(torch.float64)
+    model, x, w = Sums(), torch.randn(5, 5), torch.randn(5)
+    twin = twin_of(model)
+    compiled = fxdp.compile(
+        model, _mesh(2), microbatches=3, schedule="zero-bubble", compute="eager", stages=["last"],
+        batch_dims=((0, None), {}),
+    )  # fmt: skip
+    inputs = [(x.clone().requires_grad_(), w.clone().requires_grad_()) for _ in range(2)]
+    for net, given in zip((compiled, twin), inputs, strict=True):
+        (net(*given) * 3).backward()
+        nn.utils.clip_grad_norm_(net.parameters(), 0.01)  # in place: no two gradients may be one tensor
+    pairs = [(mine.grad, theirs.grad) for mine, theirs in zip(*inputs, strict=True)]
+    errors = [difference(mine, theirs) for mine, theirs in pairs if mine is not None and theirs is not None]
+    assert len(errors) == 2
+    return max(*errors, *gradient_errors(model, twin))
+
+
+def test_gradients_of_inputs(ranks: RankPool) -> None:
+    assert max(ranks.run(2, _input_gradients)) <= 1e-9
