@@ -144,7 +144,7 @@ class _Cut:
 
     def _is_cheap_view(self, node: fx.Node) -> bool:
         """Whether a stage that gets the view's base can make the view itself, and the base is not larger."""
-        if node.target not in VIEWS or node in self.phases.backward:
+        if node.target not in VIEWS:
             return False
         base = node.all_input_nodes[0]
         return tensor_bytes(base) <= tensor_bytes(node) and note(base).placement is not None
