@@ -21,6 +21,7 @@ from fxdp import torch_compat
 from fxdp.annotations import Site
 from fxdp.capture.program import Inputs
 from fxdp.capture.sites import is_user_file
+from fxdp.skip.tracker import SkipTracker, use_skip_tracker
 
 _READS: dict[Any, str] = {
     Tensor.item: ".item()",
@@ -83,7 +84,12 @@ def survey(
     path: list[str] = []
     listener = _Listener(path)
     try:
-        with torch.random.fork_rng(), torch.no_grad(), torch_compat.as_if_exporting():
+        with (
+            torch.random.fork_rng(),
+            torch.no_grad(),
+            torch_compat.as_if_exporting(),
+            use_skip_tracker(SkipTracker()),
+        ):
             twin = copy.deepcopy(module)
             args, kwargs = pytree.tree_map_only(
                 Tensor, torch.clone, inputs.rebuild(tensors or inputs.tensors)
