@@ -18,6 +18,15 @@ def ranks() -> Iterator[RankPool]:
     pool.close()
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With `-n 2 --dist loadgroup`, tests that share rank processes run one after the other in one worker."""
+    if not config.pluginmanager.hasplugin("xdist"):
+        return
+    for item in items:
+        if "ranks" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("ranks"))
+
+
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     """The same random numbers in each test, whatever ran before it."""
