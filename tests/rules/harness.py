@@ -17,6 +17,12 @@ from fxdp.rules.registry import Alternative
 from fxdp.torch_compat import OpOverload
 
 
+def shown(value: object) -> str:
+    """A parameter in the name of a test: the same in every process, so sets in order."""
+    text = sorted(map(str, value)) if isinstance(value, (set, frozenset)) else value
+    return str(text)[:60]
+
+
 def listed(text: str) -> frozenset[str]:
     """Alternatives as `check` answers them, from `"S(0), R -> S(0); P -> P"`."""
     return frozenset(re.sub(r"P(?!\()", "P(sum)", a.strip()) for a in text.split(";") if a.strip())
@@ -62,5 +68,6 @@ __all__ = [
     "listed",
     "missing",
     "placements_of",
+    "shown",
     "spelled",
 ]

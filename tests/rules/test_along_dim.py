@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch._ops import OpOverload
 
-from tests.rules.harness import T, check, listed
+from tests.rules.harness import T, check, listed, shown
 
 aten = torch.ops.aten
 X, CUBE = T("B", 4), T("B", 3, 3)
@@ -40,7 +40,7 @@ CASES: list[tuple[OpOverload, tuple[Any, ...], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("target", "args", "expected"), CASES, ids=str)
+@pytest.mark.parametrize(("target", "args", "expected"), CASES, ids=shown)
 def test_along_another_dim(target: OpOverload, args: tuple[Any, ...], expected: str) -> None:
     assert check(target, *args) == listed(expected)
 
@@ -82,7 +82,7 @@ OVER_THE_BATCH: list[tuple[OpOverload, tuple[Any, ...], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("target", "args", "expected"), OVER_THE_BATCH, ids=str)
+@pytest.mark.parametrize(("target", "args", "expected"), OVER_THE_BATCH, ids=shown)
 def test_along_the_batch(target: OpOverload, args: tuple[Any, ...], expected: str) -> None:
     assert check(target, *args, splits=((3, 1, 0, 2), (2, 2))) == listed(expected)
 

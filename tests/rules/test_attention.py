@@ -12,7 +12,7 @@ from fxdp.annotations import TensorType
 from fxdp.placements import Dim
 from fxdp.rules.registry import Op, Operand, registry
 from fxdp.symbols import B
-from tests.rules.harness import T, check, spelled
+from tests.rules.harness import T, check, shown, spelled
 
 aten = torch.ops.aten
 Q, KV, LSE = T("B", 2, 5, 8), T("B", 2, 3, 8), T("B", 2, 5)
@@ -26,14 +26,14 @@ def test_flash_for_cpu(causal: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mask", "placement"), [(T(5, 3), "R"), (T(1, 1, 5, 3), "R"), (T("B", 1, 5, 3), "S(0)")], ids=str
+    ("mask", "placement"), [(T(5, 3), "R"), (T(1, 1, 5, 3), "R"), (T("B", 1, 5, 3), "S(0)")], ids=shown
 )
 def test_flash_for_cpu_with_a_mask(mask: T, placement: str) -> None:
     assert f"S(0), S(0), S(0), {placement} -> S(0), S(0)" in check(flash, Q, KV, KV, attn_mask=mask)
 
 
 @pytest.mark.parametrize(
-    ("mask", "placement"), [(None, ""), (T(5, 3), ", R"), (T("B", 1, 5, 3), ", S(0)")], ids=str
+    ("mask", "placement"), [(None, ""), (T(5, 3), ", R"), (T("B", 1, 5, 3), ", S(0)")], ids=shown
 )
 def test_flash_for_cpu_backward(mask: T | None, placement: str) -> None:
     found = check(flash_backward, Q, Q, KV, KV, Q, LSE, 0.0, False, attn_mask=mask)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.rules.harness import T, check
+from tests.rules.harness import T, check, shown
 
 aten = torch.ops.aten
 INT8: dict[str, Any] = {"dtype": torch.int8, "low": -3, "high": 3}
@@ -103,7 +103,7 @@ CASES: list[tuple[Any, tuple[Any, ...], dict[str, Any], set[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("target", "args", "kwargs", "expected"), CASES, ids=lambda v: str(v)[:40])
+@pytest.mark.parametrize(("target", "args", "kwargs", "expected"), CASES, ids=shown)
 def test_product(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], expected: set[str]) -> None:
     assert check(target, *args, **kwargs) >= expected
 

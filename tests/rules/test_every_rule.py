@@ -11,7 +11,7 @@ import torch
 from fxdp.placements import Partial, Shard
 from fxdp.rules.registry import Alternative, Kind, aten, registry
 from fxdp.torch_compat import OpOverload, all_op_names
-from tests.rules.harness import Case
+from tests.rules.harness import Case, shown
 from tests.rules.samples import STAND_INS, all_samples
 from tests.rules.samples.draw import Draw
 
@@ -44,7 +44,7 @@ def never_splits(target: OpOverload) -> bool:
 TARGETS = [t for t in registry.targets() if name(t) in SAMPLES]
 
 
-@pytest.mark.parametrize("target", TARGETS, ids=str)
+@pytest.mark.parametrize("target", TARGETS, ids=shown)
 def test_every_alternative_is_exact(target: OpOverload) -> None:
     """And the declared kind is what the alternatives show, at the latest after a few more draws."""
     kinds: set[Kind] = set()

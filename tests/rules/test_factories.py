@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch._ops import OpOverload
 
-from tests.rules.harness import T, check, listed
+from tests.rules.harness import T, check, listed, shown
 
 aten = torch.ops.aten
 X = T("B", 3)
@@ -35,7 +35,7 @@ CASES: list[tuple[OpOverload, tuple[Any, ...], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("target", "args", "expected"), CASES, ids=str)
+@pytest.mark.parametrize(("target", "args", "expected"), CASES, ids=shown)
 def test_factories(target: OpOverload, args: tuple[Any, ...], expected: str) -> None:
     assert check(target, *args) == frozenset(f" {a}" if a.startswith("->") else a for a in listed(expected))
 
@@ -51,7 +51,7 @@ UNINITIALIZED: list[tuple[OpOverload, tuple[Any, ...], set[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("target", "args", "expected"), UNINITIALIZED, ids=str)
+@pytest.mark.parametrize(("target", "args", "expected"), UNINITIALIZED, ids=shown)
 def test_uninitialized(target: OpOverload, args: tuple[Any, ...], expected: set[str]) -> None:
     assert check(target, *args, random=True) == expected
 

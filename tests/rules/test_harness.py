@@ -8,7 +8,7 @@ import torch
 from fxdp.placements import P, Placement, R, S
 from fxdp.rules.registry import Alternative, Rewrite
 from fxdp.symbols import B
-from tests.rules.harness import Case, RuleError, T, case, placements_of, spelled
+from tests.rules.harness import Case, RuleError, T, case, placements_of, shown, spelled
 
 aten = torch.ops.aten
 MM = case(aten.mm.default, T("B", 3), T(3, 4))
@@ -34,7 +34,7 @@ RIGHT: list[tuple[Case, tuple[Placement, ...], Placement]] = [
 ]
 
 
-@pytest.mark.parametrize(("made", "inputs", "output"), RIGHT, ids=str)
+@pytest.mark.parametrize(("made", "inputs", "output"), RIGHT, ids=shown)
 def test_right_alternatives_pass(made: Case, inputs: tuple[Placement, ...], output: Placement) -> None:
     made.verify(Alternative(inputs, (output,)))
 
@@ -56,7 +56,7 @@ WRONG: list[tuple[Case, tuple[Placement, ...], Placement]] = [
 ]
 
 
-@pytest.mark.parametrize(("made", "inputs", "output"), WRONG, ids=str)
+@pytest.mark.parametrize(("made", "inputs", "output"), WRONG, ids=shown)
 def test_wrong_alternatives_are_caught(made: Case, inputs: tuple[Placement, ...], output: Placement) -> None:
     with pytest.raises(RuleError):
         made.verify(Alternative(inputs, (output,)))

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fxdp.placements import Dim
-from tests.rules.harness import T, check
+from tests.rules.harness import T, check, shown
 
 aten = torch.ops.aten
 
@@ -127,7 +127,7 @@ CASES: list[tuple[Any, tuple[Any, ...], set[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("target", "args", "expected"), CASES, ids=lambda v: str(v)[:40])
+@pytest.mark.parametrize(("target", "args", "expected"), CASES, ids=shown)
 def test_positions(target: Any, args: tuple[Any, ...], expected: set[str]) -> None:
     assert check(target, *args) >= expected
 

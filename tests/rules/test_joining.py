@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch._ops import OpOverload
 
 from fxdp.symbols import B
-from tests.rules.harness import T, check, listed
+from tests.rules.harness import T, check, listed, shown
 
 aten = torch.ops.aten
 X = T("B", 4)
@@ -43,7 +43,7 @@ CASES: list[tuple[OpOverload, tuple[Any, ...], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("target", "args", "expected"), CASES, ids=str)
+@pytest.mark.parametrize(("target", "args", "expected"), CASES, ids=shown)
 def test_joins(target: OpOverload, args: tuple[Any, ...], expected: str) -> None:
     assert check(target, *args) == listed(expected)
 

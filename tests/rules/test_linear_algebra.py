@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.rules.harness import T, check
+from tests.rules.harness import T, check, shown
 
 aten = torch.ops.aten
 
@@ -57,7 +57,7 @@ ONE: list[tuple[Any, tuple[Any, ...], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("target", "args", "outputs"), ONE, ids=lambda v: str(v)[:40])
+@pytest.mark.parametrize(("target", "args", "outputs"), ONE, ids=shown)
 def test_of_one_matrix(target: Any, args: tuple[Any, ...], outputs: str) -> None:
     assert f"S(0) -> {outputs}" in check(target, *args)
 
@@ -88,7 +88,7 @@ SEVERAL: list[tuple[Any, tuple[Any, ...], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("target", "args", "expected"), SEVERAL, ids=lambda v: str(v)[:40])
+@pytest.mark.parametrize(("target", "args", "expected"), SEVERAL, ids=shown)
 def test_of_equal_batches(target: Any, args: tuple[Any, ...], expected: str) -> None:
     assert expected in check(target, *args)
 

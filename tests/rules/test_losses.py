@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fxdp.symbols import B
-from tests.rules.harness import T, check
+from tests.rules.harness import T, check, shown
 
 aten = torch.ops.aten
 NONE, MEAN, SUM = 0, 1, 2
@@ -31,7 +31,7 @@ def classes(*shape: Any) -> T:
     return T(*shape, dtype=torch.int64, low=0, high=4)
 
 
-@pytest.mark.parametrize(("op", "rest"), ELEMENTWISE, ids=str)
+@pytest.mark.parametrize(("op", "rest"), ELEMENTWISE, ids=shown)
 def test_elementwise_loss(op: Any, rest: tuple[Any, ...]) -> None:
     pair = (T("B", 3), T("B", 3))
     assert "S(0), S(0) -> S(0)" in check(op.default, *pair, NONE, *rest)
@@ -39,7 +39,7 @@ def test_elementwise_loss(op: Any, rest: tuple[Any, ...]) -> None:
     assert check(op.default, *pair, MEAN, *rest) == frozenset()
 
 
-@pytest.mark.parametrize(("op", "rest"), BACKWARD, ids=str)
+@pytest.mark.parametrize(("op", "rest"), BACKWARD, ids=shown)
 def test_elementwise_loss_backward(op: Any, rest: tuple[Any, ...]) -> None:
     pair = (T("B", 3), T("B", 3))
     assert "S(0), S(0), S(0) -> S(0)" in check(op.default, T("B", 3), *pair, NONE, *rest)

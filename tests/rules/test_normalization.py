@@ -12,7 +12,7 @@ from fxdp.moments import MOMENTS_OP
 from fxdp.placements import Dim
 from fxdp.rules.registry import Op, Operand, registry
 from fxdp.symbols import B
-from tests.rules.harness import T, check, spelled
+from tests.rules.harness import T, check, shown, spelled
 
 aten = torch.ops.aten
 ALL = [True, True, True]
@@ -106,7 +106,7 @@ CASES: list[tuple[Any, tuple[Any, ...], set[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("target", "args", "expected"), CASES, ids=lambda v: str(v)[:40])
+@pytest.mark.parametrize(("target", "args", "expected"), CASES, ids=shown)
 def test_normalization(target: Any, args: tuple[Any, ...], expected: set[str]) -> None:
     assert check(target, *args) >= expected
 

@@ -10,7 +10,7 @@ from torch._ops import OpOverload
 
 from fxdp.rules.pointwise import LINEAR
 from fxdp.rules.registry import registry
-from tests.rules.harness import T, check, listed
+from tests.rules.harness import T, check, listed, shown
 from tests.rules.samples import STAND_INS
 
 aten = torch.ops.aten
@@ -62,7 +62,7 @@ def arguments(target: OpOverload) -> tuple[list[Any], dict[str, Any]]:
     return args, {}
 
 
-@pytest.mark.parametrize("target", [t for t in POINTWISE if t not in BY_HAND], ids=str)
+@pytest.mark.parametrize("target", [t for t in POINTWISE if t not in BY_HAND], ids=shown)
 def test_every_op(target: OpOverload) -> None:
     args, kwargs = arguments(target)
     found = check(target, *args, **kwargs, splits=SPLITS)
@@ -126,7 +126,7 @@ BY_HAND_CASES: list[tuple[OpOverload, tuple[Any, ...], dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("target", "args", "kwargs", "expected"), BY_HAND_CASES, ids=str)
+@pytest.mark.parametrize(("target", "args", "kwargs", "expected"), BY_HAND_CASES, ids=shown)
 def test_by_hand(target: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], expected: str) -> None:
     splits = ((1, 0), (3,)) if any(isinstance(t, T) and t.dtype == F32 for t in args) else SPLITS
     assert check(target, *args, **kwargs, splits=splits) == listed(expected)

@@ -9,7 +9,7 @@ import torch
 from torch._ops import OpOverload
 
 from fxdp.rules.registry import registry
-from tests.rules.harness import T, check, listed
+from tests.rules.harness import T, check, listed, shown
 
 aten = torch.ops.aten
 X, PROBABILITY = T("B", 3), T("B", 3, low=0, high=1)
@@ -47,7 +47,7 @@ CASES: list[tuple[OpOverload, tuple[Any, ...], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("target", "args", "expected"), CASES, ids=str)
+@pytest.mark.parametrize(("target", "args", "expected"), CASES, ids=shown)
 def test_shapes(target: OpOverload, args: tuple[Any, ...], expected: str) -> None:
     assert check(target, *args, random=True) == listed(expected)
     assert registry[target].family == "random"

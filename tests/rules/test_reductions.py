@@ -12,7 +12,7 @@ from torch._ops import OpOverload
 
 from fxdp.rules.registry import registry
 from fxdp.symbols import B
-from tests.rules.harness import T, check, listed
+from tests.rules.harness import T, check, listed, shown
 
 aten = torch.ops.aten
 I64, BOOL = torch.int64, torch.bool
@@ -43,7 +43,7 @@ SUMS: list[tuple[OpOverload, tuple[Any, ...], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("target", "args", "expected"), SUMS, ids=str)
+@pytest.mark.parametrize(("target", "args", "expected"), SUMS, ids=shown)
 def test_sums(target: OpOverload, args: tuple[Any, ...], expected: str) -> None:
     assert check(target, *args) == listed(expected)
 
@@ -81,7 +81,7 @@ def reduce(target: OpOverload, dim: int | None, keepdim: bool = False) -> frozen
     return check(target, *args, **kwargs, splits=((3, 1, 0, 2), (2, 2)))
 
 
-@pytest.mark.parametrize("target", WHOLE, ids=str)
+@pytest.mark.parametrize("target", WHOLE, ids=shown)
 def test_reductions_of_a_whole_dim(target: OpOverload) -> None:
     if "dim" not in [a.name for a in target._schema.arguments]:
         assert reduce(target, None) == frozenset()
@@ -93,7 +93,7 @@ def test_reductions_of_a_whole_dim(target: OpOverload) -> None:
     assert reduce(target, 1) == frozenset()
 
 
-@pytest.mark.parametrize("target", PARTS, ids=str)
+@pytest.mark.parametrize("target", PARTS, ids=shown)
 def test_extrema_of_a_whole_dim(target: OpOverload) -> None:
     names = [a.name for a in target._schema.arguments]
     if "dim" in names:
@@ -144,7 +144,7 @@ OUT_OF_PARTS: list[tuple[OpOverload, tuple[Any, ...], str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("target", "args", "result"), OUT_OF_PARTS, ids=str)
+@pytest.mark.parametrize(("target", "args", "result"), OUT_OF_PARTS, ids=shown)
 def test_reductions_of_a_dim_in_parts(target: OpOverload, args: tuple[Any, ...], result: str) -> None:
     """One number per slice of each rank is enough, also with ties, nan and infinities."""
     if target in (aten.argmax.default, aten.max.dim) and args[0] is BITS:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.rules.harness import T, check
+from tests.rules.harness import T, check, shown
 
 aten = torch.ops.aten
 C = torch.complex128
@@ -86,7 +86,7 @@ CONVOLUTIONS: list[tuple[Any, tuple[Any, ...], set[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("target", "args", "expected"), CONVOLUTIONS, ids=lambda v: str(v)[:40])
+@pytest.mark.parametrize(("target", "args", "expected"), CONVOLUTIONS, ids=shown)
 def test_convolution(target: Any, args: tuple[Any, ...], expected: set[str]) -> None:
     assert check(target, *args) >= expected
 
@@ -186,7 +186,7 @@ POOLS: list[tuple[Any, tuple[Any, ...], set[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("target", "args", "expected"), POOLS, ids=lambda v: str(v)[:40])
+@pytest.mark.parametrize(("target", "args", "expected"), POOLS, ids=shown)
 def test_pooling(target: Any, args: tuple[Any, ...], expected: set[str]) -> None:
     assert check(target, *args) >= expected
 
@@ -264,7 +264,7 @@ RESAMPLINGS: list[tuple[Any, tuple[Any, ...], set[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("target", "args", "expected"), RESAMPLINGS, ids=lambda v: str(v)[:40])
+@pytest.mark.parametrize(("target", "args", "expected"), RESAMPLINGS, ids=shown)
 def test_resampling(target: Any, args: tuple[Any, ...], expected: set[str]) -> None:
     assert check(target, *args) >= expected
 
@@ -276,7 +276,7 @@ TRANSFORMS: list[tuple[Any, tuple[Any, ...], set[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("target", "args", "expected"), TRANSFORMS, ids=lambda v: str(v)[:40])
+@pytest.mark.parametrize(("target", "args", "expected"), TRANSFORMS, ids=shown)
 def test_transform(target: Any, args: tuple[Any, ...], expected: set[str]) -> None:
     assert check(target, *args) >= expected
 

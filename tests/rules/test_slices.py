@@ -12,7 +12,7 @@ from torch._ops import OpOverload
 
 from fxdp.rules.proof.samples import NoSizeError
 from fxdp.symbols import B
-from tests.rules.harness import T, check, listed
+from tests.rules.harness import T, check, listed, shown
 
 aten = torch.ops.aten
 MAX = 2**63 - 1
@@ -52,7 +52,7 @@ SLICES: list[tuple[OpOverload, tuple[Any, ...], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("target", "args", "expected"), SLICES, ids=str)
+@pytest.mark.parametrize(("target", "args", "expected"), SLICES, ids=shown)
 def test_slices(target: OpOverload, args: tuple[Any, ...], expected: str) -> None:
     assert check(target, *args) == listed(expected)
 
@@ -81,7 +81,7 @@ DIAGONALS: list[tuple[OpOverload, tuple[Any, ...], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("target", "args", "expected"), DIAGONALS, ids=str)
+@pytest.mark.parametrize(("target", "args", "expected"), DIAGONALS, ids=shown)
 def test_diagonals(target: OpOverload, args: tuple[Any, ...], expected: str) -> None:
     splits = ((3, 1, 0, 2), (2, 4), (0, 2))  # one sample has too short a diagonal for a `B + 1`
     assert check(target, *args, splits=splits) == listed(expected)

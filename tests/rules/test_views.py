@@ -14,7 +14,7 @@ from torch._ops import OpOverload
 from fxdp.placements import Dim, S
 from fxdp.rules.views import regrouped
 from fxdp.symbols import B
-from tests.rules.harness import T, check, listed
+from tests.rules.harness import T, check, listed, shown
 
 aten = torch.ops.aten
 SEVERAL = ((3, 1, 0, 2), (2, 4))  # a batch of one is squeezed, and torch does not do so symbolically
@@ -56,7 +56,7 @@ CASES: list[tuple[OpOverload, tuple[Any, ...], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("target", "args", "expected"), CASES, ids=str)
+@pytest.mark.parametrize(("target", "args", "expected"), CASES, ids=shown)
 def test_views(target: OpOverload, args: tuple[Any, ...], expected: str) -> None:
     strided = target in (aten.as_strided.default, aten.as_strided_scatter.default)
     splits = ((3, 1, 0, 2), (2, 4), (1, 1)) if strided else ((3, 1, 0, 2), (5,), (0, 1))
@@ -72,7 +72,7 @@ SQUEEZES: list[tuple[OpOverload, tuple[Any, ...], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("target", "args", "expected"), SQUEEZES, ids=str)
+@pytest.mark.parametrize(("target", "args", "expected"), SQUEEZES, ids=shown)
 def test_a_single_local_sample_is_not_squeezed(
     target: OpOverload, args: tuple[Any, ...], expected: str
 ) -> None:
