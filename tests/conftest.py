@@ -18,6 +18,7 @@ def ranks() -> Iterator[RankPool]:
     pool.close()
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """With `-n 2 --dist loadgroup`, tests that share rank processes run one after the other in one worker."""
     if not config.pluginmanager.hasplugin("xdist"):
