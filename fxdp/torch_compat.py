@@ -14,7 +14,7 @@ import itertools
 import platform
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import sympy
 import torch
@@ -327,6 +327,34 @@ def compile_with_inductor(
 
 
 _graph_ids = itertools.count()
+
+
+class CppBuilding(NamedTuple):
+    """What of Inductor builds C++ kernels and loads them."""
+
+    programs: Any
+    """The module whose `AsyncCompile` each program that Inductor writes makes one of."""
+    extension_cache: Any
+    """Builds and loads extension modules, by their source."""
+    later: Any
+    """A kernel that is still being built."""
+    failed: type[Exception]
+    """The compiler refused."""
+    data_of: int
+    """The address of a function `void* (PyObject*)`, from a tensor to its data."""
+
+
+def cpp_building() -> CppBuilding:
+    """Inductor's parts, imported when they are needed."""
+    from torch._inductor import async_compile, codecache, exc
+
+    return CppBuilding(
+        programs=async_compile,
+        extension_cache=codecache.CppPythonBindingsCodeCache,
+        later=codecache.LambdaFuture,
+        failed=exc.CppCompileError,
+        data_of=torch._C._dynamo.guards._torchinductor_pyobject_tensor_data_ptr,  # type: ignore[attr-defined]
+    )
 
 
 def release_saved_tensors(ctx: Any) -> None:

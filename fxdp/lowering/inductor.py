@@ -20,6 +20,7 @@ from fxdp.annotations import (
     note,
 )
 from fxdp.errors import StateError
+from fxdp.lowering.building import kernels_built_together
 from fxdp.lowering.eager import (
     backward_inputs,
     backward_results,
@@ -227,9 +228,10 @@ class _Compiler:
             visible = range(len(_results(gm)))
         output.meta["user_visible_output_idxs"] = [] if backward and not exact else list(visible)
         fixed = 0 if backward else self.fixed
-        return compile_with_inductor(
-            gm, inputs, self.fake_mode, backward=backward, inference=inference, fixed=fixed
-        )
+        with kernels_built_together():
+            return compile_with_inductor(
+                gm, inputs, self.fake_mode, backward=backward, inference=inference, fixed=fixed
+            )
 
     def _save_what_is_read(self, forward: fx.GraphModule, backward: fx.GraphModule, tangents: int) -> None:
         """Drop collectives of the forward that the partitioner repeats in the backward, and their inputs.
