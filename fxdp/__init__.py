@@ -115,7 +115,7 @@ def compile(
     compute : `"inductor"`: compiled; `"eager"`: run the graph's ops as they are.
     microbatches : into how many parts a step splits each rank's batch, one after the other. Above 1, and on
         a mesh with a `pp` axis, the call itself runs forward and backward, and `loss.backward()` hands the
-        gradients out; the loss must be in the graph.
+        gradients out; the loss must be in the graph, as the output named `loss` or the first scalar.
     schedule : in which order stages and micro-batches run: `"gpipe"`, `"1f1b"`, `"interleaved"`,
         `"zero-bubble"`, or the path of a CSV file in torch's action words.
     stages : how many pipeline stages, balanced by cost, or the names of the modules at which stages 1, 2, ...

@@ -61,10 +61,11 @@ class RawJoint:
 class _Differentiated(nn.Module):
     """Runs an exported program; keeps tangents to the outputs that are to have one."""
 
-    def __init__(self, exported: fx.GraphModule, differentiable: str) -> None:
+    def __init__(self, exported: fx.GraphModule, differentiable: str, loss: int | None) -> None:
         super().__init__()
         self.exported = exported
         self.differentiable = differentiable
+        self.loss = loss
         self.detached: tuple[int, ...] = ()
         self.cloned: frozenset[int] = frozenset()
 
@@ -72,6 +73,8 @@ class _Differentiated(nn.Module):
         """The outputs: those without a tangent detached, those that alias something cloned."""
         outputs = list(torch_compat.replay(self.exported, *tensors))
         wanted = [_is_loss(output) for output in outputs]
+        if self.loss is not None and wanted[self.loss]:
+            wanted = [i == self.loss for i in range(len(outputs))]
         if self.differentiable == "all" or not any(wanted):
             wanted = [output.requires_grad for output in outputs]
         self.detached = tuple(i for i, o in enumerate(outputs) if o.requires_grad and not wanted[i])
@@ -108,7 +111,7 @@ def trace(request: Request, hint: int, *, symbolic: bool) -> RawJoint:
     routes = route_skips(module, program.record.skips)
     fakes = tuple(node.meta["val"] for node in module.graph.nodes if node.op == "placeholder")
     fake_mode = next((fake.fake_mode for fake in fakes), None)
-    wrapper = _Differentiated(module, request.differentiable)
+    wrapper = _Differentiated(module, request.differentiable, program.record.loss)
     symbols = batch_symbols(fakes, batch) if symbolic else None
     table = coupling_table(Batch(symbols, request.own_statistics)) if request.couple else {}
     with unfused_recurrence() if request.couple else contextlib.nullcontext():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -44,6 +44,8 @@ class OutputRecord:
 
     leaves: tuple[Any, ...] = ()
     spec: pytree.TreeSpec | None = None
+    loss: int | None = None
+    """The tensor that the model itself calls its `loss`."""
     skips: tuple[SkipPoint, ...] = ()
     """What was stashed and popped, in order."""
     checks: tuple[Check, ...] = ()
@@ -107,7 +109,9 @@ class Program(nn.Module):
                 f"{type(self.module).__name__} returned no tensor (got {type(output).__name__}): there is "
                 "nothing to compute. Return at least one tensor"
             )
-        self._cell.record = OutputRecord(tuple(kept), spec)
+        named = _named_loss(output)
+        loss = next((i for i, tensor in enumerate(tensors) if tensor is named), None)
+        self._cell.record = OutputRecord(tuple(kept), spec, loss)
         return tuple(tensors)
 
 
@@ -159,6 +163,11 @@ def _unflattener(cls: type) -> Callable[[Iterable[Any], Any], Any]:
         return made
 
     return unflatten
+
+
+def _named_loss(output: Any) -> Any:
+    """What a dict, or an object such as transformers' outputs, has under the name `loss`."""
+    return output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
 
 
 def _check_loss(loss: Any) -> None:

@@ -84,8 +84,9 @@ class _HandOut(torch.autograd.Function):
         if wrong:
             raise StateError(
                 f"output {wrong[0]} of a model in stages or micro-batches was differentiated, but the "
-                f"backward ran inside of the call, for output {step.loss}, the first scalar. Add further "
-                "losses up inside of the model or of loss_fn"
+                f"backward ran inside of the call, for output {step.loss}: the scalar named `loss`, or else "
+                "the first scalar. Let the model return what is to be differentiated under that name or "
+                "first, further losses added to it"
             )
         if ctx.gradients is None:
             raise StateError(

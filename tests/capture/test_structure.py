@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from transformers.utils import ModelOutput
 
 from fxdp.annotations import Constant, Gradient, Input, Mutation, Output, Parameter, Tangent, note
 from fxdp.capture import OutputLeaf, SizeLeaf, capture
@@ -116,6 +117,40 @@ def test_detached_outputs() -> None:
     captured = check(Rich("tuple"), (torch.randn(3, 4),), differentiable="all")
     assert captured.detached == ()
     assert [slot for slot in slots(captured) if isinstance(slot, Tangent)] == [Tangent(0), Tangent(1)]
+
+
+class Parts(nn.Module):
+    """Returns the parts of its loss, and the loss itself last."""
+
+    def __init__(self, form: Any) -> None:
+        super().__init__()
+        self.fc, self.form = nn.Linear(4, 3), form
+
+    def forward(self, x: torch.Tensor) -> Any:
+        out = self.fc(x)
+        fit, size = out.sin().mean(), out.square().mean()
+        return self.form(fit=fit, size=size, loss=fit + 0.1 * size)
+
+
+@dataclasses.dataclass
+class Report:
+    fit: torch.Tensor
+    size: torch.Tensor
+    loss: torch.Tensor
+
+
+@dataclasses.dataclass
+class Answer(ModelOutput):
+    fit: Any = None
+    size: Any = None
+    loss: Any = None
+
+
+@pytest.mark.parametrize("form", [dict, Report, Answer])
+def test_the_output_named_loss_is_the_loss(form: Any) -> None:
+    captured = check(Parts(form), (torch.randn(3, 4),))
+    assert [slot for slot in slots(captured) if isinstance(slot, Tangent)] == [Tangent(2)]
+    assert captured.detached == (0, 1)
 
 
 def test_output_leaves() -> None:
