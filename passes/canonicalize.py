@@ -23,6 +23,12 @@ _IDENTITIES = frozenset(
 )  # fmt: skip
 """Ops that, where they change neither shape nor dtype, change nothing."""
 
+_LAZY = {
+    aten._conj.default: aten._conj_physical.default,
+    aten._neg_view.default: aten.neg.default,
+}
+"""Ops that only mark their result, by what they stand for: sending or joining values loses the marks."""
+
 
 @dataclass(frozen=True)
 class Canonicalize:
@@ -33,7 +39,7 @@ class Canonicalize:
 
     An identity of an input that is itself a result stays, so that no result is an input. `cat` loses the
     operands that are empty whatever the batch (an empty key-value cache), which no rule could place.
-    `as_strided` over all of a contiguous value in its own order is a `view`.
+    `as_strided` over all of a contiguous value in its own order is a `view`. Conjugates are computed at once.
     """
 
     name = "canonicalize"
@@ -44,6 +50,7 @@ class Canonicalize:
         """Rewrite the graph in place."""
         results = set(gm.graph.output_node().all_input_nodes)
         for node in list(gm.graph.nodes):
+            node.target = _LAZY.get(node.target, node.target)
             if node.target is aten.cat.default:
                 _drop_empty_operands(node)
             if node.target in (aten.as_strided.default, aten.as_strided_scatter.default):

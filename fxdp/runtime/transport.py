@@ -59,7 +59,7 @@ class Send(nn.Module):
 
     def forward(self, value: Tensor, peer: int, tag: int) -> Pending:
         """`peer` counts along the pipeline axis."""
-        value = value.contiguous()
+        value = _plain(value)
         if value.numel() == 0:
             return Pending(None, value)
         work = dist.isend(_bytes(value), self._ranks[peer], group=self._group, tag=tag)
@@ -82,6 +82,11 @@ class Receive(nn.Module):
             return Pending(None, value)
         work = dist.irecv(_bytes(value), self._ranks[peer], group=self._group, tag=tag)
         return Pending(work, value)
+
+
+def _plain(value: Tensor) -> Tensor:
+    """The value as its memory has it: no strides, no conjugation or sign left to do."""
+    return value.resolve_conj().resolve_neg().contiguous()
 
 
 def _bytes(value: Tensor) -> Tensor:
@@ -131,7 +136,7 @@ def concatenate(parts: Sequence[Tensor], dim: int, outer: int, sizes: Sequence[i
 
 def pack(values: Sequence[Tensor]) -> Tensor:
     """Values of any dtype as one row of bytes."""
-    return torch.cat([_bytes(value.contiguous()) for value in values])
+    return torch.cat([_bytes(_plain(value)) for value in values])
 
 
 def unpack(

@@ -140,3 +140,20 @@ def test_other_strides_stay() -> None:
     assert "aten.as_strided(" in strided(False, [1, 3, 1])
     assert "aten.as_strided(" in strided(False, [3, 1, 1], layout=(1, 4))
     assert "aten.as_strided_scatter(" in strided(True, [0, 1, 1])
+
+
+def test_conjugates_are_computed_and_not_marked() -> None:
+    g = Sketch()
+    x = g.add(Input(0, "x"), "f32[B, 3]")
+    conj = g.call(aten._conj.default, x, type="f32[B, 3]")
+    gm = g.returns({Output(0): g.call(aten._neg_view.default, conj, type="f32[B, 3]")})
+    assert_expected_inline(
+        after(Canonicalize(), gm),
+        """\
+mesh(dp=2)
+  %x: f32[B, 3] = input(x)
+  %_conj_default: f32[B, 3] = aten._conj_physical(%x)
+  %_neg_view_default: f32[B, 3] = aten.neg(%_conj_default)
+  return output 0=%_neg_view_default
+""",
+    )

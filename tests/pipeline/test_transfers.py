@@ -71,7 +71,7 @@ def test_bytes_of_the_plan_are_those_sent_and_nothing_is_sent_twice(ranks: RankP
 
 
 class Types(nn.Module):
-    """Stages hand over half, bfloat16, complex, integer and boolean values."""
+    """Stages hand over half, bfloat16, complex, integer and boolean values, and one to be conjugated."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -82,8 +82,10 @@ class Types(nn.Module):
         first = self.a(x)
         half, brain, chosen = first.half(), first.sin().bfloat16(), first.argmax(-1)
         positive, turned = first > 0, torch.complex(first, first * 2)
+        back = turned.conj()
         hidden = self.b(first) + half.double() + self.table[chosen]
         hidden = torch.where(positive, hidden, hidden * 0.1) + turned.abs()
+        hidden = hidden + back.imag
         return (self.c(hidden + brain.double()) * turned.angle()).square().mean()
 
 
