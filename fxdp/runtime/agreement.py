@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import pickle
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from fxdp.errors import AgreementError, RankFailedError
 from fxdp.mesh import DataMesh
 from fxdp.runtime.failure import convert
 
-__all__ = ["Agreement", "agree", "broadcast_tensors", "gather_objects"]
+__all__ = ["Agreement", "agree", "broadcast_tensors", "gather_objects", "tensor_lines"]
 
 _BUCKET_BYTES = 25 * 1024 * 1024
 
@@ -100,6 +100,18 @@ def broadcast_tensors(mesh: DataMesh, tensors: Sequence[Tensor], bucket_bytes: i
             _guarded(mesh, lambda flat=flat: _broadcast(mesh, flat))  # type: ignore[misc]
             if mesh.links.rank != 0:
                 _copy_back(bucket, flat)
+
+
+def tensor_lines(tensors: Mapping[str, Tensor]) -> list[str]:
+    """Name, type and a hash of the content of each tensor, for `agree`."""
+    return [
+        f"{name} {str(t.dtype).removeprefix('torch.')}{list(t.shape)} content {_digest(t)}"
+        for name, t in sorted(tensors.items())
+    ]
+
+
+def _digest(tensor: Tensor) -> str:
+    return hashlib.sha256(_as_bytes(tensor.detach()).cpu().numpy().tobytes()).hexdigest()[:16]
 
 
 def _broadcast(mesh: DataMesh, flat: Tensor) -> None:

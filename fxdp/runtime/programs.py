@@ -27,7 +27,7 @@ from fxdp.lowering.inductor import SizesFixedError
 from fxdp.mesh import DataMesh
 from fxdp.options import Options
 from fxdp.plan import evaluate
-from fxdp.runtime.agreement import agree, gather_objects
+from fxdp.runtime.agreement import agree, gather_objects, tensor_lines
 from fxdp.runtime.calls import Call
 from fxdp.runtime.failure import everywhere, refusing
 from fxdp.runtime.recent import Recent
@@ -184,9 +184,11 @@ class Programs:
 
     def _compare(self, local: LocalProgram) -> None:
         """All ranks must have compiled the same program."""
-        digests = gather_objects(self._mesh, local.digest)
+        constants = tensor_lines(local.captured.constants) if self._mesh.world > 1 else []
+        digests = gather_objects(self._mesh, (local.digest, *constants))
         if len(set(digests)) > 1:
             agree(self._mesh, local.text.splitlines(), "models")
+            agree(self._mesh, constants, "constant tensors")
             raise AgreementError(
                 "the ranks' programs differ in a constant: are the models' Python values equal?"
             )

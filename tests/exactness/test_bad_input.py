@@ -230,6 +230,7 @@ def _different_ranks() -> dict[str, str]:
     other = Net()
     if one:
         other.double()
+    weighted = _compiled(nn.Linear(6, 6), loss_fn=nn.CrossEntropyLoss(torch.ones(6) + one))
     frozen = Net()
     frozen.fc.bias.requires_grad_(not one)
     return {
@@ -241,6 +242,7 @@ def _different_ranks() -> dict[str, str]:
         "constant": call(Doubled()),
         "program": call(Other()),
         "loss": call(nn.Linear(6, 6), loss_fn=F.mse_loss if one else F.l1_loss),
+        "loss's weights": _error(lambda: weighted(x, target=torch.tensor([0, 1, 2]))),
         "uneven": _error(lambda: _compiled(uneven=False)(torch.randn(2 if one else 3, 6))),
         "afterwards": str(_works(_compiled())),
     }
@@ -256,6 +258,7 @@ def test_ranks_that_are_given_different_things(ranks: RankPool) -> None:
         "constant": ["AgreementError", "rank 1"],
         "program": ["AgreementError", "exp", "sin", "rank 1"],
         "loss": ["AgreementError", "mse_loss", "l1_loss"],
+        "loss's weights": ["AgreementError", "loss_fn.weight float32[6]", "rank 1"],
         "uneven": ["InputError", "uneven=False", "(3, 2)"],
         "afterwards": ["True"],
     }
