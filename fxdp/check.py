@@ -112,7 +112,7 @@ def _why_not_wide(module: nn.Module, inputs: Any, options: Options) -> str:
     if options.loss_fn is not None:
         kwargs = {name: value for name, value in kwargs.items() if name != "target"}
     try:
-        with torch.random.fork_rng(), torch.no_grad():
+        with torch.random.fork_rng():
             twin(*args, **kwargs)
     except Exception as error:  # whatever the user's code raises; capture reports other faults
         return str(error).splitlines()[0] if str(error) else type(error).__name__

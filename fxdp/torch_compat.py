@@ -87,6 +87,7 @@ __all__ = [
     "default_store",
     "dtensor_spec",
     "exported_module",
+    "in_function_transform",
     "joint_graph",
     "overload_of",
     "register_group",
@@ -129,6 +130,11 @@ def without_autograd_kernel(op: torch._ops.OpOverload) -> Iterator[None]:
         if kernel is not None:
             op.py_kernels[key] = kernel
             op._dispatch_cache.clear()
+
+
+def in_function_transform() -> bool:
+    """Whether a transform of `torch.func` (vmap, grad, ...) is under way."""
+    return bool(torch._C._are_functorch_transforms_active())
 
 
 def torch_release() -> str:

@@ -14,6 +14,7 @@ from fxdp.capture.conditions import find_conditions, guards_of
 from fxdp.capture.convert import convert
 from fxdp.capture.diagnose import capture_error, is_data_dependent
 from fxdp.capture.examples import batch_hint
+from fxdp.capture.hooks import check_module_hooks
 from fxdp.capture.joint import Request, trace
 from fxdp.capture.patches import capture_patches
 from fxdp.capture.program import Program, flatten_inputs
@@ -51,6 +52,7 @@ def capture(
     Under `torch.no_grad()` the graph is the forward alone.
     """
     _check_request(module, kwargs, loss_fn, differentiable, hint)
+    check_module_hooks(module)
     inputs = flatten_inputs(module, args, kwargs)
     batch = tuple(resolve_batch_dims(args, kwargs, batch_dims))
     batch_size(inputs.tensors, batch, inputs.paths)

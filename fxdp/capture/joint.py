@@ -14,6 +14,7 @@ from torch import fx, nn
 from fxdp import torch_compat
 from fxdp.capture.captured import Route
 from fxdp.capture.couplings import Batch, coupling_table
+from fxdp.capture.deferred import deferring
 from fxdp.capture.examples import make_examples
 from fxdp.capture.joins import rejoin
 from fxdp.capture.program import Inputs, OutputRecord, Program
@@ -98,14 +99,16 @@ def trace(request: Request, hint: int, *, symbolic: bool) -> RawJoint:
     """Export the program and its backward at a batch of `hint`; with `symbolic` sizes are symbols."""
     program, batch = request.program, request.batch
     examples = make_examples(request.inputs.tensors, batch, hint)
-    exported = torch.export.export(
-        program,
-        examples,
-        dynamic_shapes=(_dynamic_shapes(examples, batch, request.dynamic),) if symbolic else None,
-        strict=False,
-    )
+    with deferring() as deferred:
+        exported = torch.export.export(
+            program,
+            examples,
+            dynamic_shapes=(_dynamic_shapes(examples, batch, request.dynamic),) if symbolic else None,
+            strict=False,
+        )
     _check_constants(exported)
     module = torch_compat.exported_module(exported)
+    deferred.bind(module)
     if not symbolic:
         rejoin(module)
     routes = route_skips(module, program.record.skips)

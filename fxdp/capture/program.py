@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
 from collections.abc import Callable, Iterable, Mapping
@@ -14,6 +15,8 @@ from torch.utils import _pytree as pytree
 
 from fxdp.capture.captured import Check, OutputLeaf
 from fxdp.capture.checks import Asked, noting_checks
+from fxdp.capture.functions import whole_functions
+from fxdp.capture.hooks import deferred_hooks
 from fxdp.capture.patches import refuse_autograd
 from fxdp.capture.skip_marks import SkipPoint
 from fxdp.capture.skip_tracker import captured_skips
@@ -78,7 +81,12 @@ class Program(nn.Module):
         """Run the user's code and flatten what it returns."""
         args, kwargs = self._inputs.rebuild(tensors)
         asked = Asked()
-        with refuse_autograd(), captured_skips(self.module) as tracker, noting_checks(asked):
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(refuse_autograd())
+            stack.enter_context(whole_functions())
+            stack.enter_context(deferred_hooks())
+            tracker = stack.enter_context(captured_skips(self.module))
+            stack.enter_context(noting_checks(asked))
             tensors = self._run(args, kwargs)
         checks = tuple(Check(i, passes, site) for i, (passes, site) in enumerate(asked.answers, len(tensors)))
         self._cell.record = replace(self._cell.record, skips=tuple(tracker.points), checks=checks)
