@@ -123,8 +123,8 @@ def compile(
     checkpoint : for which micro-batches a stage runs its forward again instead of keeping what the backward
         needs: `"never"`, `"except_last"` or `"always"`.
     gradients : `"everywhere"`: every rank gets every gradient, so that any optimizer, clipping and state dict
-        are those of one device; `"owner"`: a parameter's gradient stays on its stage's ranks and is None
-        elsewhere, which sends nothing more.
+        are those of one device; `"owner"`: a parameter's gradient stays on the ranks whose stages read it
+        and is None elsewhere, which sends nothing but the gradients of weights tied over stages.
     batch_stats : what a BatchNorm in training normalizes by. `"global"`: mean and variance of the whole
         batch, which a micro-batch cannot know: `microbatches` above 1 are refused. `"microbatch"`: those of
         each micro-batch of each rank alone (one value per channel has no variance: it becomes the bias); the

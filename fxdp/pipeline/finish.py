@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import prod
 from typing import Any
 
@@ -34,7 +35,7 @@ class Finish:
     Parameters
     ----------
     tag : the first tag that no transfer of a micro-batch has.
-    everywhere : whether all ranks get the gradients, or only the stage that owns the parameter.
+    everywhere : whether all ranks get the gradients, or only those whose stages read the parameter.
     """
 
     pen: Pen
@@ -96,11 +97,16 @@ class Finish:
             self.pen.expect(name, None, pending)
 
     def _deliver(self, rank: int) -> None:
-        """One rank's results for all others, in one row of bytes."""
-        names = self._delivered_by(rank)
-        others = [r for r in range(len(self.schedule.ranks)) if r != rank]
-        if not names or not others:
-            return
+        """One rank's results for all others, to each in one row of bytes; those alike are packed once."""
+        receivers: dict[tuple[str, ...], list[int]] = {}
+        for peer in range(len(self.schedule.ranks)):
+            names = self._delivered(rank, peer)
+            if peer != rank and names:
+                receivers.setdefault(names, []).append(peer)
+        for names, peers in receivers.items():
+            self._hand_over(names, rank, peers)
+
+    def _hand_over(self, names: tuple[str, ...], rank: int, peers: list[int]) -> None:
         sources = [s for n in names if (s := self._source(n)) is not None]
         shapes = [self.pen.shape(s.type, s.placement, None) for s in sources]
         dtypes = [s.type.dtype for s in sources]
@@ -110,13 +116,13 @@ class Finish:
         if self.pen.rank == rank:
             values = [self.pen.value(n, None) for n in names]
             packed = self.pen.function(transport.pack, (values,), label)
-            for peer in others:
+            for peer in peers:
                 self.pen.send(packed, peer, self.tag, label, backward=False)
                 self.pen.record("results", (rank, peer), None, [size], torch.uint8, backward=False)
-            return
-        pending = self.pen.receive([size], torch.uint8, rank, self.tag, "results", backward=False)
-        packed = self.pen.function(transport.wait, (pending,), label)
-        self._unpack(packed, names, shapes, dtypes, rank)
+        elif self.pen.rank in peers:
+            pending = self.pen.receive([size], torch.uint8, rank, self.tag, "results", backward=False)
+            packed = self.pen.function(transport.wait, (pending,), label)
+            self._unpack(packed, names, shapes, dtypes, rank)
 
     def _unpack(
         self, packed: fx.Node, names: Sequence[str], shapes: list[list[int]], dtypes: list[torch.dtype],
@@ -125,20 +131,27 @@ class Finish:
         values = self.pen.function(transport.unpack, (packed, shapes, dtypes), f"unpacked_of{rank}")
         self.pen.keep_items(values, names)
 
-    def _delivered_by(self, rank: int) -> list[str]:
+    def _delivered(self, rank: int, peer: int) -> tuple[str, ...]:
+        """The names of the results that a rank has and another one gets."""
         names = []
         for slot, name, _ in self.partition.results:
             source = self._source(name)
             if source is None or self.schedule.placement[source.stage] != rank:
                 continue
-            if self._is_shared(slot):
+            if self._is_for(peer, slot):
                 names.append(name)
-        return list(dict.fromkeys(names))
+        return tuple(dict.fromkeys(names))
 
-    def _is_shared(self, slot: ResultSlot) -> bool:
-        return self.everywhere or not (isinstance(slot, Gradient) and isinstance(slot.of, Parameter))
+    def _is_for(self, rank: int, slot: ResultSlot) -> bool:
+        if self.everywhere or not (isinstance(slot, Gradient) and isinstance(slot.of, Parameter)):
+            return True
+        return rank in self._readers.get(slot.of, ())
+
+    @cached_property
+    def _readers(self) -> dict[Parameter, set[int]]:
+        return self.partition.readers(self.schedule.placement)
 
     def _result(self, slot: ResultSlot, name: str) -> fx.Node | None:
         source = self._source(name)
         here = source is None or self.schedule.placement[source.stage] == self.pen.rank
-        return self.pen.value(name, None) if here or self._is_shared(slot) else None
+        return self.pen.value(name, None) if here or self._is_for(self.pen.rank, slot) else None

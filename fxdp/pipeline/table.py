@@ -7,7 +7,7 @@ from math import prod
 
 from torch import fx
 
-from fxdp.annotations import Parameter, TensorType, note
+from fxdp.annotations import Parameter, note
 from fxdp.cost import node_cost
 from fxdp.pipeline.pen import Sent, evaluate
 from fxdp.plan import StageRow
@@ -44,15 +44,13 @@ def _begins(gm: fx.GraphModule, stage: int) -> str:
 
 def _held(partition: Partition) -> list[tuple[int, int]]:
     """Per stage, the parameters that it owns and their bytes; the first stage that reads one owns it."""
-    seen: set[str] = set()
+    seen: set[Parameter] = set()
     found = []
     for part in partition.parts:
         elements = bytes_ = 0
-        for node in part.gm.graph.find_nodes(op="placeholder"):
-            slot, type_ = note(node).slot, note(node).type
-            if isinstance(slot, Parameter) and slot.name not in seen:
-                assert isinstance(type_, TensorType)
-                seen.add(slot.name)
+        for slot, type_ in part.parameters.items():
+            if slot not in seen:
+                seen.add(slot)
                 count = prod(evaluate(size, {}) for size in type_.shape)
                 elements, bytes_ = elements + count, bytes_ + count * type_.dtype.itemsize
         found.append((elements, bytes_))

@@ -13,6 +13,7 @@ from fxdp.compiler import LocalProgram
 from fxdp.mesh import DataMesh
 from fxdp.options import Options
 from fxdp.pipeline import StagedProgram, check_options, prepare_staged
+from fxdp.pipeline.homes import Homes
 from fxdp.pipeline.layout import Layout
 from fxdp.pipeline.lower import Lowering, modules_of
 from fxdp.rules.randomness import node_draws
@@ -33,11 +34,15 @@ class StagedPrograms(Programs):
         super().__init__(module, mesh, options)
         check_options(options)
         self._lowerings: dict[int, Lowering] = {}
+        self._homes = Homes()
 
     _differentiable = "loss"
 
     def _prepare(self, captured: Captured) -> LocalProgram:
-        return prepare_staged(captured, self._mesh, self._options)
+        program = prepare_staged(captured, self._mesh, self._options)
+        if self._options.gradients == "owner":
+            self._homes.add(program)
+        return program
 
     def _make(
         self, call: Call, batches: tuple[int, ...], args: tuple[Any, ...], kwargs: dict[str, Any]

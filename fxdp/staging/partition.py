@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from torch import fx
 
-from fxdp.annotations import Crossing, ResultSlot, Site, TensorType
+from fxdp.annotations import Crossing, Parameter, ResultSlot, Site, TensorType, note
 from fxdp.placements import Partial, Placement
 
 
@@ -49,6 +50,16 @@ class Part:
     summed: frozenset[str] = frozenset()
     """Those among them that its backward adds to buffers of the step instead of giving them."""
 
+    @property
+    def parameters(self) -> dict[Parameter, TensorType]:
+        """The parameters that it reads."""
+        found = {}
+        for node in self.gm.graph.find_nodes(op="placeholder"):
+            slot, type_ = note(node).slot, note(node).type
+            if isinstance(slot, Parameter) and isinstance(type_, TensorType):
+                found[slot] = type_
+        return found
+
 
 @dataclass
 class Partition:
@@ -65,6 +76,15 @@ class Partition:
     """Values of micro-batches that epilogues or results read, by name."""
     results: tuple[tuple[ResultSlot, str, int], ...]
     """The program's results: slot, name of the value, stage that has it."""
+
+    def readers(self, placement: Sequence[int]) -> dict[Parameter, set[int]]:
+        """The ranks whose stages read each parameter, several of a tied one; a rank per stage is given."""
+        found: dict[Parameter, set[int]] = {}
+        for parts in (self.parts, self.epilogues):
+            for part, rank in zip(parts, placement, strict=True):
+                for slot in part.parameters if part is not None else ():
+                    found.setdefault(slot, set()).add(rank)
+        return found
 
     def with_sums(self) -> Partition:
         """The same for several micro-batches: what is only summed up goes into buffers of the step."""

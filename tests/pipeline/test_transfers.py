@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from typing import Any
 from unittest import mock
@@ -11,8 +12,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import fxdp
+from fxdp.lockstep import difference
 from fxdp.runtime import transport
-from tests.exactness.models import gradient_errors, step_both, twin_of
+from tests.exactness.models import Tokens, gradient_errors, step_both, token_batch, twin_of
 from tests.pipeline.models import Skips, skips
 from tests.pipeline.runs import captured_once
 from tests.ranks import RankPool
@@ -139,6 +141,63 @@ def test_gradients_of_owners_only(ranks: RankPool) -> None:
     assert not names[0] & names[2]
     assert names[0] | names[2] == {name for name, _ in Skips().named_parameters()}
     assert max(error for _, error in found) <= 1e-9
+
+
+def _tied() -> float:
+    """The worst error of the losses of three steps, each on what the one before left in the tied weight."""
+    torch.manual_seed(0)
+    model = Tokens().double()
+    twin = twin_of(model)
+    compiled = fxdp.compile(model, _mesh(2), gradients="owner", microbatches=2, compute="eager")
+    optimizers = [torch.optim.SGD(net.parameters(), 1.0) for net in (compiled, twin)]
+    errors = []
+    for _ in range(3):
+        ids, labels = token_batch(4)
+        losses = compiled(ids, labels), twin(ids, labels)
+        errors.append(difference(losses[0].detach(), losses[1].detach()))
+        for loss, optimizer in zip(losses, optimizers, strict=True):
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    return max(errors)
+
+
+def test_a_tied_weight_gets_its_gradient_on_all_stages_that_read_it(ranks: RankPool) -> None:
+    assert max(ranks.run(2, _tied)) <= 1e-9
+
+
+class HeavyEnd(nn.Module):
+    """Costs most at its end in training, where the beginning is frozen, but not in evaluation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(6))
+        for layer in self.layers[:3]:
+            layer.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x).tanh()
+        return x.square().mean()
+
+
+def _trained_elsewhere(stages: Any) -> str:
+    """The error, if any, of evaluation after a step of training."""
+    torch.manual_seed(0)
+    compiled = fxdp.compile(HeavyEnd(), _mesh(2), gradients="owner", stages=stages, compute="eager")
+    compiled(torch.randn(4, 6)).backward()
+    try:
+        with torch.no_grad():
+            compiled.eval()(torch.randn(4, 6))
+    except fxdp.StageError as error:
+        return str(error)
+    return ""
+
+
+def test_no_stage_reads_weights_that_others_train(ranks: RankPool) -> None:
+    for text in ranks.run(2, _trained_elsewhere, None):
+        assert re.search(r"so layers.\d.weight.* on ranks that do not train them. Name in stages=", text)
+    assert ranks.run(2, _trained_elsewhere, ["layers.4"]) == ["", ""]
 
 
 def _meshes() -> list[float]:
