@@ -37,7 +37,7 @@ class Homes:
         if stale:
             raise StageError(
                 f'gradients="owner": this call is cut into stages at other places than one before it, so '
-                f"{', '.join(stale)} would be read on ranks that do not train them. Name in stages= the modules "
-                'at which stages begin, so that all calls are cut alike, or use gradients="everywhere"'
+                f"{', '.join(stale)} would be read on ranks that do not train them. Name in stages= the "
+                'modules at which stages begin, so that all calls are cut alike, or use gradients="everywhere"'
             )
         self._read, self._trained = read, trained
