@@ -36,8 +36,9 @@ class Homes:
         stale = [slot.name for slot, ranks in trained.items() if not read[slot] <= ranks]
         if stale:
             raise StageError(
-                f'gradients="owner": this call is cut into stages at other places than one before it, so '
+                'gradients="owner": this call is cut into stages at other places than one before it, so '
                 f"{', '.join(stale)} would be read on ranks that do not train them. Name in stages= the "
-                'modules at which stages begin, so that all calls are cut alike, or use gradients="everywhere"'
+                "modules at which stages begin, so that all calls are cut alike, or use "
+                'gradients="everywhere"'
             )
         self._read, self._trained = read, trained
