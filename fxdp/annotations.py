@@ -213,12 +213,21 @@ class Layout:
 
 def memory_layout(node: fx.Node) -> Layout | None:
     """The layout of a captured node's value, where capture kept it."""
+    return _layout(node, "expr")
+
+
+def example_layout(node: fx.Node) -> Layout | None:
+    """The same in numbers, as it was for the example; a size that only the data fixes is None."""
+    return _layout(node, "hint")
+
+
+def _layout(node: fx.Node, numbers: str) -> Layout | None:
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor):
         return None
     sizes, strides = (
-        tuple(getattr(getattr(n, "node", None), "expr", n) for n in numbers)
-        for numbers in (value.shape, value.stride())
+        tuple(getattr(getattr(n, "node", None), numbers, n) for n in found)
+        for found in (value.shape, value.stride())
     )
     return Layout(sizes, strides, value.storage_offset())
 

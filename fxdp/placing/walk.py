@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import Tensor, fx
+from torch import fx
 
 from fxdp.annotations import (
     Gradient,
@@ -21,10 +21,10 @@ from fxdp.annotations import (
     TensorType,
     is_host_size,
     note,
-    tensor_operands,
 )
 from fxdp.errors import PlacementError
 from fxdp.placements import Partial, Placement, R, Shard
+from fxdp.placing.memory import memory_order
 from fxdp.rules.chooser import cheapest, choose, conversion_cost, size_bytes
 from fxdp.rules.iota import iota_dim
 from fxdp.rules.randomness import draws
@@ -249,7 +249,7 @@ class Walk:
 
     def _choose(self, op: Op, node: fx.Node) -> Choice:
         if self.single_device_rng and draws(op.target, op.args, dict(op.kwargs)):
-            ways = list(drawn_whole(op, _layout(node), one_rank=self.one_rank))
+            ways = list(drawn_whole(op, memory_order(node), one_rank=self.one_rank))
             return Choice(cheapest(op, ways)[0], "drawn_whole", True)
         found = self.choices.get(op)
         if found is None:
@@ -268,18 +268,6 @@ def bytes_of(node: fx.Node) -> int:
     """Bytes of a node's global value at the hinted sizes; 0 for what is no tensor."""
     type_ = note(node).type
     return size_bytes(type_) if isinstance(type_, TensorType) else 0
-
-
-def _layout(node: fx.Node) -> tuple[int, ...]:
-    """The dims of a node's first operand from the outermost in memory to the innermost, where it is known."""
-    source = next(iter(tensor_operands(node)), node)
-    value = source.meta.get("val")
-    if not isinstance(value, Tensor):
-        return ()
-    strides = [getattr(getattr(n, "node", None), "hint", n) for n in value.stride()]
-    if any(not isinstance(n, int) for n in strides):
-        return ()
-    return tuple(sorted(range(len(strides)), key=lambda d: -strides[d]))
 
 
 def _choose(op: Op, one_rank: bool, site: Site) -> Choice:

@@ -32,6 +32,9 @@ _BY_VALUE = frozenset(
 _UNREAD = -2  # a tensor of which the op reads the shape only
 _ALIKE = 0.5  # stands for other ranks' values: a probability, a mean, a deviation, a weight
 
+_IN_PLACE = {torch.ops.aten.bernoulli.p: torch.ops.aten.bernoulli_.float}
+"""What capture makes an op from, where the op itself would fill memory in another order."""
+
 _EXTRA = (
     "SymInt[] whole, int[] dims, int[] order, int dim, SymInt outer, SymInt batch, SymInt start, SymInt count"
 )
@@ -65,16 +68,21 @@ def _define(target: OpOverload) -> OpOverload:
 
     def draw(*given: Any) -> Any:
         extra = _Part(*given[len(names) : -1])
-        return extra.taken(_call(target, names, extra.widened(names, given[: len(names)])))
+        return extra.taken(_call(_eager_form(target), names, extra.widened(names, given[: len(names)])))
 
     def shapes(*given: Any) -> Any:
         extra = _Part(*given[len(names) : -1])
-        values = given[: len(names)] if extra.dim >= 0 else extra.widened(names, given[: len(names)])
-        return _call(target, names, values)
+        if extra.dim >= 0:
+            return extra.laid_out(_call(target, names, given[: len(names)]))
+        return _call(_eager_form(target), names, extra.widened(names, given[: len(names)]))
 
     library.impl(name, draw, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
     torch.library.register_fake(f"fxdp::{name}", shapes, lib=library)
     return getattr(torch.ops.fxdp, name).default  # type: ignore[no-any-return]
+
+
+def _eager_form(target: OpOverload) -> OpOverload:
+    return _IN_PLACE.get(target, target)
 
 
 def _call(target: OpOverload, names: Sequence[str], values: Sequence[Any]) -> Any:
@@ -107,22 +115,26 @@ class _Part:
 
     def _widened(self, value: Tensor, dim: int) -> Tensor:
         if dim == _UNREAD:
-            return self._laid_out(value, self.whole)
+            return self._memory(value, self.whole)
         if dim < 0:
-            return self._laid_out(value, value.shape).copy_(value) if self._moves(value) else value
+            return self.laid_out(value) if value.dim() == len(self.order) else value
         shape = list(value.shape)
         shape[dim] = self.whole[self.dim]
-        made = self._laid_out(value, shape).fill_(_ALIKE)
+        made = self._memory(value, shape).fill_(_ALIKE)
         blocks = unflatten(value, dim, self.outer, self.count, self._inner(shape[dim]))
         split = unflatten(made, dim, self.outer, self.batch, self._inner(shape[dim]))
         split.narrow(dim + 1, self.start, self.count).copy_(blocks)
         return made
 
-    def _moves(self, value: Tensor) -> bool:
-        return value.dim() == len(self.order) and not value.permute(self.order).is_contiguous()
+    def laid_out(self, results: Any) -> Any:
+        """The same values in memory in which the dims follow each other as in the model."""
+        if isinstance(results, tuple):
+            return tuple(map(self.laid_out, results))
+        lies = results.permute(self.order if results.dim() == len(self.order) else range(results.dim()))
+        return results if lies.is_contiguous() else self._memory(results, results.shape).copy_(results)
 
-    def _laid_out(self, like: Tensor, shape: Sequence[int]) -> Tensor:
-        """Memory of a shape in which the dims follow each other as in the model: so eager draws."""
+    def _memory(self, like: Tensor, shape: Sequence[int]) -> Tensor:
+        """Memory of a shape, in the model's order: so eager draws."""
         if len(shape) != len(self.order):
             return like.new_empty(shape)
         ordered = like.new_empty([shape[d] for d in self.order])
@@ -137,8 +149,7 @@ class _Part:
             return tuple(map(self.taken, results))
         if self.dim < 0:
             return results
-        part = take_part(results, self.dim, self.outer, self.batch, self.start, self.count)
-        return part.contiguous() if part is not results else results
+        return self.laid_out(take_part(results, self.dim, self.outer, self.batch, self.start, self.count))
 
 
 def drawn_whole(op: Op, order: tuple[int, ...], *, one_rank: bool) -> Iterator[Alternative]:
