@@ -11,6 +11,7 @@ import contextlib
 import functools
 import inspect
 import itertools
+import math
 import platform
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -54,6 +55,7 @@ from torch.fx.experimental.symbolic_shapes import (
 )
 from torch.fx.graph import _BoxedCodeGen
 from torch.fx.traceback import preserve_node_meta
+from torch.utils._sympy.functions import FloatPow, IntTrueDiv, ToFloat
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
@@ -84,9 +86,11 @@ __all__ = [
     "UserError",
     "Work",
     "all_op_names",
+    "as_float",
     "default_store",
     "dtensor_spec",
     "exported_module",
+    "float_power",
     "in_function_transform",
     "joint_graph",
     "overload_of",
@@ -95,6 +99,7 @@ __all__ = [
     "silent_export",
     "torch_decompositions",
     "torch_release",
+    "true_quotient",
     "with_effects",
     "without_autograd_kernel",
 ]
@@ -181,6 +186,52 @@ def default_store() -> Store:
     return store
 
 
+def true_quotient(a: sympy.Expr, b: sympy.Expr) -> sympy.Expr:
+    """The float `a / b` of two integers, as Python divides them."""
+    return IntTrueDiv(a, b)
+
+
+def float_power(base: sympy.Expr, exponent: float) -> sympy.Expr:
+    """The float `base ** exponent` of an integer or a float."""
+    return FloatPow(base, sympy.Float(exponent))
+
+
+def as_float(number: sympy.Expr) -> sympy.Expr:
+    """An integer as a float."""
+    return ToFloat(number)
+
+
+def _call(function: Callable[..., Any], x: Any) -> Any:
+    """Python's own rounding functions ask a number's class, which for an fx proxy says nothing."""
+    if isinstance(x, fx.Proxy):
+        return x.tracer.create_proxy("call_function", function, (x,), {})
+    return function(x)
+
+
+class _Arithmetic(PythonReferenceAnalysis):
+    """What torch's own cannot do with fx proxies."""
+
+    @staticmethod
+    def int_truediv(a: Any, b: Any) -> Any:
+        return a / b
+
+    @staticmethod
+    def floor_to_int(x: Any, dtype: Any) -> Any:
+        return _call(math.floor, x)
+
+    @staticmethod
+    def ceil_to_int(x: Any, dtype: Any) -> Any:
+        return _call(math.ceil, x)
+
+    @staticmethod
+    def trunc_to_int(x: Any, dtype: Any) -> Any:
+        return _call(math.trunc, x)
+
+    @staticmethod
+    def round_to_int(x: Any, dtype: Any) -> Any:
+        return _call(round, x)
+
+
 def interpret_sympy(expr: sympy.Basic, values: Mapping[sympy.Symbol, Any]) -> Any:
     """Evaluate an expression by Python operators on ints, SymInts or fx proxies.
 
@@ -189,7 +240,7 @@ def interpret_sympy(expr: sympy.Basic, values: Mapping[sympy.Symbol, Any]) -> An
     numerator, denominator = expr.as_numer_denom()
     if denominator != 1:
         return interpret_sympy(numerator, values) // interpret_sympy(denominator, values)
-    return sympy_interp(PythonReferenceAnalysis, dict(values), expr)
+    return sympy_interp(_Arithmetic, dict(values), expr)
 
 
 def boxed_code(gm: fx.GraphModule) -> Callable[[list[Any]], Any]:

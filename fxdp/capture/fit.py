@@ -11,6 +11,7 @@ from functools import lru_cache
 import sympy
 
 from fxdp.symbols import B
+from fxdp.torch_compat import as_float, float_power, true_quotient
 
 _DEGREE = 2
 _MAX_DENOMINATOR = 10**6
@@ -22,23 +23,56 @@ def fit_int(batches: Sequence[int], values: Sequence[int]) -> sympy.Expr | None:
 
 
 def fit_float(batches: Sequence[int], values: Sequence[float]) -> sympy.Expr | None:
-    """`p(B)` or `1 / p(B)`, as of `2 / (B - 1)`; None if neither gives these floats exactly."""
-    if not all(math.isfinite(value) and value != 0 for value in values):
+    """`p(B)`, `1 / p(B)`, `p(B) / B` or the root of one of these, as of `2 / (B - 1)` or `B ** 0.5`.
+
+    A quotient is spelled as Python's division of two integers, which a rank computes as eager does. None if
+    nothing gives these floats exactly.
+    """
+    if not all(map(math.isfinite, values)):
         return None
-    for direct in (True, False):
-        wanted = [value if direct else 1 / value for value in values]
-        exact = tuple(Fraction(value).limit_denominator(_MAX_DENOMINATOR) for value in wanted)
-        found = _polynomial(tuple(batches), exact)
-        if found is None:
-            continue
-        expr = found if direct else 1 / found
-        if all(_agrees(expr, batch, value) for batch, value in zip(batches, values, strict=True)):
-            return expr
-    return None
+    found = _rational(batches, values)
+    if found is None and all(value > 0 for value in values):
+        square = _rational(batches, [value * value for value in values])
+        found = None if square is None else float_power(square, 0.5)
+    if found is None or not _agree(found, batches, values):
+        return None
+    return found
 
 
-def _agrees(expr: sympy.Expr, batch: int, value: float) -> bool:
-    return math.isclose(float(expr.xreplace({B: sympy.Integer(batch)})), value, rel_tol=4e-16)
+def _rational(batches: Sequence[int], values: Sequence[float]) -> sympy.Expr | None:
+    """`p(B)`, `p(B) / B` or `1 / p(B)` near these floats."""
+    direct = _polynomial(tuple(batches), _fractions(values))
+    if direct is not None:
+        return _quotient(direct, sympy.Integer(1))
+    shared = _polynomial(
+        tuple(batches), _fractions([value * batch for value, batch in zip(values, batches, strict=True)])
+    )
+    if shared is not None:
+        return _quotient(shared, B)
+    if not all(values):
+        return None
+    inverse = _polynomial(tuple(batches), _fractions([1 / value for value in values]))
+    return None if inverse is None else _quotient(sympy.Integer(1), inverse)
+
+
+def _quotient(above: sympy.Expr, below: sympy.Expr) -> sympy.Expr:
+    """The float of a quotient of polynomials, whose coefficients may be fractions."""
+    numerator, denominator = sympy.together(above / below).as_numer_denom()
+    if denominator == 1:
+        return as_float(sympy.expand(numerator))
+    return true_quotient(sympy.expand(numerator), sympy.expand(denominator))
+
+
+def _fractions(values: Sequence[float]) -> tuple[Fraction, ...]:
+    return tuple(Fraction(value).limit_denominator(_MAX_DENOMINATOR) for value in values)
+
+
+def _agree(expr: sympy.Expr, batches: Sequence[int], values: Sequence[float]) -> bool:
+    pairs = zip(batches, values, strict=True)
+    return all(
+        math.isclose(float(expr.xreplace({B: sympy.Integer(batch)})), value, rel_tol=4e-16)
+        for batch, value in pairs
+    )
 
 
 @lru_cache(maxsize=65536)

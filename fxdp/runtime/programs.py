@@ -267,8 +267,15 @@ def _leaf(leaf: Any, outputs: Sequence[Tensor], sizes: dict[str, int]) -> Any:
     if isinstance(leaf, OutputLeaf):
         return outputs[leaf.index]
     if isinstance(leaf, SizeLeaf):
-        return int(leaf.expr.xreplace(_by_symbol(leaf.expr, sizes)))
+        return _number(leaf.expr.xreplace(_by_symbol(leaf.expr, sizes)))
     return leaf
+
+
+def _number(value: Any) -> int | float | bool:
+    """A value without symbols as the Python number that it is."""
+    if value.is_Boolean:
+        return bool(value)
+    return int(value) if value.is_Integer else float(value)
 
 
 def _raise_if_checked(checks: Sequence[Check], outputs: Sequence[Tensor]) -> None:

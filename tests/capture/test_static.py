@@ -88,8 +88,12 @@ def test_fit_int(function, expr: sympy.Expr) -> None:
 
 
 @pytest.mark.parametrize(
-    "function", [lambda b: 1 / b, lambda b: 2.0 / (b * 4 - 1), lambda b: 0.25 * b, lambda b: 1 / (b * b)]
-)
+    "function",
+    [
+        lambda b: 1 / b, lambda b: 2.0 / (b * 4 - 1), lambda b: 0.25 * b, lambda b: 1 / (b * b),
+        lambda b: (b - 1) / b, lambda b: b**0.5, lambda b: (2 / (b - 1)) ** 0.5,
+    ],
+)  # fmt: skip
 def test_fit_float(function) -> None:
     expr = fit_float(SIZES, [function(b) for b in SIZES])
     assert float(expr.xreplace({B: sympy.Integer(9)})) == pytest.approx(function(9), rel=1e-15)
@@ -98,4 +102,4 @@ def test_fit_float(function) -> None:
 def test_what_does_not_fit() -> None:
     assert fit_int(SIZES, [2**b for b in SIZES]) is None
     assert fit_int(SIZES, [b // 2 for b in SIZES]) is not None or True
-    assert fit_float(SIZES, [b**0.5 for b in SIZES]) is None
+    assert fit_float(SIZES, [float(b) ** (1 / 3) for b in SIZES]) is None
