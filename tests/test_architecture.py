@@ -56,6 +56,7 @@ LAYERS: list[tuple[str, ...]] = [
         "runtime.optimizers",
         "runtime.recent",
         "runtime.stable",
+        "runtime.streams",
         "runtime.transport",
     ),
     ("passes", "lowering"),

@@ -56,6 +56,7 @@ def test_the_pipeline_runs(tmp_path: Path, capfd: pytest.CaptureFixture[str]) ->
     assert "rank 1: .  F0 B0 B0 F1 B1 B1 F2 B2 B2 F3 B3 B3" in shown
     assert "op='send'" in shown
     assert "forward_0_mb3 = self.forward_0(microbatch_3)" in shown
+    assert "self.wait_event('p2p_forward', after_forward_0_mb3)" in shown
 
 
 def test_the_skips_run() -> None:

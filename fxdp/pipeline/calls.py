@@ -14,6 +14,7 @@ from fxdp.annotations import Buffer, Constant, Crossing, Input, Parameter, Size,
 from fxdp.lowering import Halves
 from fxdp.lowering.eager import backward_inputs, forward_inputs, tensor_type
 from fxdp.lowering.halves import Boxed
+from fxdp.runtime.streams import COMPUTE, Streams
 from fxdp.runtime.transport import Microbatch
 
 _PRIME = 0x9E3779B97F4A7C15
@@ -150,10 +151,15 @@ class Forward(_Call):
 class Once(_Call):
     """A part without backward that runs once per step: `(whole batch, *values) -> results`."""
 
-    def forward(self, batch: Microbatch, *values: Tensor) -> tuple[Tensor, ...]:
-        """Run it."""
-        code = self.codes[None]
-        return tuple(code.forward(batch, dict(zip(self.names, values, strict=True)))[:-1])
+    def __init__(self, code: Code, names: Sequence[str], streams: Streams) -> None:
+        super().__init__({None: code}, names)
+        self._streams = streams
+
+    def forward(self, batch: Microbatch, *values: Tensor, stream: str = COMPUTE) -> tuple[Tensor, ...]:
+        """Run it on `stream`."""
+        with self._streams.on(stream):
+            code = self.codes[None]
+            return tuple(code.forward(batch, dict(zip(self.names, values, strict=True)))[:-1])
 
 
 class Backward(_Call):

@@ -11,12 +11,13 @@ from typing import Any
 import torch
 from torch import fx
 
+from fxdp import ir
 from fxdp.annotations import Gradient, Parameter, ResultSlot, TensorType, note
 from fxdp.pipeline.pen import Pen
 from fxdp.placements import Placement
 from fxdp.runtime import transport
 from fxdp.schedule import Schedule
-from fxdp.staging import Partition
+from fxdp.staging import Part, Partition
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class Finish:
     ----------
     tag : the first tag that no transfer of a micro-batch has.
     everywhere : whether all ranks get the gradients, or only those whose stages read the parameter.
+    parallel : whether other ranks hold parts of the batch, so that sums go over ranks.
     """
 
     pen: Pen
@@ -44,6 +46,7 @@ class Finish:
     whole: fx.Node
     tag: int
     everywhere: bool
+    parallel: bool
     _brought: set[tuple[str, int]] = field(default_factory=set)
 
     def write(self) -> list[Any]:
@@ -56,7 +59,8 @@ class Finish:
                 self._bring(crossing.name, stage)
             if self.schedule.placement[stage] == self.pen.rank:
                 args = [self.pen.value(c.name, None) for c in part.reads]
-                made = self.pen.module(f"finish_{stage}", (self.whole, *args), f"finish_{stage}")
+                call = self.pen.reduce if self.parallel and _communicates(part) else self.pen.module
+                made = call(f"finish_{stage}", (self.whole, *args), f"finish_{stage}")
                 self.pen.keep_items(made, part.gives)
         for rank in range(len(self.schedule.ranks)):
             self._deliver(rank)
@@ -155,3 +159,7 @@ class Finish:
         source = self._source(name)
         here = source is None or self.schedule.placement[source.stage] == self.pen.rank
         return self.pen.value(name, None) if here or self._is_for(self.pen.rank, slot) else None
+
+
+def _communicates(part: Part) -> bool:
+    return any(node.target in ir.COLLECTIVES for node in part.gm.graph.nodes)

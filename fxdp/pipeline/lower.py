@@ -19,11 +19,13 @@ from fxdp.lowering.turns import Turn
 from fxdp.pass_manager import Level, PassManager
 from fxdp.passes import EmitProgram
 from fxdp.pipeline.calls import Backward, Code, Forward, InputGradient, Once, Sums, WeightGradient
+from fxdp.pipeline.events import RECORD, WAIT
 from fxdp.pipeline.gives import backward_gives, halves_of, summed
 from fxdp.pipeline.pen import evaluate
 from fxdp.pipeline.program import StagedProgram
 from fxdp.rules.arguments import local_shape
 from fxdp.rules.randomness import node_draws
+from fxdp.runtime.streams import RecordEvent, Streams, WaitEvent
 from fxdp.runtime.transport import Receive, Send
 from fxdp.schedule import Kind, Schedule
 from fxdp.staging import Part
@@ -108,9 +110,13 @@ class Lowering:
 
 
 def modules_of(
-    lowering: Lowering, schedule: Schedule, sizes: Mapping[int | None, Mapping[str, int]], rows: Tensor | None
+    lowering: Lowering,
+    schedule: Schedule,
+    sizes: Mapping[int | None, Mapping[str, int]],
+    rows: Tensor | None,
+    streams: Streams,
 ) -> dict[str, nn.Module]:
-    """What a rank's program calls, by name: its stages, and its ends of the transfers."""
+    """What a rank's program calls, by name: its stages, its ends of the transfers, its events."""
     local = lowering.local
     partition, mesh = local.partition, local.mesh
     modules: dict[str, nn.Module] = {}
@@ -129,11 +135,12 @@ def modules_of(
         if last is not None:
             names = [c.name for c in last.reads]
             code = lowering.code(last, f"finish {stage}", sizes[None], None, rows)
-            modules[f"finish_{stage}"] = Once({None: code}, names)
+            modules[f"finish_{stage}"] = Once(code, names, streams)
     if partition.prologue is not None:
         code = lowering.code(partition.prologue, "prologue", sizes[None], None, rows)
-        modules["prologue"] = Once({None: code}, ())
-    return modules | _transport_modules(local)
+        modules["prologue"] = Once(code, (), streams)
+    modules |= {RECORD: RecordEvent(streams), WAIT: WaitEvent(streams)}
+    return modules | _transport_modules(local, streams)
 
 
 def _stage_modules(
@@ -163,7 +170,7 @@ def _sums(lowering: Lowering, part: Part, sizes: Mapping[str, int]) -> Sums:
     return Sums(types, lowering.device)
 
 
-def _transport_modules(local: StagedProgram) -> dict[str, nn.Module]:
+def _transport_modules(local: StagedProgram, streams: Streams) -> dict[str, nn.Module]:
     links, pipeline = local.mesh.links, local.mesh.pipeline
     if links is None or pipeline.size == 1:
         return {}
@@ -173,10 +180,10 @@ def _transport_modules(local: StagedProgram) -> dict[str, nn.Module]:
     assert forward is not None
     assert backward is not None
     return {
-        "send_forward": Send(forward, ranks),
-        "receive_forward": Receive(forward, ranks, device),
-        "send_backward": Send(backward, ranks),
-        "receive_backward": Receive(backward, ranks, device),
+        "send_forward": Send(forward, ranks, streams),
+        "receive_forward": Receive(forward, ranks, device, streams),
+        "send_backward": Send(backward, ranks, streams),
+        "receive_backward": Receive(backward, ranks, device, streams),
     }
 
 

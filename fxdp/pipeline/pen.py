@@ -12,9 +12,11 @@ import torch
 from torch import fx
 
 from fxdp.annotations import TensorType
+from fxdp.pipeline.events import Events
 from fxdp.placements import Placement
 from fxdp.rules.arguments import local_shape
 from fxdp.runtime import transport
+from fxdp.runtime.streams import P2P_BACKWARD, P2P_FORWARD, REDUCE
 
 _WINDOW = 2
 """Sends to one rank that may be under way before the oldest is waited for."""
@@ -50,18 +52,43 @@ class Pen:
     _values: dict[tuple[str, int | None], fx.Node] = field(default_factory=dict)
     _pending: dict[tuple[str, int | None], fx.Node] = field(default_factory=dict)
     _under_way: dict[int, list[tuple[fx.Node, Origin | None]]] = field(default_factory=dict)
+    _events: Events = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._events = Events(self.graph)
+
+    def input(self, name: str) -> fx.Node:
+        """The program's input, there when compute begins."""
+        node = self.graph.placeholder(name)
+        self._events.given(node)
+        return node
 
     def module(self, target: str, args: tuple[Any, ...], name: str) -> fx.Node:
         """A call of one of the program's modules."""
-        return self.graph.create_node("call_module", target, args, {}, name=name)
+        node = self.graph.create_node("call_module", target, args, {}, name=name)
+        self._events.given(node)
+        return node
+
+    def module_on(self, stream: str, target: str, args: tuple[Any, ...], name: str) -> fx.Node:
+        """The same on another stream than compute's, after all that compute was given so far."""
+        self._events.order(stream)
+        return self.graph.create_node("call_module", target, args, {"stream": stream}, name=name)
+
+    def reduce(self, target: str, args: tuple[Any, ...], name: str) -> fx.Node:
+        """The same on the reduce stream; `value` and `end` wait for it."""
+        node = self.module_on(REDUCE, target, args, name)
+        self._events.reduces(node)
+        return node
 
     def function(self, target: Any, args: tuple[Any, ...], name: str) -> fx.Node:
         """A call of a function of `runtime/transport.py`."""
-        return self.graph.create_node("call_function", target, args, {}, name=name)
+        node = self.graph.create_node("call_function", target, args, {}, name=name)
+        self._events.given(node)
+        return node
 
     def item(self, node: fx.Node, index: int, name: str) -> fx.Node:
-        """One result of a call."""
-        return self.function(operator.getitem, (node, index), name)
+        """One result of a call; nothing runs."""
+        return self.graph.create_node("call_function", operator.getitem, (node, index), {}, name=name)
 
     def keep(self, name: str, microbatch: int | None, value: fx.Node) -> None:
         """From here on the value has this name."""
@@ -78,7 +105,10 @@ class Pen:
         if key in self._pending:
             pending = self._pending.pop(key)
             self._values[key] = self.function(transport.wait, (pending,), f"{name}{suffix(microbatch)}")
-        return self._values[key] if key in self._values else self._values[name, None]
+        found = self._values[key] if key in self._values else self._values[name, None]
+        if self._events.is_reducing(found):
+            self._events.join()
+        return found
 
     def shape(self, type_: TensorType, placement: Placement | None, microbatch: int | None) -> list[int]:
         """The shape of this rank's value."""
@@ -91,8 +121,8 @@ class Pen:
         under_way = self._under_way.setdefault(peer, [])
         if len(under_way) >= _WINDOW:
             self.function(transport.wait_sent, (under_way.pop(0)[0],), "sent")
-        target = "send_backward" if backward else "send_forward"
-        node = self.module(target, (value, peer, tag), f"send_{name}_to{peer}")
+        target, stream = ("send_backward", P2P_BACKWARD) if backward else ("send_forward", P2P_FORWARD)
+        node = self.module_on(stream, target, (value, peer, tag), f"send_{name}_to{peer}")
         under_way.append((node, origin))
 
     def settle(self, origin: Origin) -> None:
@@ -106,8 +136,8 @@ class Pen:
         self, shape: list[int], dtype: torch.dtype, peer: int, tag: int, name: str, *, backward: bool
     ) -> fx.Node:
         """Start a receive."""
-        target = "receive_backward" if backward else "receive_forward"
-        return self.module(target, (shape, dtype, peer, tag), f"receive_{name}_from{peer}")
+        target, stream = ("receive_backward", P2P_BACKWARD) if backward else ("receive_forward", P2P_FORWARD)
+        return self.module_on(stream, target, (shape, dtype, peer, tag), f"receive_{name}_from{peer}")
 
     def expect(self, name: str, microbatch: int | None, pending: fx.Node) -> None:
         """The value is under way: wait for it at its first use."""
@@ -120,11 +150,13 @@ class Pen:
         """Note a transfer from the first of `ends` to the second for the plan."""
         self.sent.append(Sent(name, *ends, microbatch, prod(shape) * dtype.itemsize, backward))
 
-    def wait_all_sent(self) -> None:
-        """Nothing sent is under way when the step ends."""
+    def end(self, results: tuple[Any, ...]) -> None:
+        """The program's results; nothing is under way when the step ends."""
         for under_way in self._under_way.values():
             for node, _ in under_way:
                 self.function(transport.wait_sent, (node,), "sent")
+        self._events.join()
+        self.graph.output(results)
 
 
 def suffix(microbatch: int | None) -> str:

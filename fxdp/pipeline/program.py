@@ -37,6 +37,7 @@ class StagedProgram(LocalProgram):
             self.captured.batch,
             self.options.gradients == "everywhere",
             Recompute(self.options.checkpoint, self.options.microbatches),
+            self.mesh.size,
         )
 
     def plan(self, sizes: Mapping[str, int]) -> Plan:

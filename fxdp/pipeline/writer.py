@@ -2,15 +2,17 @@
 
     %microbatch_0 = microbatch(%batch, 0, 0, 2, [0, 0])
     %forward_0_mb0 = forward_0(%microbatch_0)                 -> results, saved
-    %send_add_3_mb0_to1 = send_forward(%add_3_mb0, 1, 0)
+    %after_forward_0_mb0 = record_event('compute')            -> an event; see `events.py`
+    %p2p_forward_waits = wait_event('p2p_forward', %after_forward_0_mb0)
+    %send_add_3_mb0_to1 = send_forward(%add_3_mb0, 1, 0, stream='p2p_forward')
     ...
-    %receive_add_9_mb0_from1 = receive_backward([2, 6, 16], float32, 1, 1)
+    %receive_add_9_mb0_from1 = receive_backward([2, 6, 16], float32, 1, 1, stream='p2p_backward')
     %add_9_mb0 = wait(%receive_add_9_mb0_from1)
     %sums_0 = sums_0()                                        -> zeros, to which each backward adds
     %backward_0_mb0 = backward_0(%saved_0_mb0, %sums_0, %add_9_mb0)
     ...
     %mm_7 = %sums_0[0]
-    %finish_0 = finish_0(%batch, %mm_7, ...)
+    %finish_0 = finish_0(%batch, %mm_7, ..., stream='reduce')
     return results
 
 All ranks walk the same order of events and each writes its own share, so what one sends another receives at
@@ -27,6 +29,7 @@ from torch import fx
 
 from fxdp.pipeline.finish import Finish
 from fxdp.pipeline.gives import backward_gives, forward_gives, halves_of
+from fxdp.pipeline.happens_before import check_order
 from fxdp.pipeline.pen import Pen, evaluate, suffix
 from fxdp.placements import Partial, Shard
 from fxdp.runtime import transport
@@ -61,6 +64,7 @@ class Writer:
     batch_dims : the batch dim of each input.
     everywhere : whether all ranks get the gradients, or only the stage that owns the parameter.
     recompute : the micro-batches of which nothing is kept.
+    data_ranks : how many ranks hold parts of the batch.
     """
 
     pen: Pen
@@ -70,6 +74,7 @@ class Writer:
     batch_dims: Sequence[int | None]
     everywhere: bool
     recompute: Recompute
+    data_ranks: int
     _saved: dict[tuple[int, int], fx.Node] = field(default_factory=dict)
     _rest: dict[tuple[int, int], fx.Node] = field(default_factory=dict)
     _totals: dict[str, list[fx.Node]] = field(default_factory=dict)
@@ -83,8 +88,9 @@ class Writer:
         Raises
         ------
         DeadlockError : ranks that could wait for one another forever.
+        VerifierError : a stream that does not wait for what it reads; a bug in fxdp.
         """
-        self.whole = self.pen.graph.placeholder("batch")
+        self.whole = self.pen.input("batch")
         self._prologue()
         edges = {(e.name, e.source, e.target): e for e in self.partition.edges}
         routes = [Route(e.name, e.source, e.target, e.backward) for e in self._edges()]
@@ -97,10 +103,11 @@ class Writer:
                 self._act(event)
         self._put_together()
         tag = len(self.partition.edges) * self.schedule.microbatches
-        finish = Finish(self.pen, self.partition, self.schedule, self.whole, tag, self.everywhere)
-        results = finish.write()
-        self.pen.wait_all_sent()
-        self.pen.graph.output(tuple(results))
+        finish = Finish(
+            self.pen, self.partition, self.schedule, self.whole, tag, self.everywhere, self.data_ranks > 1
+        )
+        self.pen.end(tuple(finish.write()))
+        check_order(self.pen.graph)
         return self.pen.graph
 
     def _edges(self) -> list[Edge]:

@@ -20,6 +20,7 @@ from fxdp.rules.randomness import node_draws
 from fxdp.runtime.calls import Call
 from fxdp.runtime.programs import Programs, Served, _Kind, _plain_modes, row_numbers, size_values
 from fxdp.runtime.step import Step
+from fxdp.runtime.streams import Streams
 
 
 class StagedPrograms(Programs):
@@ -35,6 +36,7 @@ class StagedPrograms(Programs):
         check_options(options)
         self._lowerings: dict[int, Lowering] = {}
         self._homes = Homes()
+        self._streams: Streams | None = None
 
     _differentiable = "loss"
 
@@ -62,7 +64,9 @@ class StagedPrograms(Programs):
         rows = row_numbers(batches).to(call.tensors[0].device) if len(set(batches)) > 1 else None
         graph = local.writer(layout, self._mesh.pipeline.rank).write()
         with _plain_modes():
-            modules = modules_of(lowering, local.schedule, layout.sizes, rows)
+            if self._streams is None:
+                self._streams = Streams.of(lowering.device)
+            modules = modules_of(lowering, local.schedule, layout.sizes, rows, self._streams)
         program = fx.GraphModule({**modules}, graph, "Step")
         self.compiled += 1
         return Served(self._step(local, program), program, local, whole)

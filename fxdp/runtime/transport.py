@@ -1,7 +1,8 @@
 """What a staged program calls besides its stages: micro-batches, transfers between stages, sums over a step.
 
 Transfers are asynchronous: `Send` and `Receive` return at once, `wait` gives a received value, `wait_sent`
-lets go of a sent one. All values travel as bytes, so every dtype does.
+lets go of a sent one. All values travel as bytes, so every dtype does. On CUDA they are issued on a stream of
+their own (`runtime/streams.py`), for which the process group's stream waits, and waited for by compute.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from fxdp.moments import combine
 from fxdp.parts import join_parts
+from fxdp.runtime.streams import Streams
 
 __all__ = [
     "Microbatch",
@@ -43,44 +45,54 @@ class Microbatch:
 
 @dataclass(frozen=True)
 class Pending:
-    """A transfer under way, and the value that it reads or fills."""
+    """A transfer under way, and the value that it reads or fills, which must live until it is done."""
 
     work: Any
     value: Tensor
+    copy: Tensor | None = None
+    """What travels of a sent value: itself where its memory is plain."""
 
 
 class Send(nn.Module):
     """Start sending a value to another rank."""
 
-    def __init__(self, group: dist.ProcessGroup, ranks: Sequence[int]) -> None:
+    def __init__(self, group: dist.ProcessGroup, ranks: Sequence[int], streams: Streams) -> None:
         super().__init__()
         self._group = group
         self._ranks = tuple(ranks)
+        self._streams = streams
 
-    def forward(self, value: Tensor, peer: int, tag: int) -> Pending:
-        """`peer` counts along the pipeline axis."""
-        value = _plain(value)
+    def forward(self, value: Tensor, peer: int, tag: int, *, stream: str) -> Pending:
+        """`peer` counts along the pipeline axis; issued on `stream`."""
         if value.numel() == 0:
             return Pending(None, value)
-        work = dist.isend(_bytes(value), self._ranks[peer], group=self._group, tag=tag)
-        return Pending(work, value)
+        with self._streams.on(stream):
+            copy = _plain(value)
+            work = dist.isend(_bytes(copy), self._ranks[peer], group=self._group, tag=tag)
+        return Pending(work, value, copy)
 
 
 class Receive(nn.Module):
     """Start receiving a value of known shape from another rank."""
 
-    def __init__(self, group: dist.ProcessGroup, ranks: Sequence[int], device: torch.device) -> None:
+    def __init__(
+        self, group: dist.ProcessGroup, ranks: Sequence[int], device: torch.device, streams: Streams
+    ) -> None:
         super().__init__()
         self._group = group
         self._ranks = tuple(ranks)
         self._device = device
+        self._streams = streams
 
-    def forward(self, shape: Sequence[int], dtype: torch.dtype, peer: int, tag: int) -> Pending:
-        """A buffer of that shape, filled when `wait` returns."""
+    def forward(
+        self, shape: Sequence[int], dtype: torch.dtype, peer: int, tag: int, *, stream: str
+    ) -> Pending:
+        """A buffer of that shape, memory of compute's, filled when `wait` returns; issued on `stream`."""
         value = torch.empty(tuple(shape), dtype=dtype, device=self._device)
         if value.numel() == 0:
             return Pending(None, value)
-        work = dist.irecv(_bytes(value), self._ranks[peer], group=self._group, tag=tag)
+        with self._streams.on(stream):
+            work = dist.irecv(_bytes(value), self._ranks[peer], group=self._group, tag=tag)
         return Pending(work, value)
 
 

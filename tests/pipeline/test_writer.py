@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from expecttest import assert_expected_inline
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from fxdp.pipeline.layout import Layout
 from fxdp.runtime import transport
@@ -28,7 +28,7 @@ class Two(nn.Module):
 
 
 def _programs(schedule: str, stages: int | list[str], **options: Any) -> str:
-    """What each rank calls, in order, but for taking results apart and waiting for what was sent."""
+    """What each rank calls, in order, but for taking results apart, events, and waits for what was sent."""
     cut = program(
         Two(), torch.randn(4, 4), ranks=2, stages=stages, microbatches=2, schedule=schedule, **options
     )
@@ -41,7 +41,7 @@ def _programs(schedule: str, stages: int | list[str], **options: Any) -> str:
     return "\n".join(lines)
 
 
-_SMALL = (operator.getitem, transport.wait_sent, transport.microbatch)
+_SMALL = (operator.getitem, transport.wait_sent, transport.microbatch, "record_event", "wait_event")
 
 
 def test_gpipe() -> None:
@@ -104,3 +104,72 @@ def test_recomputation() -> None:
     at = words.index("recompute_0_mb0")
     assert words[at - 1].startswith("receive_mm_3_mb0")
     assert words[at + 1 : at + 4] == ["mm_3_mb0", "sums_0", "backward_0_mb0"]
+
+
+def _text(graph: fx.Graph) -> str:
+    """One call per line, as `print_readable()` shows it."""
+    lines = []
+    for node in graph.nodes:
+        if node.op in ("call_module", "call_function"):
+            words = [*map(str, node.args), *(f"{k}={v}" for k, v in node.kwargs.items())]
+            target = node.target if isinstance(node.target, str) else node.target.__name__
+            lines.append(f"{node} = {target}({', '.join(words)})")
+    return "\n".join(lines)
+
+
+def test_events() -> None:
+    """Two data ranks: another stream waits before a send, a receive or a reduction, and compute after it."""
+    cut = program(Two(), torch.randn(4, 4), ranks=2, dp=2, stages=["b"], gradients="owner")
+    sizes = {"B": 8, "b": 4, "offset": 0, "b_max": 4}
+    assert_expected_inline(_text(cut.writer(Layout.of(sizes, 1), 0).write()), """\
+microbatch_0 = microbatch(batch, 0, 0, 4, [0])
+forward_0_mb0 = forward_0(microbatch_0)
+relu_mb0 = getitem(forward_0_mb0, 0)
+saved_0_mb0 = getitem(forward_0_mb0, 1)
+after_forward_0_mb0 = record_event(compute)
+p2p_forward_waits = wait_event(p2p_forward, after_forward_0_mb0)
+send_relu_mb0_to1 = send_forward(relu_mb0, 1, 0, stream=p2p_forward)
+p2p_backward_waits = wait_event(p2p_backward, after_forward_0_mb0)
+receive_mm_3_mb0_from1 = receive_backward([4, 4], torch.float32, 1, 1, stream=p2p_backward)
+mm_3_mb0 = wait(receive_mm_3_mb0_from1)
+sent = wait_sent(send_relu_mb0_to1)
+backward_0_mb0 = backward_0(saved_0_mb0, (), mm_3_mb0)
+t_8_mb0 = getitem(backward_0_mb0, 0)
+after_backward_0_mb0 = record_event(compute)
+reduce_waits = wait_event(reduce, after_backward_0_mb0)
+finish_0 = finish_0(batch, t_8_mb0, stream=reduce)
+wait_1 = getitem(finish_0, 0)
+p2p_forward_waits_1 = wait_event(p2p_forward, after_backward_0_mb0)
+receive_results_from1 = receive_forward([4], torch.uint8, 1, 3, stream=p2p_forward)
+results_of1 = wait(receive_results_from1)
+unpacked_of1 = unpack(results_of1, [[]], [torch.float32])
+wait = getitem(unpacked_of1, 0)
+after_finish_0 = record_event(reduce)
+compute_waits = wait_event(compute, after_finish_0, batch, t_8_mb0)""")
+    assert_expected_inline(_text(cut.writer(Layout.of(sizes, 1), 1).write()), """\
+after_batch = record_event(compute)
+p2p_forward_waits = wait_event(p2p_forward, after_batch)
+receive_relu_mb0_from0 = receive_forward([4, 4], torch.float32, 0, 0, stream=p2p_forward)
+relu_mb0 = wait(receive_relu_mb0_from0)
+microbatch_0 = microbatch(batch, 0, 0, 4, [0])
+forward_1_mb0 = forward_1(microbatch_0, relu_mb0)
+sum_1_mb0 = getitem(forward_1_mb0, 0)
+saved_1_mb0 = getitem(forward_1_mb0, 1)
+backward_1_mb0 = backward_1(saved_1_mb0, ())
+mm_3_mb0 = getitem(backward_1_mb0, 0)
+t_5_mb0 = getitem(backward_1_mb0, 1)
+after_backward_1_mb0 = record_event(compute)
+p2p_backward_waits = wait_event(p2p_backward, after_backward_1_mb0)
+send_mm_3_mb0_to0 = send_backward(mm_3_mb0, 0, 1, stream=p2p_backward)
+reduce_waits = wait_event(reduce, after_backward_1_mb0)
+finish_1 = finish_1(batch, sum_1_mb0, t_5_mb0, stream=reduce)
+wait = getitem(finish_1, 0)
+wait_2 = getitem(finish_1, 1)
+after_finish_1 = record_event(reduce)
+compute_waits = wait_event(compute, after_finish_1, batch, sum_1_mb0, t_5_mb0)
+results_of1 = pack([wait])
+after_results_of1 = record_event(compute)
+p2p_forward_waits_1 = wait_event(p2p_forward, after_results_of1)
+send_results_of1_to0 = send_forward(results_of1, 0, 3, stream=p2p_forward)
+sent = wait_sent(send_mm_3_mb0_to0)
+sent_1 = wait_sent(send_results_of1_to0)""")

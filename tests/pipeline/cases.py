@@ -1,0 +1,55 @@
+"""Programs of many schedules, stages and micro-batches, captured once; nothing runs."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from fxdp.capture import Captured, capture
+from fxdp.compiler import copy_graph
+from fxdp.mesh import resolve_mesh
+from fxdp.options import Options
+from fxdp.pipeline import prepare_staged
+from fxdp.pipeline.layout import Layout
+from tests.pipeline.models import Skips, skips
+
+BATCH = 8
+
+CASES: tuple[tuple[int, int, dict[str, Any]], ...] = (
+    (1, 2, {"microbatches": 2}),
+    (2, 1, {"microbatches": 1}),
+    (2, 2, {"microbatches": 4, "schedule": "gpipe"}),
+    (2, 2, {"microbatches": 8}),
+    (2, 2, {"microbatches": 4, "gradients": "owner"}),
+    (2, 2, {"microbatches": 3, "schedule": "interleaved", "stages": 4}),
+    (2, 1, {"microbatches": 4, "schedule": "zero-bubble", "checkpoint": "always"}),
+    (3, 2, {"microbatches": 5, "schedule": "zero-bubble"}),
+    (3, 1, {"microbatches": 4, "schedule": "interleaved", "stages": 6, "gradients": "owner"}),
+    (4, 2, {"microbatches": 8, "schedule": "gpipe", "checkpoint": "except_last"}),
+    (4, 1, {"microbatches": 8, "stages": ["b", "c", "d"]}),
+)
+"""Pipeline ranks, data ranks, options."""
+
+
+@functools.cache
+def _captured(trains: bool) -> Captured:
+    with torch.set_grad_enabled(trains):
+        return capture(Skips(), (), skips(BATCH), couple=True)
+
+
+def graphs(
+    ranks: int, data_ranks: int, options: dict[str, Any], *, trains: bool = True
+) -> Iterator[fx.Graph]:
+    """The program of each pipeline rank for a model with skips over stages."""
+    found = _captured(trains)
+    mesh = resolve_mesh({"pp": ranks, "dp": data_ranks}, "cpu")
+    local = prepare_staged(replace(found, gm=copy_graph(found.gm)), mesh, Options(**options))
+    sizes = {"B": BATCH * data_ranks, "b": BATCH, "offset": 0, "b_max": BATCH}
+    layout = Layout.of(sizes, options["microbatches"])
+    for rank in range(ranks):
+        yield local.writer(layout, rank).write()

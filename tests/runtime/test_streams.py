@@ -1,0 +1,118 @@
+"""Streams and events: what each call asks of the device, in which order, and that a CPU is asked nothing."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch import Tensor
+
+from fxdp.pipeline.calls import Once
+from fxdp.runtime import transport
+from fxdp.runtime.streams import COMPUTE, P2P_FORWARD, REDUCE, CudaStreams, RecordEvent, Streams, WaitEvent
+from fxdp.runtime.transport import Receive, Send
+from tests.fake_cuda import FakeCuda
+
+CUDA = torch.device("cuda", 0)
+
+
+class Work:
+    """A transfer that notes on which stream it was issued and which one waits for it."""
+
+    def __init__(self, cuda: FakeCuda) -> None:
+        self.cuda, self.issued = cuda, cuda.current.name
+
+    def wait(self) -> None:
+        self.cuda.log.append(f"{self.cuda.current.name} waits for the transfer issued by {self.issued}")
+
+
+def test_an_event_orders_two_streams() -> None:
+    cuda = FakeCuda()
+    streams = CudaStreams(CUDA, cuda)
+    record, wait = RecordEvent(streams), WaitEvent(streams)
+    wait(P2P_FORWARD, record(COMPUTE))
+    wait(COMPUTE, record(REDUCE))
+    assert cuda.log == [
+        "the caller's records event 0 of the caller's",
+        "stream 0 waits for event 0 of the caller's",
+        "stream 2 records event 1 of stream 2",
+        "the caller's waits for event 1 of stream 2",
+    ]
+
+
+def test_compute_is_the_stream_that_is_current() -> None:
+    cuda = FakeCuda()
+    streams = CudaStreams(CUDA, cuda)
+    with cuda.stream(cuda.Stream(CUDA)):
+        streams.record(COMPUTE)
+        with streams.on(COMPUTE):
+            cuda.run("a stage", (), ())
+    assert cuda.log == ["stream 3 records event 0 of stream 3", "stream 3 runs a stage"]
+
+
+def test_each_model_has_its_own_streams() -> None:
+    cuda = FakeCuda()
+    for _ in range(2):
+        CudaStreams(CUDA, cuda)
+    assert len(cuda.streams) == 6
+
+
+def test_an_error_leaves_the_stream() -> None:
+    cuda = FakeCuda()
+    before = cuda.current
+    with pytest.raises(ValueError, match="stage"), CudaStreams(CUDA, cuda).on(REDUCE):
+        raise ValueError("stage")
+    assert cuda.current is before
+
+
+def test_transfers_are_issued_on_their_stream_and_waited_for_by_compute() -> None:
+    cuda = FakeCuda()
+    streams: Any = CudaStreams(CUDA, cuda)
+    send = Send(mock.sentinel.group, [0, 1], streams)
+    receive = Receive(mock.sentinel.group, [0, 1], torch.device("cpu"), streams)
+
+    def issue(value: Tensor, peer: int, **options: Any) -> Work:
+        cuda.log.append(f"{cuda.current.name} begins")
+        return Work(cuda)
+
+    with mock.patch.object(transport, "dist", SimpleNamespace(isend=issue, irecv=issue)):
+        sent = send(torch.ones(2), 1, 0, stream=P2P_FORWARD)
+        coming = receive([2], torch.float32, 1, 0, stream=P2P_FORWARD)
+    assert cuda.current.name == "the caller's"
+    transport.wait(coming)
+    transport.wait_sent(sent)
+    ended = "the caller's waits for the transfer issued by stream 0"
+    assert cuda.log == ["stream 0 begins", "stream 0 begins", ended, ended]
+
+
+def test_a_sent_value_is_held_beside_its_copy() -> None:
+    """The copy is made on another stream: the value must not be freed before that."""
+    send = Send(mock.sentinel.group, [0, 1], Streams())
+    value = torch.arange(6.0).view(2, 3).t()
+    with mock.patch.object(transport, "dist", mock.Mock()):
+        pending = send(value, 1, 0, stream=P2P_FORWARD)
+    assert pending.value is value
+    assert pending.copy is not None
+    assert pending.copy.is_contiguous()
+
+
+def test_what_runs_once_runs_on_the_stream_that_the_program_names() -> None:
+    cuda = FakeCuda()
+    code = mock.Mock()
+    code.forward.side_effect = lambda batch, values: (cuda.current.name, "saved")
+    once = Once(code, (), CudaStreams(CUDA, cuda))
+    assert once("batch") == ("the caller's",)
+    assert once("batch", stream=REDUCE) == ("stream 2",)
+
+
+def test_a_cpu_has_no_streams() -> None:
+    streams = Streams.of(torch.device("cpu"))
+    assert type(streams) is Streams
+    event = RecordEvent(streams)(COMPUTE)
+    assert event is None
+    assert WaitEvent(streams)(REDUCE, event, torch.ones(1)) is None
+    with streams.on(REDUCE):
+        pass
