@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -18,6 +18,7 @@ from fxdp.capture.deferred import deferring
 from fxdp.capture.examples import make_examples
 from fxdp.capture.joins import rejoin
 from fxdp.capture.program import Inputs, OutputRecord, Program
+from fxdp.capture.recurrence import part_layers, unfused_recurrence
 from fxdp.capture.skip_marks import route_skips
 from fxdp.errors import CaptureError
 
@@ -109,6 +110,7 @@ def trace(request: Request, hint: int, *, symbolic: bool) -> RawJoint:
     _check_constants(exported)
     module = torch_compat.exported_module(exported)
     deferred.bind(module)
+    part_layers(module)
     if not symbolic:
         rejoin(module)
     routes = route_skips(module, program.record.skips)
@@ -131,13 +133,6 @@ def trace(request: Request, hint: int, *, symbolic: bool) -> RawJoint:
         shape_env=fake_mode.shape_env if fake_mode is not None else None,
         routes=routes,
     )
-
-
-@contextlib.contextmanager
-def unfused_recurrence() -> Iterator[None]:
-    """Trace LSTMs and GRUs as steps of known ops, not as one library call whose workspace is opaque."""
-    with torch.backends.mkldnn.flags(enabled=False), torch.backends.cudnn.flags(enabled=False):
-        yield
 
 
 def _check_constants(exported: torch.export.ExportedProgram) -> None:

@@ -1,6 +1,10 @@
-"""Recurrent layers in float32: torch's fused CPU kernel must not be captured as one opaque call."""
+"""Recurrent layers: captured as steps, not as one opaque call of a fused kernel, and with their dropout."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -27,3 +31,33 @@ def test_recurrent_layers(kind: type[nn.RNNBase], batch_dim: int) -> None:
     model = _Recurrent(kind, batch_first=batch_dim == 0)
     local = check(model, (torch.randn(shape),), splits=[(5, 2, 0, 1)], tolerance=1e-5, batch_dims=batch_dim)
     assert replicated_ops(local.gm) == ()
+
+
+class _Deep(nn.Module):
+    """Three layers with dropout between them; returns the sequence and the last states."""
+
+    def __init__(self, kind: Callable[..., nn.RNNBase], bidirectional: bool, batch_first: bool) -> None:
+        super().__init__()
+        self.layers = kind(5, 6, 3, dropout=0.4, bidirectional=bidirectional, batch_first=batch_first)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.layers(x)
+
+
+KINDS: dict[str, Callable[..., nn.RNNBase]] = {
+    "lstm": nn.LSTM,
+    "projected": partial(nn.LSTM, proj_size=2),
+    "gru": partial(nn.GRU, bias=False),
+    "rnn": nn.RNN,
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("bidirectional", "batch_dim"), [(False, 0), (True, 1)])
+def test_dropout_between_layers(kind: str, bidirectional: bool, batch_dim: int) -> None:
+    """torch's decomposition would leave it out."""
+    model = _Deep(KINDS[kind], bidirectional, batch_first=batch_dim == 0).double()
+    x = torch.randn((8, 4, 5) if batch_dim == 0 else (4, 8, 5), dtype=torch.float64)
+    local = check(model, (x,), splits=[(8,), (5, 2, 0, 1)], batch_dims=batch_dim, rng="single-device")
+    assert sum("dropout_default" in str(node.target) for node in local.gm.graph.nodes) == 2
+    check(model.eval(), (x,), splits=[(5, 2, 0, 1)], batch_dims=batch_dim, rng="single-device")
