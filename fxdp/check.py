@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.utils import _pytree as pytree
 
 from fxdp.capture import Captured, capture
+from fxdp.capture.twins import twin_of
 from fxdp.compiler import LocalProgram, copy_graph, prepare
 from fxdp.errors import InputError, VerifierError
 from fxdp.lockstep import Subject, check_splits
@@ -94,12 +94,12 @@ def _captured(
 ) -> tuple[nn.Module, Any, Captured, str]:
     """The module and the inputs that are run, their capture, and how precise they are, in words."""
     if precision == "own":
-        module = copy.deepcopy(model)
+        module = twin_of(model)
         return module, inputs, _capture_at(module, inputs, options, batch), "in the model's own types"
     module, wide = widened(model), widen(inputs)
     reason = _why_not_wide(module, wide, options)
     if reason:
-        module, wide = copy.deepcopy(model), inputs
+        module, wide = twin_of(model), inputs
     found = _capture_at(module, wide, options, batch)
     if reason:
         return module, wide, found, f"in the model's own types, because it fails in float64 ({reason})"
@@ -108,7 +108,7 @@ def _captured(
 
 def _why_not_wide(module: nn.Module, inputs: Any, options: Options) -> str:
     """What eager says of the model in float64, where its code has types of its own; else nothing."""
-    twin, (args, kwargs) = copy.deepcopy(module), widen(inputs)
+    twin, (args, kwargs) = twin_of(module), widen(inputs)
     if options.loss_fn is not None:
         kwargs = {name: value for name, value in kwargs.items() if name != "target"}
     try:

@@ -16,6 +16,7 @@ from fxdp.capture.diagnose import capture_error, is_data_dependent
 from fxdp.capture.examples import batch_hint
 from fxdp.capture.hooks import check_module_hooks
 from fxdp.capture.joint import Request, trace
+from fxdp.capture.memory import check_memory
 from fxdp.capture.patches import capture_patches
 from fxdp.capture.program import Program, flatten_inputs
 from fxdp.capture.sizes import Sizes
@@ -59,14 +60,21 @@ def capture(
     with capture_patches(module, loss_fn):
         program = Program(module, inputs, loss_fn)
         request = Request(program, module, inputs, batch, dynamic, differentiable, couple, own_statistics)
-        try:
-            return _capture_symbolic(request, hint or batch_hint(inputs.tensors, batch))
-        except (CaptureError, InputError):
-            raise
-        except Exception as error:
-            if is_data_dependent(error):
-                raise capture_error(error, reads=survey(module, inputs, loss_fn).reads) from error
-            return _fall_back(error, request)
+        found = _capture(request, hint or batch_hint(inputs.tensors, batch))
+    check_memory(program.record.changed, module, inputs, loss_fn)
+    return found
+
+
+def _capture(request: Request, hint: int) -> Captured:
+    try:
+        return _capture_symbolic(request, hint)
+    except (CaptureError, InputError):
+        raise
+    except Exception as error:
+        if is_data_dependent(error):
+            reads = survey(request.module, request.inputs, request.program.loss_fn).reads
+            raise capture_error(error, reads=reads) from error
+        return _fall_back(error, request)
 
 
 def _capture_symbolic(request: Request, hint: int) -> Captured:

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from fxdp.capture.attributes import Attributes
 from fxdp.capture.captured import Check, OutputLeaf
 from fxdp.capture.checks import Asked, noting_checks
 from fxdp.capture.functions import whole_functions
@@ -53,6 +54,8 @@ class OutputRecord:
     """What was stashed and popped, in order."""
     checks: tuple[Check, ...] = ()
     """The checks of data, whose values follow the model's own tensors."""
+    changed: tuple[str, ...] = ()
+    """The Python attributes that the forward changed."""
 
 
 @dataclass
@@ -87,9 +90,12 @@ class Program(nn.Module):
             stack.enter_context(deferred_hooks())
             tracker = stack.enter_context(captured_skips(self.module))
             stack.enter_context(noting_checks(asked))
+            before = Attributes(self.module)
             tensors = self._run(args, kwargs)
+            changed = before.changed(Attributes(self.module))
         checks = tuple(Check(i, passes, site) for i, (passes, site) in enumerate(asked.answers, len(tensors)))
-        self._cell.record = replace(self._cell.record, skips=tuple(tracker.points), checks=checks)
+        skips = tuple(tracker.points)
+        self._cell.record = replace(self._cell.record, skips=skips, checks=checks, changed=changed)
         return (*tensors, *asked.tensors)
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torch.Tensor, ...]:

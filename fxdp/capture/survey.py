@@ -6,7 +6,6 @@ inputs with an ear on every read of a tensor's value, so that one error names al
 
 from __future__ import annotations
 
-import copy
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from fxdp import torch_compat
 from fxdp.annotations import Site
 from fxdp.capture.program import Inputs
 from fxdp.capture.sites import is_user_file
+from fxdp.capture.twins import twin_of
 from fxdp.skip.tracker import SkipTracker, use_skip_tracker
 
 _READS: dict[Any, str] = {
@@ -90,7 +90,7 @@ def survey(
             torch_compat.as_if_exporting(),
             use_skip_tracker(SkipTracker()),
         ):
-            twin = copy.deepcopy(module)
+            twin = twin_of(module)
             args, kwargs = pytree.tree_map_only(
                 Tensor, torch.clone, inputs.rebuild(tensors or inputs.tensors)
             )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +24,7 @@ from fxdp.annotations import (
     note,
 )
 from fxdp.capture import Captured, OutputLeaf
+from fxdp.capture.twins import twin_of
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def run_eager(
     tensors = _tensors((args, kwargs))
     args, inputs = first_samples((args, dict(kwargs)), (None,) * len(tensors), 0)
     tensors = _tensors((args, inputs))
-    twin = copy.deepcopy(module)
+    twin = twin_of(module)
     twin.zero_grad(set_to_none=True)
     target = inputs.pop("target", None) if loss_fn is not None else None
     result = twin(*args, **inputs)

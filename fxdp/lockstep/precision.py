@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import torch
@@ -10,6 +9,7 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from fxdp.annotations import Site, TensorType, note
+from fxdp.capture.twins import twin_of
 
 _WIDE = {torch.complex64: torch.complex128, torch.complex32: torch.complex128}
 
@@ -29,7 +29,7 @@ def widen(tree: Any) -> Any:
 
 def widened(module: nn.Module) -> nn.Module:
     """A copy of the module in float64."""
-    wide: nn.Module = copy.deepcopy(module)._apply(_wide)  # type: ignore[no-untyped-call]
+    wide: nn.Module = twin_of(module)._apply(_wide)  # type: ignore[no-untyped-call]
     return wide
 
 

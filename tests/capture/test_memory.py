@@ -1,0 +1,91 @@
+"""Python attributes that a forward changes."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fxdp
+from fxdp.capture import capture
+from fxdp.errors import CaptureError
+
+
+class _Model(nn.Module):
+    """`body(self, self.fc(x))`"""
+
+    def __init__(self, body: Callable[[_Model, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+        self.norm = nn.BatchNorm1d(4)
+        self.body = body
+        self.steps = 0
+        self.state: Tensor | None = None
+        self.past: deque[Tensor] = deque(maxlen=3)
+        self.seen: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(self, nn.functional.dropout(self.norm(self.fc(x)), 0.5))
+
+
+def _counts(model: _Model, x: Tensor) -> Tensor:
+    model.steps += 1
+    return x.mean() * 0.5**model.steps
+
+
+def _recurs(model: _Model, x: Tensor) -> Tensor:
+    x = x if model.state is None else x + model.state
+    model.state = x.mean(0).detach()
+    return x.mean()
+
+
+def _replays(model: _Model, x: Tensor) -> Tensor:
+    model.seen.append(x.detach().mean(0))
+    return x.mean() + torch.stack(model.seen).sum()
+
+
+def _looks_back(model: _Model, x: Tensor) -> Tensor:
+    model.past.append(x.detach().mean(0))
+    return x.mean() * len(model.past)
+
+
+@pytest.mark.parametrize(
+    ("body", "named"),
+    [
+        (_counts, "steps of the model"),
+        (_recurs, "state of the model"),
+        (_replays, "seen of the model"),
+        (_looks_back, "past of the model"),
+    ],
+)
+def test_a_model_that_remembers_is_refused(body: Callable[[_Model, Tensor], Tensor], named: str) -> None:
+    with pytest.raises(CaptureError, match=rf"from one call to the next.*\({named} \(_Model\)\)"):
+        capture(_Model(body), (torch.randn(6, 4),), {})
+
+
+def _shows(model: _Model, x: Tensor) -> Tensor:
+    model.state = x
+    model.steps += 1
+    return x.mean() + model.state.square().mean()
+
+
+def test_a_value_that_is_only_shown_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    """Batch statistics and dropout differ from call to call, too, which is no memory."""
+    model = _Model(_shows)
+    with caplog.at_level(logging.WARNING, "fxdp"):
+        capture(model, (torch.randn(6, 4),), {})
+    (record,) = (record for record in caplog.records if record.name == "fxdp")
+    named = "steps of the model (_Model), state of the model (_Model)"
+    assert record.getMessage().startswith(f"the forward sets {named}")
+    assert (model.state, model.steps) == (None, 0)
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*deprecated")
+def test_weights_computed_before_each_forward_are_no_memory(caplog: pytest.LogCaptureFixture) -> None:
+    model = nn.Sequential(nn.utils.weight_norm(nn.Linear(4, 3)), nn.utils.spectral_norm(nn.Linear(3, 2)))
+    assert fxdp.verify(model, (torch.randn(8, 4),), splits=[[5, 2, 0, 1]]).ok
+    assert not [record for record in caplog.records if record.name == "fxdp"]
