@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from fxdp.annotations import ScalarType, TensorType, memory_layout, note
+from fxdp.annotations import ScalarType, TensorType, copy_note, memory_layout, note
 from fxdp.mesh import DataMesh
 from fxdp.pass_manager import Level
 from fxdp.symbols import product
@@ -29,6 +29,8 @@ _LAZY = {
 }
 """Ops that only mark their result, by what they stand for: sending or joining values loses the marks."""
 
+_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+
 
 @dataclass(frozen=True)
 class Canonicalize:
@@ -40,6 +42,8 @@ class Canonicalize:
     An identity of an input that is itself a result stays, so that no result is an input. `cat` loses the
     operands that are empty whatever the batch (an empty key-value cache), which no rule could place.
     `as_strided` over all of a contiguous value in its own order is a `view`. Conjugates are computed at once.
+    The operands of group norm's backward lie alike: its kernel reads one as the other lies, and the gradients
+    that come need not lie as those it was traced with.
     """
 
     name = "canonicalize"
@@ -55,6 +59,8 @@ class Canonicalize:
                 _drop_empty_operands(node)
             if node.target in (aten.as_strided.default, aten.as_strided_scatter.default):
                 _say_what_strides_mean(node)
+            if node.target is aten.native_group_norm_backward.default:
+                _lay_alike(node)
             if node.target in _IDENTITIES and _same_type(node) and node not in results:
                 _hand_on_skip(node, node.args[0])
                 node.replace_all_uses_with(node.args[0])
@@ -90,6 +96,23 @@ def _say_what_strides_mean(node: fx.Node) -> None:
         node.args = (rest[0], list(whole.shape))
     else:
         node.args = (source, size)
+
+
+def _lay_alike(node: fx.Node) -> None:
+    gradient, x, *rest = node.args
+    assert isinstance(x, fx.Node)
+    type_ = note(x).type
+    if _in_order(x) or not isinstance(type_, TensorType):
+        return  # gradients of a program come in order
+    layout = _CHANNELS_LAST.get(len(type_.shape), torch.contiguous_format)
+    operands: list[fx.Node] = []
+    for source in (gradient, x):
+        with node.graph.inserting_before(node):
+            made = node.graph.call_function(aten.clone.default, (source,), {"memory_format": layout})
+        made.meta["val"] = source.meta["val"]  # type: ignore[union-attr]
+        copy_note(node, made, type=type_)
+        operands.append(made)
+    node.args = (*operands, *rest)
 
 
 def _number(size: Any) -> Any:

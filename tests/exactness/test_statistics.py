@@ -117,6 +117,13 @@ def test_norms_within_a_sample_need_no_traffic(norm, shape: tuple[int, ...]) -> 
     assert traffic(exact(model, rows(*shape).requires_grad_())) == []
 
 
+@pytest.mark.parametrize("splits", [((10,),), ((5, 2, 0, 1),)], ids=str)
+def test_group_norm_of_channels_last_takes_gradients_that_lie_otherwise(splits: tuple[list[int]]) -> None:
+    """Its backward reads the gradient's memory as the input's lies; those of the test are contiguous."""
+    model = Model(lambda norm, x: norm(x.to(memory_format=torch.channels_last) * x.exp()), nn.GroupNorm(2, D))
+    exact(model, rows(D, 3, 3).requires_grad_(), splits=splits)
+
+
 def test_instance_norm_with_running_statistics() -> None:
     exact(
         Model(lambda norm, x: norm(x), nn.InstanceNorm2d(D, affine=True, track_running_stats=True)),
