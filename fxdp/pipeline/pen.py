@@ -102,10 +102,12 @@ class Pen:
     def value(self, name: str, microbatch: int | None) -> fx.Node:
         """The value of a name, waited for now if it is under way; the step's if of no micro-batch."""
         key = (name, microbatch)
+        if key not in self._values and key not in self._pending:
+            key = (name, None)
         if key in self._pending:
             pending = self._pending.pop(key)
-            self._values[key] = self.function(transport.wait, (pending,), f"{name}{suffix(microbatch)}")
-        found = self._values[key] if key in self._values else self._values[name, None]
+            self._values[key] = self.function(transport.wait, (pending,), f"{name}{suffix(key[1])}")
+        found = self._values[key]
         if self._events.is_reducing(found):
             self._events.join()
         return found

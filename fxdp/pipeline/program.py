@@ -52,7 +52,7 @@ class StagedProgram(LocalProgram):
             writer = self.writer(layout, rank)
             writer.write()
             sent += writer.pen.sent
-        edges = tuple(Edge(e.name, e.source, e.target, e.backward) for e in self.partition.edges)
+        edges = tuple(Edge(e.name, e.source, e.target, e.backward, e.once) for e in self.partition.edges)
         return replace(
             super().plan(sizes),
             communication=(*self._collectives(sizes), *self._transfers(sent)),

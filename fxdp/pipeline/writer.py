@@ -93,7 +93,7 @@ class Writer:
         self.whole = self.pen.input("batch")
         self._prologue()
         edges = {(e.name, e.source, e.target): e for e in self.partition.edges}
-        routes = [Route(e.name, e.source, e.target, e.backward) for e in self._edges()]
+        routes = [Route(e.name, e.source, e.target, e.backward, e.once) for e in self._edges()]
         order = programs(self.schedule, routes)
         check(order)
         for event in order[self.pen.rank]:
@@ -239,6 +239,11 @@ class Writer:
                 value = self.pen.function(transport.concatenate, args, f"whole_{name}")
             self.pen.keep(name, None, value)
 
+    def _first(self, stage: int) -> int:
+        """The micro-batch that a stage runs first, after which values of the step leave it."""
+        row = self.schedule.ranks[self.pen.rank]
+        return next(a.microbatch for a in row if a.stage == stage and a.kind is Kind.FORWARD)
+
     def _transfer(self, edge: Edge, event: Transfer) -> None:
         microbatch, dtype = event.microbatch, edge.type.dtype
         # the same number at both ends, another for every transfer of the step
@@ -246,8 +251,9 @@ class Writer:
         name = f"{edge.name}{suffix(microbatch)}"
         shape = self.pen.shape(edge.type, edge.placement, microbatch)
         if event.end is End.SEND:
-            value = self.pen.value(edge.name, microbatch)
-            origin = None if edge.backward or microbatch is None else (edge.source, microbatch)
+            made = self._first(edge.source) if microbatch is None else microbatch
+            value = self.pen.value(edge.name, made)
+            origin = None if edge.backward else (edge.source, made)
             self.pen.send(value, event.peer, tag, name, backward=edge.backward, origin=origin)
             ends = (self.pen.rank, event.peer)
             self.pen.record(edge.name, ends, microbatch, shape, dtype, backward=edge.backward)

@@ -16,7 +16,7 @@ from torch import fx
 from fxdp import ir
 from fxdp.annotations import Buffer, Constant, Input, Parameter, Size, TensorType, note
 from fxdp.rules.randomness import node_draws
-from fxdp.symbols import hint, product
+from fxdp.symbols import LOCAL, OFFSET, hint, product
 
 aten = torch.ops.aten
 
@@ -87,6 +87,26 @@ def parameter_views(graph: fx.Graph) -> set[fx.Node]:
             tensors = [a for a in node.all_input_nodes if isinstance(note(a).type, TensorType)]
             if tensors and all(a in found for a in tensors):
                 found.add(node)
+    return found
+
+
+def same_in_all(graph: fx.Graph) -> set[fx.Node]:
+    """Nodes whose value is the same in every micro-batch of a step: of parameters, buffers, constants alone.
+
+    Neither random values nor sizes or parts of one micro-batch go into them.
+    """
+    found: set[fx.Node] = set()
+    for node in graph.nodes:
+        if not _is_replicated(node):
+            continue
+        if node.op == "placeholder":
+            match note(node).slot:
+                case Parameter() | Buffer() | Constant():
+                    found.add(node)
+                case Size(name) if name not in (LOCAL.name, OFFSET.name):
+                    found.add(node)
+        elif _reads_only(node, found) and not node_draws(node) and node.target not in ir.CONVERSIONS:
+            found.add(node)
     return found
 
 

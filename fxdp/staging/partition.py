@@ -13,7 +13,7 @@ from fxdp.placements import Partial, Placement
 
 @dataclass(frozen=True)
 class Edge:
-    """A value that one stage sends to another for every micro-batch."""
+    """A value that one stage sends to another for every micro-batch, or `once` for all of them."""
 
     name: str
     """The value's node in the whole program."""
@@ -25,6 +25,8 @@ class Edge:
     site: Site
     skip: str = ""
     """The skip connections that it carries, by name."""
+    once: bool = False
+    """The value is the same in every micro-batch."""
 
 
 @dataclass(frozen=True)

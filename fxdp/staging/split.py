@@ -15,7 +15,7 @@ from fxdp.annotations import (
     copy_note,
     note,
 )
-from fxdp.staging.kinds import VIEWS, tensor_bytes
+from fxdp.staging.kinds import VIEWS, same_in_all, tensor_bytes
 from fxdp.staging.partition import Edge, Part, Partition, Total
 from fxdp.staging.phases import Phases
 
@@ -167,6 +167,7 @@ class _Cut:
 
     def _edges(self, builders: list[_Builder]) -> list[Edge]:
         order = {n: i for i, n in enumerate(self.graph.nodes)}
+        same = same_in_all(self.graph)
         found = []
         for target, builder in enumerate(builders):
             for node in sorted(builder.crossing, key=order.__getitem__):
@@ -179,7 +180,8 @@ class _Cut:
                 assert not isinstance(placement, tuple)
                 backward, site = builder.crossing[node].backward, note(node).site
                 skip = note(node).skip or ""
-                found.append(Edge(node.name, source, target, backward, type_, placement, site, skip))
+                once = node in same and not backward
+                found.append(Edge(node.name, source, target, backward, type_, placement, site, skip, once))
         return sorted(found, key=lambda e: (e.backward, e.source, e.target))
 
     def _total(self, crossing: Crossing, node: fx.Node) -> Total:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
@@ -32,20 +34,27 @@ def _mesh(pp: int, names: tuple[str, str] = ("pp", "dp")) -> Any:
 # ---- bytes ----
 
 
-def _count_sent(schedule: str, batch: int, gradients: str) -> tuple[int, int, int]:
-    """Bytes that this rank sends, those of all ranks in the plan, how often one value is sent at most."""
-    sent: list[int] = []
+@contextlib.contextmanager
+def _counting(sent: list[int]) -> Iterator[None]:
+    """Inside, the bytes of each send are added to the list."""
     isend = dist.isend
 
     def counted(value: Tensor, *args: Any, **options: Any) -> Any:
         sent.append(value.nbytes)
         return isend(value, *args, **options)
 
+    with mock.patch.object(transport.dist, "isend", counted):
+        yield
+
+
+def _count_sent(schedule: str, batch: int, gradients: str) -> tuple[int, int, int]:
+    """Bytes that this rank sends, those of all ranks in the plan, how often one value is sent at most."""
+    sent: list[int] = []
     options: dict[str, Any] = {"stages": 6} if schedule == "interleaved" else {}
     compiled = fxdp.compile(
         Skips(), _mesh(3), microbatches=4, schedule=schedule, gradients=gradients, compute="eager", **options
     )
-    with mock.patch.object(transport.dist, "isend", counted):
+    with _counting(sent):
         compiled(**skips(batch))["loss"].backward()
     planned = sum(row.bytes for row in compiled.plan.communication if row.op == "send")
     graph = compiled.program.graph
@@ -67,6 +76,55 @@ def test_bytes_of_the_plan_are_those_sent_and_nothing_is_sent_twice(ranks: RankP
         assert total > 0
         assert all(planned == total for _, planned, _ in found)
         assert all(often == 1 for _, _, often in found)
+
+
+# ---- values of the step ----
+
+
+class Biased(nn.Module):
+    """All stages use a value that depends on parameters alone, as the position bias of T5."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 6)
+        self.table = nn.Parameter(torch.randn(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        bias = self.table.softmax(0)
+        hidden = (self.a(x) + bias).tanh()
+        hidden = (self.b(hidden) + bias).tanh() * x.shape[0]
+        return (self.c(hidden) * bias).square().mean()
+
+
+def _once() -> list[tuple[float, dict[str, int], int, int]]:
+    """The error; how often this rank sends each value forward; bytes sent by it, and by all in the plan."""
+    torch.set_default_dtype(torch.float64)
+    found = []
+    for schedule, checkpoint in (("1f1b", "never"), ("zero-bubble", "always"), ("gpipe", "never")):
+        torch.manual_seed(0)
+        model, x = Biased(), torch.randn(7, 6)
+        twin = twin_of(model)
+        compiled = fxdp.compile(
+            model, _mesh(3), stages=["b", "c"], microbatches=4, schedule=schedule, compute="eager",
+            checkpoint=checkpoint,
+        )  # fmt: skip
+        sent: list[int] = []
+        error = step_both(compiled, twin, ((x,), {}), None, [7], 0)
+        with _counting(sent):
+            compiled(x).backward()
+        planned = sum(row.bytes for row in compiled.plan.communication if row.op == "send")
+        sends = compiled.program.graph.find_nodes(op="call_module", target="send_forward")
+        names = Counter(str(n.args[0]).partition("_mb")[0] for n in sends if "results" not in n.name)
+        found.append((error, dict(names), sum(sent), planned))
+    return found
+
+
+def test_what_depends_on_parameters_alone_is_sent_once(ranks: RankPool) -> None:
+    for found in zip(*ranks.run(3, _once), strict=True):
+        assert max(error for error, _, _, _ in found) <= 1e-9
+        assert sorted(found[0][1].values()) == [2, 4]  # bias to two ranks, 4 activations
+        assert sorted(found[1][1].values()) == [4]
+        assert {planned for _, _, _, planned in found} == {sum(sent for _, _, sent, _ in found)}
 
 
 # ---- dtypes, and values without a gradient ----

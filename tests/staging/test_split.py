@@ -124,3 +124,29 @@ def test_a_skip_goes_straight_to_its_stage() -> None:
     forward = {(e.source, e.target) for e in edges if not e.backward}
     assert {(0, 3), (1, 3)} <= forward
     assert not [e for e in edges if e.source == e.target]
+
+
+class Shares(nn.Module):
+    """Stage 1 uses values of stage 0: of parameters alone, of the number of samples, of the samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.table = nn.Parameter(torch.randn(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        same = self.table.softmax(0)
+        rows = self.table.repeat(x.shape[0], 1).exp()
+        first = self.a(x) * same + rows
+        return (self.b(first) * same + rows).sum()
+
+
+def test_only_what_depends_on_parameters_alone_is_sent_once() -> None:
+    """Gradients are of each micro-batch."""
+    found = program(Shares(), torch.randn(8, 4), stages=["b"], microbatches=2, ranks=2)
+    ops = {node.name: str(node.target) for node in found.gm.graph.nodes}
+    edges = {ops[e.name]: e.once for e in found.partition.edges if not e.backward}
+    assert edges["aten._softmax.default"]
+    assert len(edges) == 3
+    assert sum(edges.values()) == 1
+    assert not any(e.once for e in found.partition.edges if e.backward)
