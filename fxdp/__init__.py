@@ -110,7 +110,8 @@ def compile(
         a pytree prefix of `(args, kwargs)`. None: all ranks must pass the same sizes, the batch aside.
     bucket_mb : MiB of gradients that are reduced in one all-reduce.
     rng : `"sharded"`: ranks draw different random numbers, reproducible from one seed at a given mesh;
-        `"single-device"`: all ranks draw what one device would (with `compute="eager"`, bit for bit).
+        `"single-device"`: all ranks draw what one device would (with `compute="eager"`, bit for bit) for
+        inputs that are contiguous.
     uneven : False: all local batches are equal, which saves a small exchange per call.
     compute : `"inductor"`: compiled; `"eager"`: run the graph's ops as they are.
     microbatches : into how many parts a step splits each rank's batch, one after the other. Above 1, and on

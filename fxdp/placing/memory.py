@@ -31,4 +31,5 @@ def _in_numbers(node: fx.Node) -> Layout | None:
         return found
     open_ = memory_layout(node)
     assert open_ is not None
-    return Layout(tuple(map(hint, open_.sizes)), tuple(map(hint, open_.strides)), open_.offset)
+    sizes, strides = (tuple(max(1, hint(n)) for n in found) for found in (open_.sizes, open_.strides))
+    return Layout(sizes, strides, open_.offset)

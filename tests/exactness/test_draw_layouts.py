@@ -28,6 +28,7 @@ LAYOUTS: dict[str, Callable[..., Tensor]] = {
     "expanded_over_the_batch": lambda conv, x: F.dropout(
         conv.weight.flatten(1)[:, None].expand(-1, x.shape[0], -1)
     ),
+    "chosen_by_the_data": lambda conv, x: torch.rand_like(conv(x)[x[:, 0, 0, 0] > 0].transpose(1, 2)),
     "in_place": lambda conv, x: F.alpha_dropout(conv(x).transpose(1, 3), training=True),
     "noise": lambda conv, x: conv(x).transpose(0, 2) + torch.randn_like(x.transpose(0, 2)),
 }  # fmt: skip
