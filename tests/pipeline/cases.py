@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import random
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -16,11 +17,15 @@ from fxdp.mesh import resolve_mesh
 from fxdp.options import Options
 from fxdp.pipeline import prepare_staged
 from fxdp.pipeline.layout import Layout
+from fxdp.schedule import SCHEDULES
 from tests.pipeline.models import Skips, skips
 
 BATCH = 8
 
-CASES: tuple[tuple[int, int, dict[str, Any]], ...] = (
+Case = tuple[int, int, dict[str, Any]]
+"""Pipeline ranks, data ranks, options."""
+
+CASES: tuple[Case, ...] = (
     (1, 2, {"microbatches": 2}),
     (2, 1, {"microbatches": 1}),
     (2, 2, {"microbatches": 4, "schedule": "gpipe"}),
@@ -33,7 +38,22 @@ CASES: tuple[tuple[int, int, dict[str, Any]], ...] = (
     (4, 2, {"microbatches": 8, "schedule": "gpipe", "checkpoint": "except_last"}),
     (4, 1, {"microbatches": 8, "stages": ["b", "c", "d"]}),
 )
-"""Pipeline ranks, data ranks, options."""
+
+
+def random_cases(count: int) -> Iterator[Case]:
+    """Any schedule, more stages than ranks, micro-batches that may be empty; the same in every process."""
+    rng = random.Random(0)
+    for _ in range(count):
+        schedule, ranks = rng.choice(sorted(SCHEDULES)), rng.choice((1, 2, 3, 4))
+        stages = ranks * rng.choice((2, 3)) if schedule == "interleaved" else rng.choice((ranks, ranks + 1))
+        options = {
+            "schedule": schedule,
+            "stages": stages,
+            "microbatches": rng.choice((2, 3, 5, 9)),
+            "checkpoint": rng.choice(("never", "always")),
+            "gradients": rng.choice(("everywhere", "owner")),
+        }
+        yield ranks, rng.choice((1, 2)), options
 
 
 @functools.cache

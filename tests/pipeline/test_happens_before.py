@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ from torch import fx
 from fxdp.errors import VerifierError
 from fxdp.pipeline.happens_before import check_order
 from fxdp.runtime import transport
-from tests.pipeline.cases import CASES, graphs
+from tests.pipeline.cases import CASES, Case, graphs, random_cases
 from tests.pipeline.fake_steps import races_of
 
 WAITS = ("wait_event", transport.wait, transport.wait_sent)
@@ -26,32 +25,27 @@ def _copy(graph: fx.Graph) -> fx.Graph:
     return copied
 
 
-def _without(graph: fx.Graph, number: int) -> fx.Graph:
-    """A copy without one node; what a receive gets is then taken as it is."""
-    copied = _copy(graph)
-    node = list(copied.nodes)[number]
-    if node.target is transport.wait:
-        with copied.inserting_before(node):
-            node.replace_all_uses_with(copied.call_function(getattr, (node.args[0], "value")))
-    copied.erase_node(node)
-    return copied
-
-
-def _early(graph: fx.Graph, number: int) -> fx.Graph:
-    """A copy with one event recorded before the call that it comes after."""
-    copied = _copy(graph)
-    node = list(copied.nodes)[number]
-    (last,) = (n for n in copied.nodes if node.name == f"after_{n.name}")
-    last.prepend(node)
-    return copied
-
-
-def _mutants(graph: fx.Graph) -> Iterator[tuple[str, fx.Graph]]:
-    for number, node in enumerate(graph.nodes):
-        if node.target in WAITS:
-            yield f"without {node}", _without(graph, number)
+def _mutants(graph: fx.Graph) -> Iterator[str]:
+    """The same graph without one wait, or with one event recorded before the call that it comes after."""
+    for node in list(graph.nodes):
+        place, name, args = node.next, node.name, node.args
+        if node.target is transport.wait:  # what is received is then taken as it is
+            with graph.inserting_before(node):
+                taken = graph.call_function(getattr, (args[0], "value"))
+            node.replace_all_uses_with(taken)
+            graph.erase_node(node)
+            yield f"without {node}"
+            taken.target, taken.args, taken.name = node.target, args, name
+        elif node.target in WAITS:
+            graph.erase_node(node)
+            yield f"without {node}"
+            with graph.inserting_before(place):
+                graph.create_node(node.op, node.target, args).name = name
         elif node.target == "record_event" and node.prev.op != "placeholder":
-            yield f"with {node} too early", _early(graph, number)
+            (last,) = (n for n in graph.nodes if name == f"after_{n.name}")
+            last.prepend(node)
+            yield f"with {node} too early"
+            place.prepend(node)
 
 
 def _fault(graph: fx.Graph) -> str:
@@ -62,21 +56,25 @@ def _fault(graph: fx.Graph) -> str:
     return ""
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_programs_are_ordered_and_each_wait_is_needed(case: tuple[int, int, dict[str, Any]]) -> None:
-    """On a fake device no program has a race; without a wait most have, and the check refuses all of them."""
-    rng, raced = random.Random(0), 0
+@pytest.mark.parametrize("case", [*CASES, *random_cases(32)], ids=str)
+def test_programs_are_ordered_and_each_wait_is_needed(case: Case) -> None:
+    """A fake device sees no race, and the check refuses the program without any one of its waits."""
     for graph in graphs(*case):  # each was checked when it was written
         assert races_of(graph) == []
-        mutants = list(_mutants(graph))
-        for what, mutant in mutants:
-            assert _fault(mutant), f"{what} is not noticed:\n{graph}"
-        raced += sum(bool(races_of(mutant)) for _, mutant in rng.sample(mutants, min(4, len(mutants))))
-    assert raced > 0
+        for what in _mutants(graph):
+            assert _fault(graph), f"{what} is not noticed:\n{graph}"
+        assert not _fault(graph)  # as it was
+
+
+def test_without_waits_the_fake_device_sees_races() -> None:
+    """Not for each of them: where memory is not given out again, letting go of it early does no harm."""
+    raced = [bool(races_of(graph)) for graph in graphs(2, 2, {"microbatches": 4}) for _ in _mutants(graph)]
+    assert len(raced) > 100
+    assert sum(raced) > len(raced) / 2
 
 
 @pytest.mark.parametrize("case", CASES[2:5], ids=str)
-def test_what_the_check_accepts_has_no_race(case: tuple[int, int, dict[str, Any]]) -> None:
+def test_what_the_check_accepts_has_no_race(case: Case) -> None:
     """Programs whose waits stand elsewhere, some of them well ordered and some not."""
     rng, accepted = random.Random(1), 0
     for graph in graphs(*case):
@@ -96,7 +94,7 @@ def test_what_the_check_accepts_has_no_race(case: tuple[int, int, dict[str, Any]
 def test_evaluation_is_ordered() -> None:
     for graph in graphs(3, 2, {"microbatches": 4}, trains=False):
         assert races_of(graph) == []
-        assert all(_fault(mutant) for _, mutant in _mutants(graph))
+        assert all(_fault(graph) for _ in _mutants(graph))
 
 
 # ---- what it says ----
