@@ -109,7 +109,6 @@ def _lay_alike(node: fx.Node) -> None:
     for source in (gradient, x):
         with node.graph.inserting_before(node):
             made = node.graph.call_function(aten.clone.default, (source,), {"memory_format": layout})
-        made.meta["val"] = source.meta["val"]  # type: ignore[union-attr]
         copy_note(node, made, type=type_)
         operands.append(made)
     node.args = (*operands, *rest)
