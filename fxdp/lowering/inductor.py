@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,13 +30,14 @@ from fxdp.lowering.eager import (
     tensor_type,
 )
 from fxdp.lowering.halves import Boxed, Halves
-from fxdp.lowering.layouts import channels_last, chooses_layouts, traces_channels_last
+from fxdp.lowering.joint import joint_function
+from fxdp.lowering.layouts import chooses_layouts, save_laid_out_weights
+from fxdp.lowering.masks import save_compared_values
 from fxdp.lowering.redraws import save_draws
 from fxdp.lowering.tangents import usual_zeros
 from fxdp.lowering.turns import Turn
 from fxdp.placements import Shard
 from fxdp.rules.arguments import local_shape
-from fxdp.rules.whole_draws import is_twin
 from fxdp.symbols import B, named_size
 from fxdp.torch_compat import (
     FakeTensorMode,
@@ -90,20 +91,21 @@ def lower_inductor(
         env[named_size("b")] = env[B]
     fake_inputs = [_fake(n, values, sizes, env, fake_mode, device) for n in inputs]
     fake_tangents = [_fake(n, values, sizes, env, fake_mode, device) for n in tangents]
-    function = _joint_function(gm, inputs, tangents, device)
+    function = joint_function(gm, inputs, tangents, device)
     joint = trace_for_inductor(function, fake_mode, fake_inputs, fake_tangents)
+    save_laid_out_weights(joint)
     outputs = forward_results(gm.graph)
     mutations = [s for s, _ in results(gm.graph) if isinstance(s, Mutation)]
     slots = [note(n).slot for n in inputs]
     fixed = sum(isinstance(s, (Parameter, Buffer, Constant)) for s in slots)
     keeps_strides = shapes.generic or not chooses_layouts(joint, device)
-    compiler = _Compiler(fake_mode, slots, mutations, len(outputs), fixed, keeps_strides, summed)
+    compiler = _Compiler(fake_mode, device, slots, mutations, len(outputs), fixed, keeps_strides, summed)
     if tangents or backward_results(gm.graph):
         types = [tensor_type(n) for n in tangents]
         zero = usual_zeros(types) if zero is None else zero
         halves = compiler.training(joint, [*fake_inputs, *fake_tangents], types, turn, zero)
     else:
-        halves = compiler.inference(joint, fake_inputs, device)
+        halves = compiler.inference(joint, fake_inputs)
     if constants := fixed_sizes(sizes):
         raise SizesFixedError(constants)
     return halves
@@ -138,38 +140,12 @@ def _fake(
         return torch.empty(real, dtype=type_.dtype, device=device)
 
 
-def _joint_function(
-    gm: fx.GraphModule, inputs: list[fx.Node], tangents: list[fx.Node], device: torch.device
-) -> Any:
-    """The emitted graph as `f(primals, tangents)` whose results are outputs, mutations, gradients."""
-    order: list[fx.Node | None] = list(forward_results(gm.graph))
-    order += [n for s, n in results(gm.graph) if isinstance(s, Mutation)]
-    order += backward_results(gm.graph)
-    placeholders = [*inputs, *tangents]
-
-    def joint(primals: Sequence[Any], tangents: Sequence[Any]) -> list[Any]:
-        env: dict[fx.Node, Any] = dict(zip(placeholders, [*primals, *tangents], strict=True))
-        drawn: Tensor | None = None  # one device's numbers come in one order, whatever Inductor schedules
-        for node in gm.graph.nodes:
-            if node.op == "call_function":
-                args, kwargs = fx.map_arg((node.args, node.kwargs), env.__getitem__)
-                if node.target is aten.convolution.default and traces_channels_last(device):
-                    args = (channels_last(args[0]), *args[1:])
-                if is_twin(node.target):
-                    env[node] = node.target(*args[:-1], drawn)
-                    drawn = env[node] if isinstance(env[node], Tensor) else env[node][0]
-                else:
-                    env[node] = node.target(*args, **kwargs)
-        return [None if n is None else env[n] for n in order]
-
-    return joint
-
-
 @dataclass
 class _Compiler:
     """Compiles the halves of one traced program."""
 
     fake_mode: FakeTensorMode
+    device: torch.device
     slots: list[Slot | None]
     mutations: list[Mutation]
     outputs: int
@@ -186,6 +162,8 @@ class _Compiler:
             joint, inputs, self.outputs + len(self.mutations), self.fake_mode
         )
         save_draws(forward, backward, self.outputs + len(self.mutations))
+        if self.device.type == "cpu":
+            save_compared_values(forward, backward, self.outputs + len(self.mutations))
         self._save_what_is_read(forward, backward, len(tangents))
         saved_order = self._saved_order(forward, backward)
         self._write_back(forward)
@@ -211,8 +189,8 @@ class _Compiler:
     def _compile_half(self, graph: fx.GraphModule) -> Boxed:
         return self._compile(graph, backward=True, inference=False, exact=True)[0]  # type: ignore[no-any-return]
 
-    def inference(self, joint: fx.GraphModule, inputs: list[Any], device: torch.device) -> Halves:
-        joint = joint_passes_for_inference(joint, device, self.fake_mode)
+    def inference(self, joint: fx.GraphModule, inputs: list[Any]) -> Halves:
+        joint = joint_passes_for_inference(joint, self.device, self.fake_mode)
         self._write_back(joint)
         code, _ = self._compile(joint, backward=False, inference=True)
         return Halves(code, self.outputs, joint)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, fx
+from torch.utils.checkpoint import CheckpointPolicy
 
 aten = torch.ops.aten
 
@@ -34,3 +35,15 @@ def chooses_layouts(joint: fx.GraphModule, device: torch.device) -> bool:
     if traces_channels_last(device):
         return False
     return any(n.target is aten.convolution.default for n in joint.graph.nodes)
+
+
+def save_laid_out_weights(joint: fx.GraphModule) -> None:
+    """Let the forward save the weights that it lays out for convolutions, which read them in both halves.
+
+    The partitioner would rather save the parameter, which is there anyway, and lay it out a second time.
+    """
+    for node in joint.graph.nodes:
+        if node.target is aten.convolution.default:
+            weight = node.args[1]
+            if weight.target is aten.clone.default and weight.args[0].op == "placeholder":
+                weight.meta["recompute"] = CheckpointPolicy.MUST_SAVE
