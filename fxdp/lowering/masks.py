@@ -12,14 +12,12 @@ Dropout's masks stay: the numbers drawn for them are needed nowhere else.
 
 from __future__ import annotations
 
-from numbers import Number
 from typing import Any
 
 import torch
 from torch import fx
 
 from fxdp.rules.randomness import node_draws
-from fxdp.torch_compat import OpOverload
 
 aten = torch.ops.aten
 
@@ -57,12 +55,11 @@ def _is_comparison(node: Any) -> bool:
         isinstance(node, fx.Node)
         and node.target in _COMPARISONS
         and isinstance(node.args[0], fx.Node)
-        and isinstance(node.args[1], Number)
+        and isinstance(node.args[1], (int, float))
         and not _is_drawn(node.args[0])
     )
 
 
 def _is_drawn(node: fx.Node) -> bool:
     """Whether the numbers come from a generator, or from a seed by Inductor's own op."""
-    target = node.target
-    return node_draws(node) or (isinstance(target, OpOverload) and target.name() == "prims::inductor_random")
+    return node_draws(node) or str(node.target) == "prims.inductor_random.default"
