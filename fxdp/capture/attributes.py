@@ -1,4 +1,7 @@
-"""Which Python attributes of a model, beside its parameters and buffers, does a forward change?"""
+"""Which Python attributes of a model, beside its parameters and buffers, does a forward change?
+
+A buffer that is registered or made in a forward is none yet: it counts as an attribute.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,8 @@ class Attributes:
 def _own(module: nn.Module) -> dict[str, Any]:
     """The user's attributes: not torch's, nor what is made of a parameter before each forward."""
     parameters = {name.rpartition("_")[0] for name in module._parameters}
-    return {
+    made = {name: buffer is not None for name, buffer in module._buffers.items()}
+    return made | {
         name: _content(value)
         for name, value in vars(module).items()
         if name not in _TORCHS and name not in parameters

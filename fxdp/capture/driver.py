@@ -17,6 +17,7 @@ from fxdp.capture.examples import batch_hint
 from fxdp.capture.hooks import check_module_hooks
 from fxdp.capture.joint import Request, trace
 from fxdp.capture.memory import check_memory
+from fxdp.capture.module_state import unchanged
 from fxdp.capture.patches import capture_patches
 from fxdp.capture.program import Program, flatten_inputs
 from fxdp.capture.sizes import Sizes
@@ -57,7 +58,7 @@ def capture(
     inputs = flatten_inputs(module, args, kwargs)
     batch = tuple(resolve_batch_dims(args, kwargs, batch_dims))
     batch_size(inputs.tensors, batch, inputs.paths)
-    with capture_patches(module, loss_fn):
+    with unchanged(module), capture_patches(module, loss_fn):
         program = Program(module, inputs, loss_fn)
         request = Request(program, module, inputs, batch, dynamic, differentiable, couple, own_statistics)
         found = _capture(request, hint or batch_hint(inputs.tensors, batch))

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -56,15 +56,12 @@ def _remembers(module: nn.Module, inputs: Inputs, loss_fn: Callable[..., Any] | 
     if first is None:
         return False
     with torch.no_grad():
-        for old, new in zip(_tensors(module), _tensors(twin), strict=True):
-            new.copy_(old)
+        for name, parameter in module.named_parameters():
+            twin.get_parameter(name).copy_(parameter)
+        for name, buffer in module.named_buffers():
+            twin.get_buffer(name).copy_(buffer)
     second = _run(twin, inputs, loss_fn)
     return second is None or not _alike(first, second)
-
-
-def _tensors(module: nn.Module) -> Iterator[Tensor]:
-    yield from module.parameters()
-    yield from module.buffers()
 
 
 def _run(module: nn.Module, inputs: Inputs, loss_fn: Callable[..., Any] | None) -> list[Any] | None:

@@ -18,6 +18,7 @@ from fxdp.capture.captured import Check, OutputLeaf
 from fxdp.capture.checks import Asked, noting_checks
 from fxdp.capture.functions import whole_functions
 from fxdp.capture.hooks import deferred_hooks
+from fxdp.capture.module_state import assigned_buffers
 from fxdp.capture.patches import refuse_autograd
 from fxdp.capture.skip_marks import SkipPoint
 from fxdp.capture.skip_tracker import captured_skips
@@ -90,6 +91,7 @@ class Program(nn.Module):
             stack.enter_context(deferred_hooks())
             tracker = stack.enter_context(captured_skips(self.module))
             stack.enter_context(noting_checks(asked))
+            stack.enter_context(assigned_buffers(self.module))
             before = Attributes(self.module)
             tensors = self._run(args, kwargs)
             changed = before.changed(Attributes(self.module))

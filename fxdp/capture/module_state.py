@@ -1,0 +1,80 @@
+"""What a forward assigns to its modules: buffers become writes of the graph, the rest is undone.
+
+    self.average = 0.9 * self.average + 0.1 * x.mean(0)     a registered buffer: written in place at each step
+    self.last = x                                           anything else: set while tracing, then as before
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+
+from fxdp.errors import CaptureError
+
+_CONTAINERS = (dict, list, set, deque)
+"""The registries of parameters, buffers and modules are of these, too."""
+
+
+@contextlib.contextmanager
+def assigned_buffers(module: nn.Module) -> Iterator[None]:
+    """Inside, a forward is traced; at its end what it assigned to a buffer is written into that in place.
+
+    Tracing sees writes, not assignments, which it would lose.
+
+    Raises
+    ------
+    CaptureError : a buffer is assigned a value of another shape or dtype, or None.
+    """
+    before = [
+        (f"{path}.{name}".lstrip("."), owner._buffers, name, value)
+        for path, owner in module.named_modules()
+        for name, value in owner._buffers.items()
+        if value is not None
+    ]
+    yield
+    for path, buffers, name, value in before:
+        assigned = buffers.get(name)
+        if assigned is value:
+            continue
+        if assigned is None or (assigned.shape, assigned.dtype) != (value.shape, value.dtype):
+            got = "set to None" if assigned is None else f"assigned {assigned.dtype}{list(assigned.shape)}"
+            raise CaptureError(
+                f"the forward changes the type of buffer {path}, {value.dtype}{list(value.shape)}: it is "
+                f"{got}. Keep its shape and dtype, so that it can be written in place"
+            )
+        buffers[name] = value
+        value.copy_(assigned.detach())
+
+
+@contextlib.contextmanager
+def unchanged(module: nn.Module) -> Iterator[None]:
+    """After it every module has the attributes that it had, and these their contents.
+
+    Tracing would leave tensors there that have no values.
+    """
+    before = [(vars(owner), _snapshot(vars(owner))) for owner in module.modules()]
+    try:
+        yield
+    finally:
+        for now, was in before:
+            _restore(now, was)
+
+
+def _snapshot(attributes: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Each attribute, and a copy of what it holds if it is a container."""
+    return {name: (v, type(v)(v) if type(v) in _CONTAINERS else None) for name, v in attributes.items()}
+
+
+def _restore(now: dict[str, Any], was: dict[str, tuple[Any, Any]]) -> None:
+    for name in [n for n in now if n not in was]:
+        del now[name]
+    for name, (value, content) in was.items():
+        if now.get(name) is not value:
+            now[name] = value
+        if content is not None:
+            value.clear()
+            value.extend(content) if isinstance(value, (list, deque)) else value.update(content)
