@@ -62,7 +62,11 @@ from torch.utils._sympy.reference import PythonReferenceAnalysis
 with_effects = torch.ops.higher_order.with_effects
 """The op that torch wraps around ops with effects, to keep their order by tokens."""
 
+CAUSAL_MASK_TEST = (nn.modules.transformer, "_detect_is_causal_mask")
+"""Where `nn.TransformerEncoder` and `nn.TransformerDecoder` read a mask to see whether it is causal."""
+
 __all__ = [
+    "CAUSAL_MASK_TEST",
     "AOTInput",
     "AOTOutput",
     "BufferAOTInput",

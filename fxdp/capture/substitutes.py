@@ -1,7 +1,8 @@
 """Functions of torch that look at values while they are captured, or hide a batch; written without that.
 
 `cov` asks in C++ whether the degrees of freedom are positive, which no graph can. `embedding_bag` of a
-matrix lays all bags end to end, where no rank can tell its own. Each is replaced while the user's code is
+matrix lays all bags end to end, where no rank can tell its own. `nn.TransformerEncoder` and `Decoder` look
+whether a mask is causal. Each is replaced while the user's code is
 captured, by the same values and gradients.
 """
 
@@ -14,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from fxdp import torch_compat
 
 _eager_embedding_bag = F.embedding_bag
 
@@ -110,11 +113,17 @@ def _without_padding(rows: Tensor, kept: Tensor, mode: str) -> Tensor:
     return total if mode == "sum" else total / kept.sum(1).clamp(min=1)
 
 
+def is_told_causal(mask: Tensor | None, is_causal: bool | None = None, size: int | None = None) -> bool:
+    """Whether the caller says that a mask is causal; not knowing it, attention reads the mask itself."""
+    return is_causal is True
+
+
 SUBSTITUTES: tuple[tuple[Any, str, Callable[..., Any]], ...] = (
     (F, "embedding_bag", embedding_bag),
     (torch, "cov", cov),
     (torch, "corrcoef", corrcoef),
     (torch.Tensor, "cov", cov),
     (torch.Tensor, "corrcoef", corrcoef),
+    (*torch_compat.CAUSAL_MASK_TEST, is_told_causal),
 )
 """Where each stands in."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch.nn import functional as F
 import fxdp
 from fxdp.capture import substitutes
 from fxdp.capture.patches import capture_patches
+from tests.capture.oracle import check
 
 F64 = torch.float64
 
@@ -102,3 +104,21 @@ def test_a_model_of_them_splits_over_ranks() -> None:
     plan = fxdp.plan(model, (tokens,), mesh={"dp": 4})
     assert {row.op for row in plan.communication} == {"all_reduce"}
     assert not plan.coverage()
+
+
+class Masked(nn.Module):
+    """torch's own transformer, with masks and without saying that they are causal."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        shape = {"d_model": 8, "nhead": 2, "dim_feedforward": 8, "dropout": 0.0, "batch_first": True}
+        self.net = nn.Transformer(num_encoder_layers=1, num_decoder_layers=1, **shape)
+
+    def forward(self, source: Tensor, target: Tensor) -> Tensor:
+        causal, band = torch.full((4, 4), -math.inf).triu(1), torch.full((3, 3), -math.inf).triu(2)
+        return self.net(source, target, src_mask=causal, tgt_mask=band)
+
+
+def test_masks_of_transformers() -> None:
+    inputs = torch.randn(3, 4, 8), torch.randn(3, 3, 8)
+    check(Masked(), inputs, None, ((torch.randn(5, 4, 8), torch.randn(5, 3, 8)), {}), differentiable="all")
