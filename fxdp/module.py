@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -16,12 +17,15 @@ from fxdp.plan import Plan
 from fxdp.runtime.agreement import Agreement, agree, broadcast_tensors
 from fxdp.runtime.calls import Call, CallReader
 from fxdp.runtime.failure import everywhere, guard, install_hook, refusing
+from fxdp.runtime.held import Held
 from fxdp.runtime.lengths import common_lengths, padded, spread_pad
 from fxdp.runtime.optimizers import OptimizerWatch
 from fxdp.runtime.programs import Programs, Served
 from fxdp.runtime.recent import Recent
 from fxdp.runtime.stable import stable_text
 from fxdp.runtime.staged import StagedPrograms
+
+_log = logging.getLogger("fxdp")
 
 
 class CompiledModule(nn.Module):
@@ -41,6 +45,7 @@ class CompiledModule(nn.Module):
         object.__setattr__(self, "_mesh", resolve_mesh(mesh, device_type(module)))
         self._served: Served | None = None
         self._started = False
+        self._generation = 0
         self._build()
 
     _model: nn.Module
@@ -48,7 +53,9 @@ class CompiledModule(nn.Module):
     _mesh: DataMesh
 
     def _build(self) -> None:
-        self._reader = CallReader(self._model, self._options.batch_dims, self._mesh.device_type)
+        self._held = Held(self._model)
+        device = self._mesh.device_type
+        self._reader = CallReader(self._model, self._options.batch_dims, device, self._generation)
         self._agreement = Agreement(self._mesh)
         staged = self._mesh.pipeline.size > 1 or self._options.microbatches > 1
         self._programs = (StagedPrograms if staged else Programs)(self._model, self._mesh, self._options)
@@ -73,6 +80,8 @@ class CompiledModule(nn.Module):
                 self._start()
             if self._watch is not None and self._watch.remove_when_done():
                 self._watch = None
+            if not self._held.unchanged():
+                self._renew()
             with refusing(self._mesh):
                 call = self._reader.read(args, kwargs)
             batches, alike = self._exchange(call)
@@ -83,6 +92,20 @@ class CompiledModule(nn.Module):
                 served = self._programs.make(call, batches, args, kwargs)
             self._served = served
             return self._programs.run(served, call, batches)
+
+    def _renew(self) -> None:
+        """Make programs anew, as the model holds other tensors than they read; all ranks do this together."""
+        names = self._held.changes()
+        _log.warning(
+            "%s%s of the model %s replaced: its programs are compiled anew. To keep them, change tensors in "
+            "place, as copy_() and load_state_dict() without assign=True do",
+            ", ".join(names[:3]),
+            f" and {len(names) - 3} more" if len(names) > 3 else "",
+            "was" if len(names) == 1 else "were",
+        )
+        self._generation += 1
+        self._build()
+        self._watch = OptimizerWatch(self._model)
 
     def _pad(
         self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -223,7 +246,8 @@ class CompiledModule(nn.Module):
         object.__setattr__(twin, "_model", copy.deepcopy(self._model, memo))
         object.__setattr__(twin, "_options", self._options)
         object.__setattr__(twin, "_mesh", self._mesh)
-        twin._served, twin._started, twin.training = None, False, self.training
+        twin._served, twin._started, twin._generation = None, False, 0
+        twin.training = self.training
         twin._build()
         return twin
 
@@ -256,7 +280,7 @@ def _model_lines(module: nn.Module) -> list[str]:
 
 
 def _call_lines(call: Any) -> list[str]:
-    spec, others, signature, grad, autocast, training, trainable = call.kind
+    spec, others, signature, grad, autocast, training, trainable, generation = call.kind
     lines = [
         f"structure {stable_text(spec)}",
         *(f"value {kind} {stable_text(value)}" for kind, value in others),
@@ -264,4 +288,5 @@ def _call_lines(call: Any) -> list[str]:
     for i, ((dtype, _, needs_grad, _), dims) in enumerate(zip(signature, call.dims, strict=True)):
         lines.append(f"tensor {i} {dtype} dims {list(dims)} requires_grad={needs_grad}")
     modes = f"grad={grad} autocast={autocast} training={any(training)}"
+    modes += f" times that tensors were replaced={generation}"
     return [*lines, modes, f"modules {training.hex()}", f"trainable {trainable.hex()}"]

@@ -53,6 +53,7 @@ LAYERS: list[tuple[str, ...]] = [
         "runtime.extrema",
         "runtime.agreement",
         "runtime.failure",
+        "runtime.held",
         "runtime.optimizers",
         "runtime.recent",
         "runtime.stable",

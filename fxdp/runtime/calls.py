@@ -37,11 +37,17 @@ class Call:
 
 
 class CallReader:
-    """Reads calls of one model; batch dims are resolved once per structure."""
+    """Reads calls of one model; batch dims are resolved once per structure.
 
-    def __init__(self, module: nn.Module, batch_dims: Any, device_type: str) -> None:
+    `generation` counts how often the model's tensors were replaced, which all ranks must do together.
+    """
+
+    def __init__(
+        self, module: nn.Module, batch_dims: Any, device_type: str, generation: int = 0
+    ) -> None:
         self._batch_dims = batch_dims
         self._device_type = device_type
+        self._generation = generation
         self._modules = tuple(module.modules())
         self._parameters = tuple(module.parameters())
         self._known: dict[Any, tuple[int | None, ...]] = {}
@@ -71,7 +77,8 @@ class CallReader:
         device = self._device_type
         autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
         training = bytes(map(_training, self._modules))
-        return torch.is_grad_enabled(), autocast, training, bytes(map(_requires_grad, self._parameters))
+        trainable = bytes(map(_requires_grad, self._parameters))
+        return torch.is_grad_enabled(), autocast, training, trainable, self._generation
 
     def _batch(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], spec: TreeSpec, signature: tuple[Any, ...]
