@@ -149,11 +149,10 @@ def _stage_modules(
     ahead = [c.name for c in part.reads if not c.backward]
     behind = [c.name for c in part.reads if c.backward]
     made: dict[str, nn.Module] = {f"forward_{stage}": Forward(codes, ahead)}
-    if not schedule.trains:
-        return made
-    halved = any(a.stage == stage and a.kind is Kind.INPUT_GRADIENT for row in schedule.ranks for a in row)
-    if not halved:
+    kinds = {action.kind for row in schedule.ranks for action in row if action.stage == stage}
+    if Kind.BACKWARD in kinds:  # for some micro-batches; others may have it in two halves
         made[f"backward_{stage}"] = Backward(codes, behind)
+    if Kind.INPUT_GRADIENT not in kinds:
         return made
     wanted, _ = halves_of(lowering.local.partition, stage)
     first = [i for i, name in enumerate(backward_gives(part)) if name in wanted]

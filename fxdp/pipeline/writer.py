@@ -77,7 +77,7 @@ class Writer:
     data_ranks: int
     _saved: dict[tuple[int, int], fx.Node] = field(default_factory=dict)
     _rest: dict[tuple[int, int], fx.Node] = field(default_factory=dict)
-    _totals: dict[str, list[fx.Node]] = field(default_factory=dict)
+    _totals: dict[str, dict[int, fx.Node]] = field(default_factory=dict)
     _summed: set[str] = field(default_factory=set)
     _sums: dict[int, fx.Node] = field(default_factory=dict)
     _batches: dict[int, fx.Node] = field(default_factory=dict)
@@ -211,19 +211,20 @@ class Writer:
             self.pen.keep(name, microbatch, value)
             total = self.partition.totals.get(name)
             if total is not None and total.stage == stage:
-                self._add_up(name, value)
+                self._add_up(name, microbatch, value)
 
-    def _add_up(self, name: str, value: fx.Node) -> None:
+    def _add_up(self, name: str, microbatch: int, value: fx.Node) -> None:
         placement = self.partition.totals[name].placement
-        found = self._totals.setdefault(name, [])
+        found = self._totals.setdefault(name, {})
         if not found or isinstance(placement, Shard):
-            found.append(value)
+            found[microbatch] = value
         elif isinstance(placement, Partial):
-            args = (found[0], value, placement.op, name in self._summed)
+            ((first, total),) = found.items()
+            args = (total, value, placement.op, name in self._summed)
             self._summed.add(name)
-            found[:] = [self.pen.function(transport.accumulate, args, f"total_{name}")]
+            found[first] = self.pen.function(transport.accumulate, args, f"total_{name}")
         else:  # the same in every micro-batch
-            found[:] = [value]
+            self._totals[name] = {microbatch: value}
 
     def _put_together(self) -> None:
         """Totals become values of the whole step."""
@@ -232,10 +233,10 @@ class Writer:
             self.pen.keep_items(sums, [n for n in backward_gives(part) if n in part.summed])
         for name, found in self._totals.items():
             placement = self.partition.totals[name].placement
-            value = found[0]
-            if isinstance(placement, Shard) and len(found) > 1:
+            value, *others = (found[microbatch] for microbatch in sorted(found))
+            if isinstance(placement, Shard) and others:
                 outer = evaluate(placement.outer, self.pen.sizes[None])
-                args = (list(found), placement.dim, outer, [size for _, size in self.bounds])
+                args = ([value, *others], placement.dim, outer, [size for _, size in self.bounds])
                 value = self.pen.function(transport.concatenate, args, f"whole_{name}")
             self.pen.keep(name, None, value)
 

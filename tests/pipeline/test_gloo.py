@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.pipeline.runs import Run, errors_of
@@ -41,6 +43,25 @@ def _check(ranks: RankPool, world: int, runs: tuple[Run, ...]) -> None:
     found = ranks.run(world, errors_of, runs, timeout=300)
     for run, errors in zip(runs, zip(*found, strict=True), strict=True):
         assert max(errors) <= 1e-9, f"{run}: {errors}"
+
+
+FILES = {
+    "first stage on the last rank": (2, "1F1,1B1,1F0,1B0\n0F1,0F0,0B1,0B0\n"),
+    "whole and halved backwards of one stage": (2, "0F0,0F1,0B0,0I1,0W1\n1F0,1I0,1F1,1W0,1B1\n"),
+    "a V of stages": (4, "0F0,0F1,3F0,3B0,3F1,3B1,0B0,0B1\n1F0,2F0,1F1,2F1,2B0,1B0,2B1,1B1\n"),
+}
+
+
+@pytest.mark.parametrize("compute", ["eager", "inductor"])
+def test_schedules_from_files(ranks: RankPool, tmp_path: Path, compute: str) -> None:
+    names = list(FILES) if compute == "eager" else ["whole and halved backwards of one stage"]
+    runs = []
+    for name in names:
+        stages, order = FILES[name]
+        path = tmp_path / f"{name}.csv"
+        path.write_text(order)
+        runs.append(Run("skips", 2, 1, str(path), 2, stages, ((5,),), compute))
+    _check(ranks, 2, tuple(runs))
 
 
 def test_a_skip_over_two_stages_under_1f1b(ranks: RankPool) -> None:
