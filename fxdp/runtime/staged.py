@@ -17,10 +17,12 @@ from fxdp.pipeline.homes import Homes
 from fxdp.pipeline.layout import Layout
 from fxdp.pipeline.lower import Lowering, modules_of
 from fxdp.rules.randomness import node_draws
+from fxdp.runtime.agreement import agree
 from fxdp.runtime.calls import Call
 from fxdp.runtime.programs import Programs, Served, _Kind, _plain_modes, row_numbers, size_values
 from fxdp.runtime.step import Step
 from fxdp.runtime.streams import Streams
+from fxdp.schedule import csv
 
 
 class StagedPrograms(Programs):
@@ -45,6 +47,12 @@ class StagedPrograms(Programs):
         if self._options.gradients == "owner":
             self._homes.add(program)
         return program
+
+    def _compare(self, local: LocalProgram) -> None:
+        """Ranks that read other files as their schedule would wait for one another forever."""
+        assert isinstance(local, StagedProgram)
+        agree(self._mesh, csv.write(local.schedule).splitlines(), "schedules")
+        super()._compare(local)
 
     def _make(
         self, call: Call, batches: tuple[int, ...], args: tuple[Any, ...], kwargs: dict[str, Any]

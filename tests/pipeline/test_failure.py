@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -100,11 +103,24 @@ def _backward_twice(compiled: fxdp.CompiledModule) -> None:
     loss.backward()
 
 
+def _own_schedule(order: str) -> str:
+    """The error of a step whose schedule is read from this rank's own file."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        Path("order.csv").write_text(order)
+        compiled = fxdp.compile(
+            TwoLosses(), _mesh(2), microbatches=2, schedule="order.csv", stages=2, compute="eager"
+        )
+        return _say(lambda: compiled(**skips(4))[0].backward())
+
+
 def _refused() -> dict[str, str]:
     rank = dist.get_rank()
     compiled = fxdp.compile(TwoLosses(), _mesh(2), microbatches=2, compute="eager")
     column = 2 if rank == 3 else 4
+    orders = ["0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n", "0F1,0F0,0B1,0B0\n1F1,1B1,1F0,1B0\n"]
     found = {
+        "other schedules": _own_schedule(orders[rank // 3]),
+        "own schedules": _own_schedule(orders[1]),
         "other batches": _say(lambda: compiled(**skips(column))),
         "another output": _say(lambda: compiled(**skips(4))[1].backward()),
         "a tensor": _say(lambda: compiled(**skips(4))[2].sum().backward()),
@@ -126,6 +142,8 @@ def test_wrong_calls_are_refused_on_all_ranks_and_the_next_one_works(ranks: Rank
         "another output": "StateError: output 1 of a model in stages or micro-batches was differentiated",
         "a tensor": "StateError: output 2 of a model in stages or micro-batches was differentiated",
         "twice": "StateError: backward() a second time through a step in stages or micro-batches",
+        "other schedules": "AgreementError: ranks were given different schedules: line 1: ranks 0, 1, 2 have",
+        "own schedules": "no error",
         "other models": "AgreementError",
         "other options": "AgreementError",
         "works": "True",
