@@ -54,8 +54,9 @@ class CompiledModule(nn.Module):
 
     def _build(self) -> None:
         self._held = Held(self._model)
-        device = self._mesh.device_type
-        self._reader = CallReader(self._model, self._options.batch_dims, device, self._generation)
+        self._shared = True
+        dims, device, loss_fn = self._options.batch_dims, self._mesh.device_type, self._options.loss_fn
+        self._reader = CallReader(self._model, dims, device, self._generation, loss_fn)
         self._agreement = Agreement(self._mesh)
         staged = self._mesh.pipeline.size > 1 or self._options.microbatches > 1
         self._programs = (StagedPrograms if staged else Programs)(self._model, self._mesh, self._options)
@@ -85,6 +86,8 @@ class CompiledModule(nn.Module):
             with refusing(self._mesh):
                 call = self._reader.read(args, kwargs)
             batches, alike = self._exchange(call)
+            if not self._shared:
+                self._share()
             if not alike:
                 call, args, kwargs = self._pad(call, args, kwargs)
             served = self._programs.find(call, batches)
@@ -105,6 +108,7 @@ class CompiledModule(nn.Module):
         )
         self._generation += 1
         self._build()
+        self._shared = False
         self._watch = OptimizerWatch(self._model)
 
     def _pad(
@@ -160,10 +164,16 @@ class CompiledModule(nn.Module):
         if self._mesh.world > 1:
             install_hook()
             agree(self._mesh, [*_model_lines(self._model), *self._options.lines()], "models or options")
-            tensors = [*self._model.parameters(), *self._model.buffers()]
-            broadcast_tensors(self._mesh, [t.detach() for t in tensors])
+            self._share()
         self._watch = OptimizerWatch(self._model)
         self._started = True
+
+    def _share(self) -> None:
+        """All ranks get rank 0's values: those of a new layer, too, which each rank drew by itself."""
+        if self._mesh.world > 1:
+            tensors = [*self._model.parameters(), *self._model.buffers()]
+            broadcast_tensors(self._mesh, [t.detach() for t in tensors])
+        self._shared = True
 
     @property
     def plan(self) -> Plan:
@@ -280,7 +290,7 @@ def _model_lines(module: nn.Module) -> list[str]:
 
 
 def _call_lines(call: Any) -> list[str]:
-    spec, others, signature, grad, autocast, training, trainable, generation = call.kind
+    spec, others, signature, grad, autocast, training, trainable, generation, changed = call.kind
     lines = [
         f"structure {stable_text(spec)}",
         *(f"value {kind} {stable_text(value)}" for kind, value in others),
@@ -289,4 +299,5 @@ def _call_lines(call: Any) -> list[str]:
         lines.append(f"tensor {i} {dtype} dims {list(dims)} requires_grad={needs_grad}")
     modes = f"grad={grad} autocast={autocast} training={any(training)}"
     modes += f" times that tensors were replaced={generation}"
-    return [*lines, modes, f"modules {training.hex()}", f"trainable {trainable.hex()}"]
+    attributes = [f"attribute {name} {stable_text(value)}" for name, value in changed]
+    return [*lines, modes, f"modules {training.hex()}", f"trainable {trainable.hex()}", *attributes]

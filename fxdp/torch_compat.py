@@ -91,6 +91,7 @@ __all__ = [
     "Work",
     "all_op_names",
     "as_float",
+    "backward_class",
     "default_store",
     "dtensor_spec",
     "exported_module",
@@ -416,6 +417,12 @@ def cpp_building() -> CppBuilding:
         failed=exc.CppCompileError,
         data_of=torch._C._dynamo.guards._torchinductor_pyobject_tensor_data_ptr,  # type: ignore[attr-defined]
     )
+
+
+def backward_class(function: type[torch.autograd.Function]) -> type:
+    """The class of the autograd nodes that a function leaves."""
+    found: type = function._backward_cls
+    return found
 
 
 def release_saved_tensors(ctx: Any) -> None:

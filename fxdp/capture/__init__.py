@@ -1,5 +1,6 @@
 """From an unmodified module to one joint forward and backward graph in global, symbolic shapes."""
 
+from fxdp.capture.attributes import own_attributes
 from fxdp.capture.batch_dims import resolve_batch_dims
 from fxdp.capture.captured import Captured, Check, Condition, OutputLeaf, Route, SizeLeaf
 from fxdp.capture.driver import capture
@@ -12,5 +13,6 @@ __all__ = [
     "Route",
     "SizeLeaf",
     "capture",
+    "own_attributes",
     "resolve_batch_dims",
 ]

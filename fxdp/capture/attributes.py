@@ -31,15 +31,15 @@ class Attributes:
         )
 
 
-def _own(module: nn.Module) -> dict[str, Any]:
+def own_attributes(module: nn.Module) -> list[str]:
     """The user's attributes: not torch's, nor what is made of a parameter before each forward."""
     parameters = {name.rpartition("_")[0] for name in module._parameters}
+    return [name for name in vars(module) if name not in _TORCHS and name not in parameters]
+
+
+def _own(module: nn.Module) -> dict[str, Any]:
     made = {name: buffer is not None for name, buffer in module._buffers.items()}
-    return made | {
-        name: _content(value)
-        for name, value in vars(module).items()
-        if name not in _TORCHS and name not in parameters
-    }
+    return made | {name: _content(vars(module)[name]) for name in own_attributes(module)}
 
 
 _TORCHS = frozenset(vars(nn.Module()))

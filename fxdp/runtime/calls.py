@@ -16,6 +16,7 @@ from fxdp.capture import resolve_batch_dims
 from fxdp.errors import InputError
 from fxdp.runtime.recent import Recent
 from fxdp.runtime.stable import stable_text
+from fxdp.runtime.state import ModelState
 
 _training = attrgetter("training")
 _requires_grad = attrgetter("requires_grad")
@@ -26,7 +27,7 @@ class Call:
     """One call's inputs, flattened.
 
     `kind` is all that decides which program to capture, but for sizes: structure, Python values, dtypes,
-    ranks of tensors, modes. `dims` are the sizes of all dims but the batch.
+    ranks of tensors, modes, the model's attributes. `dims` are the sizes of all dims but the batch.
     """
 
     tensors: tuple[Tensor, ...]
@@ -43,13 +44,19 @@ class CallReader:
     """
 
     def __init__(
-        self, module: nn.Module, batch_dims: Any, device_type: str, generation: int = 0
+        self,
+        module: nn.Module,
+        batch_dims: Any,
+        device_type: str,
+        generation: int = 0,
+        loss_fn: Any = None,
     ) -> None:
         self._batch_dims = batch_dims
         self._device_type = device_type
         self._generation = generation
         self._modules = tuple(module.modules())
         self._parameters = tuple(module.parameters())
+        self._state = ModelState(module, *([loss_fn] if isinstance(loss_fn, nn.Module) else []))
         self._known: dict[Any, tuple[int | None, ...]] = {}
         self._digests: Recent[Any, int] = Recent(1024)
 
@@ -78,7 +85,8 @@ class CallReader:
         autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
         training = bytes(map(_training, self._modules))
         trainable = bytes(map(_requires_grad, self._parameters))
-        return torch.is_grad_enabled(), autocast, training, trainable, self._generation
+        changed = self._state.changed()
+        return torch.is_grad_enabled(), autocast, training, trainable, self._generation, changed
 
     def _batch(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], spec: TreeSpec, signature: tuple[Any, ...]

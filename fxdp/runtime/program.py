@@ -17,7 +17,7 @@ from fxdp.errors import StateError
 from fxdp.lowering.eager import forward_inputs
 from fxdp.lowering.halves import Halves
 from fxdp.placements import Shard
-from fxdp.torch_compat import release_saved_tensors
+from fxdp.torch_compat import backward_class, release_saved_tensors
 
 _log = logging.getLogger("fxdp")
 
@@ -177,6 +177,10 @@ class _Step(torch.autograd.Function):
         if torch.is_grad_enabled():  # create_graph=True
             results = [None if r is None else _once(r) for r in results]
         return (None, *results)
+
+
+STEP_BACKWARD = backward_class(_Step)
+"""The autograd node of every output that a compiled module computed."""
 
 
 def _once(gradient: Tensor) -> Tensor:

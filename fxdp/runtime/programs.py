@@ -17,10 +17,9 @@ from typing import Any
 import sympy
 import torch
 from torch import Tensor, fx, nn
-from torch.utils._pytree import tree_unflatten
 
 from fxdp.annotations import Input, Site, TensorType, note
-from fxdp.capture import Captured, Check, Condition, OutputLeaf, SizeLeaf, capture
+from fxdp.capture import Captured, Condition, capture
 from fxdp.compiler import LocalProgram, emit, prepare
 from fxdp.errors import AgreementError, InputError
 from fxdp.lowering.inductor import SizesFixedError
@@ -29,7 +28,9 @@ from fxdp.options import Options
 from fxdp.plan import evaluate
 from fxdp.runtime.agreement import agree, gather_objects, tensor_lines
 from fxdp.runtime.calls import Call
-from fxdp.runtime.failure import everywhere, refusing
+from fxdp.runtime.chains import chained
+from fxdp.runtime.failure import refusing
+from fxdp.runtime.outputs import has_size_leaves, packed, raise_if_checked
 from fxdp.runtime.recent import Recent
 from fxdp.symbols import B, named_size
 
@@ -206,7 +207,7 @@ class Programs:
         """Run a call; the model's own output structure."""
         captured, program = served.local.captured, served.program
         sizes: dict[str, int] = {}
-        if program.sizes or _has_size_leaves(captured):
+        if program.sizes or has_size_leaves(captured):
             sizes = size_values(captured, call, batches, self._mesh.rank)
         rows = None
         if program.rows is not None:
@@ -214,16 +215,14 @@ class Programs:
             if rows is None:
                 device = call.tensors[0].device
                 rows = served.rows[batches] = row_numbers(batches).to(device)
-        return self._pack(captured, program.run(call.tensors, sizes, rows), sizes)
+        tensors = chained(call.tensors, call.batch_dims, self._mesh.size)
+        return self._pack(captured, program.run(tensors, sizes, rows), sizes)
 
     def _pack(self, captured: Captured, outputs: Sequence[Tensor], sizes: dict[str, int]) -> Any:
         """The model's own output structure around flat outputs."""
         if captured.checks:
-            _raise_if_checked(captured.checks, outputs)
-        if captured.out_spec.is_leaf() and isinstance(captured.leaves[0], OutputLeaf):
-            return outputs[0]
-        leaves = [_leaf(leaf, outputs, sizes) for leaf in captured.leaves]
-        return tree_unflatten(leaves, captured.out_spec)
+            raise_if_checked(captured.checks, outputs)
+        return packed(captured, outputs, sizes)
 
 
 def size_values(captured: Captured, call: Call, batches: Sequence[int], rank: int) -> dict[str, int]:
@@ -261,42 +260,6 @@ def row_numbers(batches: Sequence[int]) -> Tensor:
     largest = max(batches)
     starts = [i * largest for i in range(len(batches))]
     return torch.cat([torch.arange(start, start + n) for start, n in zip(starts, batches, strict=True)])
-
-
-def _leaf(leaf: Any, outputs: Sequence[Tensor], sizes: dict[str, int]) -> Any:
-    if isinstance(leaf, OutputLeaf):
-        return outputs[leaf.index]
-    if isinstance(leaf, SizeLeaf):
-        return _number(leaf.expr.xreplace(_by_symbol(leaf.expr, sizes)))
-    return leaf
-
-
-def _number(value: Any) -> int | float | bool:
-    """A value without symbols as the Python number that it is."""
-    if value.is_Boolean:
-        return bool(value)
-    return int(value) if value.is_Integer else float(value)
-
-
-def _raise_if_checked(checks: Sequence[Check], outputs: Sequence[Tensor]) -> None:
-    """Raise where the model's own code would, on all ranks alike: its checks see the global batch."""
-    failed = [str(check.site) for check in checks if bool(outputs[check.output]) != check.passes]
-    if failed:
-        listing = "\n  ".join(failed)
-        raise everywhere(
-            InputError(
-                f"the model refuses this batch: its own code raises an error at\n  {listing}\n"
-                "Check the inputs of all ranks, or call the model itself to see its message"
-            )
-        )
-
-
-def _has_size_leaves(captured: Captured) -> bool:
-    return any(isinstance(leaf, SizeLeaf) for leaf in captured.leaves)
-
-
-def _by_symbol(expr: sympy.Basic, sizes: dict[str, int]) -> dict[Any, sympy.Integer]:
-    return {s: sympy.Integer(sizes["B" if s == B else s.name]) for s in expr.free_symbols}
 
 
 @contextlib.contextmanager

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import pairwise
 
 import pytest
@@ -41,6 +42,13 @@ def test_integers_stay(dtype: torch.dtype) -> None:
     value = torch.tensor([0, 1, 1], dtype=dtype)
     assert restored(sortable(value, "max"), dtype).equal(value)
     assert sortable(value, "min").dtype == dtype
+
+
+@pytest.fixture(autouse=True)
+def _default_dtype() -> Iterator[None]:
+    """Tests that follow in this process begin in float32."""
+    yield
+    torch.set_default_dtype(torch.float32)
 
 
 class Extremes(nn.Module):

@@ -1,0 +1,92 @@
+"""The Python attributes and hooks of a model, which its programs were captured with.
+
+Eager code sees at once what the user changes between two calls (`model.beta = 0.5`, a hook). A program does
+not, so each call asks here, by comparing the identities of a few hundred objects.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from operator import is_
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
+
+from fxdp.capture import own_attributes
+
+_log = logging.getLogger("fxdp")
+
+Key: TypeAlias = "tuple[tuple[str, tuple[str, Any]], ...]"
+"""The attributes that differ from those of the beginning: name, type and value."""
+
+_PLAIN = (int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, type(None))
+
+_CONTAINERS = (list, tuple, dict)
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_SPOKEN = [kind.replace("_", " ") for kind in _HOOKS]
+
+
+class ModelState:
+    """Watches a model (and a loss that is a module) from when it is made."""
+
+    def __init__(self, *roots: nn.Module) -> None:
+        named = [(name, module) for root in roots for name, module in root.named_modules()]
+        modules = [module for _, module in named]
+        self._hooks = [vars(m)[kind] for m in modules for kind in _HOOKS]
+        self._slots = [(vars(m), name) for m in modules for name in own_attributes(m)]
+        self._names = [f"{name} of {path or 'the model'}" for path, m in named for name in own_attributes(m)]
+        self._names += [f"number of{kind} of {path or 'the model'}" for path, _ in named for kind in _SPOKEN]
+        self._first = self._last = self._values()
+        self._last_key: Key = ()
+        self._seen: set[Key] = {()}
+        self._objects: list[Any] = []
+
+    def changed(self) -> Key:
+        """The Python attributes that are no longer what they were; other ones need another program."""
+        values = self._values()
+        if not all(map(is_, values, self._last)):
+            self._last, self._last_key = values, self._changes(values)
+            if self._last_key not in self._seen:
+                self._seen.add(self._last_key)
+                listed = ", ".join(f"{name} ({value})" for name, (_, value) in self._last_key)
+                _log.warning(
+                    "attributes of the model changed, which compiles it anew: %s. Make what changes often an "
+                    "input, or a buffer that is changed in place",
+                    listed or "back to the first values",
+                )
+        return self._last_key
+
+    def _values(self) -> list[Any]:
+        own = [attributes.get(name) for attributes, name in self._slots]
+        return [*own, *map(len, self._hooks)]
+
+    def _changes(self, values: Sequence[Any]) -> Key:
+        rows = zip(self._names, values, self._first, strict=True)
+        return tuple((name, self._token(now)) for name, now, first in rows if not _equal(now, first))
+
+    def _token(self, value: Any) -> tuple[str, Any]:
+        """A type, and a value that is equal on all ranks: itself, or the number of an object."""
+        if isinstance(value, _PLAIN):
+            return type(value).__name__, value
+        if type(value) in _CONTAINERS:
+            return type(value).__name__, tuple(map(self._token, _items(value)))
+        index = next((i for i, known in enumerate(self._objects) if known is value), len(self._objects))
+        if index == len(self._objects):
+            self._objects.append(value)
+        return type(value).__name__, f"object {index}"
+
+
+def _equal(a: Any, b: Any) -> bool:
+    """Whether eager code would see the same; torch's export puts copies in the place of containers."""
+    if a is b or type(a) is not type(b):
+        return a is b
+    if type(a) in _CONTAINERS:
+        return len(a) == len(b) and all(map(_equal, _items(a), _items(b)))
+    return isinstance(a, _PLAIN) and bool(a == b)
+
+
+def _items(container: Any) -> list[Any]:
+    return [x for pair in container.items() for x in pair] if isinstance(container, dict) else list(container)
