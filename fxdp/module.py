@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from torch import Tensor, fx, nn
@@ -14,15 +15,14 @@ from fxdp.errors import InputError, StateError
 from fxdp.mesh import DataMesh, resolve_mesh
 from fxdp.options import Options
 from fxdp.plan import Plan
-from fxdp.runtime.agreement import Agreement, agree, broadcast_tensors
-from fxdp.runtime.calls import Call, CallReader
+from fxdp.runtime.agreement import Agreement, agree, broadcast_tensors, model_lines
+from fxdp.runtime.calls import Call, CallReader, call_lines
 from fxdp.runtime.failure import everywhere, guard, install_hook, refusing
 from fxdp.runtime.held import Held
 from fxdp.runtime.lengths import common_lengths, padded, spread_pad
 from fxdp.runtime.optimizers import OptimizerWatch
 from fxdp.runtime.programs import Programs, Served
 from fxdp.runtime.recent import Recent
-from fxdp.runtime.stable import stable_text
 from fxdp.runtime.staged import StagedPrograms
 
 _log = logging.getLogger("fxdp")
@@ -54,7 +54,7 @@ class CompiledModule(nn.Module):
 
     def _build(self) -> None:
         self._held = Held(self._model)
-        self._shared = True
+        self._shared = False
         dims, device, loss_fn = self._options.batch_dims, self._mesh.device_type, self._options.loss_fn
         self._reader = CallReader(self._model, dims, device, self._generation, loss_fn)
         self._agreement = Agreement(self._mesh)
@@ -83,7 +83,7 @@ class CompiledModule(nn.Module):
                 self._watch = None
             if not self._held.unchanged():
                 self._renew()
-            with refusing(self._mesh):
+            with self._refusing():
                 call = self._reader.read(args, kwargs)
             batches, alike = self._exchange(call)
             if not self._shared:
@@ -108,8 +108,15 @@ class CompiledModule(nn.Module):
         )
         self._generation += 1
         self._build()
-        self._shared = False
         self._watch = OptimizerWatch(self._model)
+
+    def _refusing(self) -> AbstractContextManager[None]:
+        """Around the reading of inputs: the others wait for this rank next, unless uneven=False spares it.
+
+        Then they may have begun the step, and an error of this rank must end it.
+        """
+        others_wait = self._options.uneven or not len(self._even)
+        return refusing(self._mesh) if others_wait else nullcontext()
 
     def _pad(
         self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -133,7 +140,7 @@ class CompiledModule(nn.Module):
         own = (call.batch, self._reader.digest(call.kind), self._reader.digest(call.dims))
         rows = self._agreement.exchange(own)
         if len({row[1] for row in rows}) > 1:
-            agree(self._mesh, _call_lines(call), "calls")
+            agree(self._mesh, call_lines(call), "calls")
         batches = _nonempty(self._batches([row[0] for row in rows]))
         if not self._options.uneven:
             if len(set(batches)) > 1:
@@ -160,17 +167,20 @@ class CompiledModule(nn.Module):
         return tuple(found[place] for place in range(self._mesh.size))
 
     def _start(self) -> None:
-        """Once: the ranks must hold the same model, and get rank 0's values."""
+        """Before the first exchange."""
         if self._mesh.world > 1:
             install_hook()
-            agree(self._mesh, [*_model_lines(self._model), *self._options.lines()], "models or options")
-            self._share()
+        self._share()
         self._watch = OptimizerWatch(self._model)
         self._started = True
 
     def _share(self) -> None:
-        """All ranks get rank 0's values: those of a new layer, too, which each rank drew by itself."""
+        """The ranks must hold the same model and get rank 0's values: those of new layers, too.
+
+        All ranks do this together.
+        """
         if self._mesh.world > 1:
+            agree(self._mesh, [*model_lines(self._model), *self._options.lines()], "models or options")
             tensors = [*self._model.parameters(), *self._model.buffers()]
             broadcast_tensors(self._mesh, [t.detach() for t in tensors])
         self._shared = True
@@ -278,26 +288,3 @@ def _nonempty(batches: tuple[int, ...]) -> tuple[int, ...]:
     if sum(batches) == 0:
         raise everywhere(InputError("the global batch is empty: no rank was given a sample"))
     return batches
-
-
-def _model_lines(module: nn.Module) -> list[str]:
-    lines = [f"model {type(module).__qualname__}"]
-    for kind, named in (("parameter", module.named_parameters()), ("buffer", module.named_buffers())):
-        for name, t in named:
-            frozen = "" if t.requires_grad or kind == "buffer" else " frozen"
-            lines.append(f"{kind} {name} {str(t.dtype).removeprefix('torch.')}{list(t.shape)}{frozen}")
-    return lines
-
-
-def _call_lines(call: Any) -> list[str]:
-    spec, others, signature, grad, autocast, training, trainable, generation, changed = call.kind
-    lines = [
-        f"structure {stable_text(spec)}",
-        *(f"value {kind} {stable_text(value)}" for kind, value in others),
-    ]
-    for i, ((dtype, _, needs_grad, _), dims) in enumerate(zip(signature, call.dims, strict=True)):
-        lines.append(f"tensor {i} {dtype} dims {list(dims)} requires_grad={needs_grad}")
-    modes = f"grad={grad} autocast={autocast} training={any(training)}"
-    modes += f" times that tensors were replaced={generation}"
-    attributes = [f"attribute {name} {stable_text(value)}" for name, value in changed]
-    return [*lines, modes, f"modules {training.hex()}", f"trainable {trainable.hex()}", *attributes]

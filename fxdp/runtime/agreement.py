@@ -14,13 +14,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from fxdp.errors import AgreementError, RankFailedError
 from fxdp.mesh import DataMesh
 from fxdp.runtime.failure import convert
 
-__all__ = ["Agreement", "agree", "broadcast_tensors", "gather_objects", "tensor_lines"]
+__all__ = ["Agreement", "agree", "broadcast_tensors", "gather_objects", "model_lines", "tensor_lines"]
 
 _BUCKET_BYTES = 25 * 1024 * 1024
 
@@ -108,6 +108,16 @@ def tensor_lines(tensors: Mapping[str, Tensor]) -> list[str]:
         f"{name} {str(t.dtype).removeprefix('torch.')}{list(t.shape)} content {_digest(t)}"
         for name, t in sorted(tensors.items())
     ]
+
+
+def model_lines(module: nn.Module) -> list[str]:
+    """Class, parameters and buffers of a model with their types, for `agree`."""
+    lines = [f"model {type(module).__qualname__}"]
+    for kind, named in (("parameter", module.named_parameters()), ("buffer", module.named_buffers())):
+        for name, t in named:
+            frozen = "" if t.requires_grad or kind == "buffer" else " frozen"
+            lines.append(f"{kind} {name} {str(t.dtype).removeprefix('torch.')}{list(t.shape)}{frozen}")
+    return lines
 
 
 def _digest(tensor: Tensor) -> str:

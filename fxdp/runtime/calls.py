@@ -119,6 +119,21 @@ class CallReader:
         return found
 
 
+def call_lines(call: Call) -> list[str]:
+    """What decides which program serves a call, for `agree`."""
+    spec, others, signature, grad, autocast, training, trainable, generation, changed = call.kind
+    lines = [
+        f"structure {stable_text(spec)}",
+        *(f"value {kind} {stable_text(value)}" for kind, value in others),
+    ]
+    for i, ((dtype, _, needs_grad, _), dims) in enumerate(zip(signature, call.dims, strict=True)):
+        lines.append(f"tensor {i} {dtype} dims {list(dims)} requires_grad={needs_grad}")
+    modes = f"grad={grad} autocast={autocast} training={any(training)}"
+    modes += f" times that tensors were replaced={generation}"
+    attributes = [f"attribute {name} {stable_text(value)}" for name, value in changed]
+    return [*lines, modes, f"modules {training.hex()}", f"trainable {trainable.hex()}", *attributes]
+
+
 def _value(leaf: Any) -> Any:
     """A Python leaf as part of a key: True and 1 and 1.0 are different programs."""
     try:

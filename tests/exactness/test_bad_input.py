@@ -267,6 +267,29 @@ def test_ranks_that_are_given_different_things(ranks: RankPool) -> None:
             assert all(word in found[name] for word in expected), (name, found[name])
 
 
+def _refused_without_exchange() -> list[str]:
+    """With uneven=False nobody asks how large the others' batches are: rank 0 cannot take its input."""
+    compiled = _compiled(uneven=False)
+    compiled(torch.randn(3, 6)).backward()
+
+    def step() -> None:
+        bad = [torch.randn(3, 6), torch.randn(2, 6)] if dist.get_rank() == 0 else [torch.randn(3, 6)]
+        compiled(*bad).backward()
+
+    def next_step() -> None:
+        compiled(torch.randn(3, 6)).backward()
+
+    return [_error(step), _error(next_step)]
+
+
+def test_an_error_that_only_one_rank_sees_is_never_paired_with_another_step(ranks: RankPool) -> None:
+    (first, after), (told, later) = ranks.run(2, _refused_without_exchange)
+    assert "batch sizes differ" in first
+    for text in (after, told, later):
+        assert "Error" in text
+        assert "batch sizes differ" in text
+
+
 def _no_group() -> str:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 

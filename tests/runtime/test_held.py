@@ -95,3 +95,20 @@ def _on_one_rank() -> str:
 def test_all_ranks_must_replace_the_same(ranks: RankPool) -> None:
     for text in ranks.run(2, _on_one_rank):
         assert "times that tensors were replaced=1" in text
+
+
+def _other_sizes() -> str:
+    model = Net()
+    compiled = fxdp.compile(model, compute="eager")
+    compiled(torch.randn(3, 6))
+    model.last.weight = nn.Parameter(torch.randn(6 + 6 * dist.get_rank(), 6))
+    try:
+        compiled(torch.randn(3, 6))
+    except fxdp.AgreementError as error:
+        return str(error)
+    return "no error"
+
+
+def test_all_ranks_must_put_in_tensors_of_the_same_size(ranks: RankPool) -> None:
+    for text in ranks.run(2, _other_sizes):
+        assert "parameter last.weight float32[12, 6]" in text
