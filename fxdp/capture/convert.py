@@ -28,6 +28,7 @@ from fxdp.annotations import (
 from fxdp.capture.effects import strip_effects
 from fxdp.capture.joint import RawJoint
 from fxdp.capture.program import Inputs
+from fxdp.capture.refused import changed_parameter, check_dense
 from fxdp.capture.sites import SiteIndex, module_path
 from fxdp.capture.sizes import Sizes
 from fxdp.capture.skip_marks import label_of
@@ -144,12 +145,14 @@ class _Converter:
         if skip is not None:
             self._label(node, skip)
             return
+        site = self.sites.site(node)
+        check_dense(node, site)
         args, kwargs = fx.map_arg((node.args, node.kwargs), self.copies.__getitem__)
         made = self.graph.create_node(node.op, node.target, args, kwargs, name=_node_name(node))
         made.meta = {key: node.meta[key] for key in _KEPT_META if key in node.meta}
         made.meta["fxdp"] = Note(
             type=self.sizes.type(node.meta.get("val")),
-            site=self.sites.site(node),
+            site=site,
             backward=node.meta.get("partitioner_tag") == "is_backward",
         )
         self.copies[node] = made
@@ -202,6 +205,9 @@ class _Slots:
             output = descriptor.output
             if isinstance(output, torch_compat.PlainAOTOutput):
                 return Tangent(output.idx)
+            mutated = getattr(output, "mutated_input", None)
+            if isinstance(mutated, torch_compat.ParamAOTInput):
+                raise changed_parameter(module_path(mutated.target))
         raise CaptureError(f"the joint graph has an input that fxdp cannot place: {descriptor}")
 
     def of_output(self, descriptor: Any) -> ResultSlot | None:
@@ -214,7 +220,8 @@ class _Slots:
             of = self.of_input(descriptor.mutated_input)
             if isinstance(of, (Buffer, Input)):
                 return Mutation(of)
-            raise CaptureError(f"the model changes {of} in place, which cannot be kept equal on all ranks")
+            assert isinstance(of, (Parameter, Constant))
+            raise changed_parameter(of.name)
         if isinstance(descriptor, torch_compat.GradAOTOutput):
             grad_of = self.of_input(descriptor.grad_of)
             if isinstance(grad_of, (Parameter, Input)):

@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 from fxdp.capture.attributes import Attributes
 from fxdp.capture.captured import Check, OutputLeaf
 from fxdp.capture.checks import Asked, noting_checks
+from fxdp.capture.data import traced_data
 from fxdp.capture.functions import whole_functions
 from fxdp.capture.hooks import deferred_hooks
 from fxdp.capture.module_state import assigned_buffers
@@ -89,6 +90,7 @@ class Program(nn.Module):
             stack.enter_context(refuse_autograd())
             stack.enter_context(whole_functions())
             stack.enter_context(deferred_hooks())
+            stack.enter_context(traced_data())
             tracker = stack.enter_context(captured_skips(self.module))
             stack.enter_context(noting_checks(asked))
             stack.enter_context(assigned_buffers(self.module))

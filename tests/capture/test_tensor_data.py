@@ -1,0 +1,84 @@
+"""`tensor.data`, and what is written or sparse where no program can have it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fxdp.capture import capture
+from fxdp.errors import CaptureError
+from tests.lockstep import check
+
+
+class _Model(nn.Module):
+    """`body(self, x)` with a layer, a frozen twin of it, and an average."""
+
+    def __init__(self, body: Callable[[_Model, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.fc, self.slow = nn.Linear(4, 4), nn.Linear(4, 4).requires_grad_(False)
+        self.average: Tensor
+        self.register_buffer("average", torch.zeros(4))
+        self.body = body
+        self.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(self, x)
+
+
+def _sorted(model: _Model, x: Tensor) -> Tensor:
+    """The Lovász hinge takes its order from `.data`."""
+    losses, order = model.fc(x).square().sum(1).sort(descending=True)
+    share = x[order.data].sum(1).cumsum(0)
+    share[1:] = share[1:] - share[:-1]
+    return (losses * share).sum() / model.fc.weight.data.norm()
+
+
+def _averaged(model: _Model, x: Tensor) -> Tensor:
+    y = model.fc(x)
+    model.average.data = 0.9 * model.average.data + 0.1 * y.data.mean(0)
+    return (y - model.average).square().mean()
+
+
+@pytest.mark.parametrize("body", [_sorted, _averaged])
+def test_data_is_a_detached_tensor(body: Callable[[_Model, Tensor], Tensor]) -> None:
+    check(_Model(body), (torch.randn(8, 4, dtype=torch.float64),), splits=[(5, 2, 0, 1)])
+    assert "data" not in vars(Tensor)
+
+
+def _another_shape(model: _Model, x: Tensor) -> Tensor:
+    model.average.data = x.mean()
+    return model.fc(x).sum()
+
+
+def _follows(model: _Model, x: Tensor) -> Tensor:
+    for slow, fast in zip(model.slow.parameters(), model.fc.parameters(), strict=True):
+        slow.data = 0.9 * slow.data + 0.1 * fast.data
+    return model.fc(x).sum() + model.slow(x).sum()
+
+
+def _clamps(model: _Model, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        model.fc.weight.clamp_(-0.1, 0.1)
+    return model.fc(x).sum()
+
+
+def _sparse(model: _Model, x: Tensor) -> Tensor:
+    rows = nn.functional.embedding(x.sum(1).long() % 4, model.fc.weight, sparse=True)
+    return rows.square().sum()
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (_another_shape, r"assigns torch.float64\[\] to the data of torch.float64\[4\]"),
+        (_follows, "changes parameter slow.weight in place"),
+        (_clamps, "changes parameter fc.weight in place"),
+        (_sparse, r"layout sparse_coo, shape \[4, 4\].*sparse=False"),
+    ],
+)
+def test_refused(body: Callable[[_Model, Tensor], Tensor], said: str) -> None:
+    with pytest.raises(CaptureError, match=said):
+        capture(_Model(body), (torch.randn(8, 4, dtype=torch.float64),), {})
