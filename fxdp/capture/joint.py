@@ -17,6 +17,7 @@ from fxdp.capture.couplings import Batch, coupling_table
 from fxdp.capture.deferred import deferring
 from fxdp.capture.examples import make_examples
 from fxdp.capture.joins import rejoin
+from fxdp.capture.module_state import read_old_values
 from fxdp.capture.program import Inputs, OutputRecord, Program
 from fxdp.capture.recurrence import part_layers, unfused_recurrence
 from fxdp.capture.skip_marks import route_skips
@@ -109,6 +110,7 @@ def trace(request: Request, hint: int, *, symbolic: bool) -> RawJoint:
         )
     _check_constants(exported)
     module = torch_compat.exported_module(exported)
+    read_old_values(module, program.record.assigned)
     deferred.bind(module)
     part_layers(module)
     if not symbolic:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from torch import nn
+import torch
+from torch import fx, nn
 
 from fxdp.errors import CaptureError
 
@@ -20,10 +21,10 @@ _CONTAINERS = (dict, list, set, deque)
 
 
 @contextlib.contextmanager
-def assigned_buffers(module: nn.Module) -> Iterator[None]:
+def assigned_buffers(module: nn.Module) -> Iterator[list[str]]:
     """Inside, a forward is traced; at its end what it assigned to a buffer is written into that in place.
 
-    Tracing sees writes, not assignments, which it would lose.
+    Tracing sees writes, not assignments, which it would lose. Gives the names of these buffers, at the end.
 
     Raises
     ------
@@ -35,7 +36,8 @@ def assigned_buffers(module: nn.Module) -> Iterator[None]:
         for name, value in owner._buffers.items()
         if value is not None
     ]
-    yield
+    names: list[str] = []
+    yield names
     for path, buffers, name, value in before:
         assigned = buffers.get(name)
         if assigned is value:
@@ -48,6 +50,24 @@ def assigned_buffers(module: nn.Module) -> Iterator[None]:
             )
         buffers[name] = value
         value.copy_(assigned.detach())
+        names.append(path)
+
+
+def read_old_values(gm: fx.GraphModule, names: Sequence[str]) -> None:
+    """Let all but the last write of these buffers work on a copy, as an assignment leaves the old tensor.
+
+    before: `%div = div(%x, %v)`, ..., `copy_(%v, %new)`     changes what the backward of div saved
+    after:  `%old = clone(%v)`, `%div = div(%x, %old)`, ..., `copy_(%v, %new)`
+    """
+    for node in gm.graph.find_nodes(op="get_attr"):
+        if node.target not in names:
+            continue
+        last = next(n for n in reversed(gm.graph.nodes) if n in node.users)
+        with gm.graph.inserting_after(node):
+            old = gm.graph.call_function(torch.ops.aten.clone.default, (node,))
+        old.meta = dict(node.meta)
+        node.replace_all_uses_with(old, lambda user, kept=(old, last): user not in kept)
+    gm.recompile()
 
 
 @contextlib.contextmanager

@@ -58,6 +58,8 @@ class OutputRecord:
     """The checks of data, whose values follow the model's own tensors."""
     changed: tuple[str, ...] = ()
     """The Python attributes that the forward changed."""
+    assigned: tuple[str, ...] = ()
+    """The program's buffers to which the forward assigns another tensor."""
 
 
 @dataclass
@@ -93,13 +95,14 @@ class Program(nn.Module):
             stack.enter_context(traced_data())
             tracker = stack.enter_context(captured_skips(self.module))
             stack.enter_context(noting_checks(asked))
-            stack.enter_context(assigned_buffers(self.module))
+            assigned = stack.enter_context(assigned_buffers(self.module))
             before = Attributes(self.module)
             tensors = self._run(args, kwargs)
             changed = before.changed(Attributes(self.module))
         checks = tuple(Check(i, passes, site) for i, (passes, site) in enumerate(asked.answers, len(tensors)))
         skips = tuple(tracker.points)
         self._cell.record = replace(self._cell.record, skips=skips, checks=checks, changed=changed)
+        self._cell.record = replace(self._cell.record, assigned=tuple(f"module.{name}" for name in assigned))
         return (*tensors, *asked.tensors)
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torch.Tensor, ...]:

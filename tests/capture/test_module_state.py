@@ -20,6 +20,7 @@ class Average(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("average", torch.zeros(4))
+        self.register_buffer("scale", torch.ones(4))
         self.register_buffer("steps", torch.zeros((), dtype=torch.long))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -27,7 +28,9 @@ class Average(nn.Module):
         with torch.no_grad():
             self.average = self.average * 2
         self.steps = self.steps + 1
-        return x - self.average
+        found = x / (1 + self.scale)
+        self.scale = self.scale * 0.5 + found.detach().square().mean(0)  # the backward needs the old one
+        return found - self.average
 
 
 class Net(nn.Module):
@@ -42,7 +45,7 @@ class Net(nn.Module):
 def test_assigned_buffers_are_written() -> None:
     captured = check(Net(), (torch.randn(3, 4),), None, ((torch.randn(5, 4),), {}))
     written = [s.of for s in note(captured.gm.graph.output_node()).results if isinstance(s, Mutation)]
-    assert written == [Buffer("average.average"), Buffer("average.steps")]
+    assert written == [Buffer(f"average.{name}") for name in ("average", "scale", "steps")]
 
 
 @pytest.mark.parametrize("value", [torch.ones(3), torch.zeros(4, dtype=torch.long), None])
