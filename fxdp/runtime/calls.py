@@ -57,7 +57,7 @@ class CallReader:
         self._modules = tuple(module.modules())
         self._parameters = tuple(module.parameters())
         self._state = ModelState(module, *([loss_fn] if isinstance(loss_fn, nn.Module) else []))
-        self._known: dict[Any, tuple[int | None, ...]] = {}
+        self._known: Recent[Any, tuple[int | None, ...]] = Recent(1024)
         self._digests: Recent[Any, int] = Recent(1024)
 
     def read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
@@ -132,6 +132,19 @@ def call_lines(call: Call) -> list[str]:
     modes += f" times that tensors were replaced={generation}"
     attributes = [f"attribute {name} {stable_text(value)}" for name, value in changed]
     return [*lines, modes, f"modules {training.hex()}", f"trainable {trainable.hex()}", *attributes]
+
+
+def changing_values(
+    call: Call, others: Sequence[tuple[Any, ...]], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> list[str]:
+    """Where the call's Python values differ from those of other kinds of the same structure."""
+    pairs, _ = tree_flatten_with_path((args, kwargs))
+    paths = [_path(key) for key, leaf in pairs if not isinstance(leaf, Tensor)]
+    return [
+        f"{path} ({own[0]})"
+        for i, (path, own) in enumerate(zip(paths, call.kind[1], strict=True))
+        if any(kind[1][i] != own for kind in others)
+    ]
 
 
 def _value(leaf: Any) -> Any:

@@ -29,14 +29,16 @@ from fxdp.plan import evaluate
 from fxdp.runtime.agreement import agree, gather_objects, tensor_lines
 from fxdp.runtime.calls import Call
 from fxdp.runtime.chains import chained
-from fxdp.runtime.failure import refusing
+from fxdp.runtime.failure import everywhere, refusing
+from fxdp.runtime.kinds import Kinds
 from fxdp.runtime.outputs import has_size_leaves, packed, raise_if_checked
 from fxdp.runtime.recent import Recent
 from fxdp.symbols import B, named_size
 
 _log = logging.getLogger("fxdp")
 
-_CALLS, _ROWS = 1024, 256  # sizes of calls that are remembered
+
+_CALLS, _ROWS = 1024, 256  # sizes of calls that are remembered, per kind and per program
 
 
 @dataclass
@@ -52,7 +54,7 @@ class Served:
 
 
 @dataclass
-class _Kind:
+class Kind:
     """All that was captured and compiled for one kind of call."""
 
     dims: tuple[tuple[int, ...], ...]
@@ -61,6 +63,10 @@ class _Kind:
     """By `dynamic`: one capture for all sizes, or several where the model branches on sizes."""
     generic: dict[int, Served] = field(default_factory=dict)
     """The size-generic program of each capture, by its id."""
+    lowerings: dict[int, Any] = field(default_factory=dict)
+    """Of each capture in stages its lowered parts, by its id."""
+    exact: Recent[Any, Served] = field(default_factory=lambda: Recent(_CALLS))
+    """The program of each call so far, by its sizes."""
 
 
 class Programs:
@@ -70,44 +76,51 @@ class Programs:
         self._module = module
         self._mesh = mesh
         self._options = options
-        self._kinds: dict[Any, _Kind] = {}
-        self._exact: Recent[Any, Served] = Recent(_CALLS)
+        self._kinds: Kinds[Kind] = Kinds()
         self.compiled = 0
         """How many programs were compiled."""
 
     def find(self, call: Call, batches: tuple[int, ...]) -> Served | None:
         """The program that serves the call without compiling anything."""
-        return self._exact.get((call.kind, call.dims, batches))
+        kind = self._kinds.find(call)
+        return None if kind is None else kind.exact.get((call.dims, batches))
 
     def make(
         self, call: Call, batches: tuple[int, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Served:
         """The program for a call that came for the first time; all ranks call this together."""
-        served = self._make(call, batches, args, kwargs)
-        self._exact[call.kind, call.dims, batches] = served
+        kind = self._kinds.find(call)
+        if kind is None:
+            kind = Kind(call.dims)
+            local = self._captured_for(kind, call, batches, args, kwargs, dynamic=False)
+            served = self._emit(kind, local, call, batches, generic=False)
+            self._kinds.add(call, kind, args, kwargs)
+        else:
+            served = self._make_further(kind, call, batches, args, kwargs)
+        kind.exact[call.dims, batches] = served
         return served
 
-    def _make(
-        self, call: Call, batches: tuple[int, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
+    def _make_further(
+        self,
+        kind: Kind,
+        call: Call,
+        batches: tuple[int, ...],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> Served:
-        kind = self._kinds.get(call.kind)
-        if kind is None:
-            kind = _Kind(call.dims)
-            local = self._captured_for(kind, call, batches, args, kwargs, dynamic=False)
-            self._kinds[call.kind] = kind
-            return self._emit(local, call, batches, generic=False)
+        """The program for other sizes of a known kind."""
         dynamic = self._needs_open_dims(kind, call, batches)
         local = self._captured_for(kind, call, batches, args, kwargs, dynamic=dynamic)
         served = kind.generic.get(id(local))
         if served is None:
             try:
-                served = kind.generic[id(local)] = self._emit(local, call, batches, generic=True)
+                served = kind.generic[id(local)] = self._emit(kind, local, call, batches, generic=True)
             except SizesFixedError as error:
                 _log.warning("the model's code fixes the sizes %s: it is compiled anew for each size", error)
-                served = self._emit(local, call, batches, generic=False)
+                served = self._emit(kind, local, call, batches, generic=False)
         return served
 
-    def _needs_open_dims(self, kind: _Kind, call: Call, batches: tuple[int, ...]) -> bool:
+    def _needs_open_dims(self, kind: Kind, call: Call, batches: tuple[int, ...]) -> bool:
         """Other dims than the first call's; or the first's, which a program of any dims serves as well."""
         if call.dims != kind.dims:
             return True
@@ -117,7 +130,7 @@ class Programs:
 
     def _captured_for(
         self,
-        kind: _Kind,
+        kind: Kind,
         call: Call,
         batches: tuple[int, ...],
         args: tuple[Any, ...],
@@ -139,10 +152,12 @@ class Programs:
         broken = self._broken(local, call, batches)
         if broken:
             listing = "\n  ".join(f"{c.expr} at {c.site}" for c in broken)
-            raise InputError(
-                "the model's Python code decided on a size in a way that does not hold for this call, whose "
-                f"global batch is {sum(batches)}:\n  {listing}\nUse tensor operations instead of Python "
-                "conditions on sizes there, or keep the sizes within the condition"
+            raise everywhere(
+                InputError(
+                    "the model's Python code decided on a size in a way that does not hold for this call, "
+                    f"whose global batch is {sum(batches)}:\n  {listing}\nUse tensor operations instead of "
+                    "Python conditions on sizes there, or keep the sizes within the condition"
+                )
             )
         known.append(local)
         return local
@@ -194,7 +209,9 @@ class Programs:
                 "the ranks' programs differ in a constant: are the models' Python values equal?"
             )
 
-    def _emit(self, local: LocalProgram, call: Call, batches: tuple[int, ...], *, generic: bool) -> Served:
+    def _emit(
+        self, kind: Kind, local: LocalProgram, call: Call, batches: tuple[int, ...], *, generic: bool
+    ) -> Served:
         sizes = size_values(local.captured, call, batches, self._mesh.rank)
         even = len(set(batches)) == 1 and not (generic and self._mesh.size > 1)
         with _plain_modes():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from typing import Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
@@ -35,6 +35,10 @@ class Recent(Generic[K, V]):
 
     def __contains__(self, key: K) -> bool:
         return self.get(key) is not None
+
+    def items(self) -> Iterable[tuple[K, V]]:
+        """The entries, least recently used first; none counts as used by this."""
+        return self._entries.items()
 
     def __len__(self) -> int:
         return len(self._entries)

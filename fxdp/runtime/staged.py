@@ -19,7 +19,7 @@ from fxdp.pipeline.lower import Lowering, modules_of
 from fxdp.rules.randomness import node_draws
 from fxdp.runtime.agreement import agree
 from fxdp.runtime.calls import Call
-from fxdp.runtime.programs import Programs, Served, _Kind, _plain_modes, row_numbers, size_values
+from fxdp.runtime.programs import Kind, Programs, Served, _plain_modes, row_numbers, size_values
 from fxdp.runtime.step import Step
 from fxdp.runtime.streams import Streams
 from fxdp.schedule import csv
@@ -36,7 +36,6 @@ class StagedPrograms(Programs):
     def __init__(self, module: nn.Module, mesh: DataMesh, options: Options) -> None:
         super().__init__(module, mesh, options)
         check_options(options)
-        self._lowerings: dict[int, Lowering] = {}
         self._homes = Homes()
         self._streams: Streams | None = None
 
@@ -54,21 +53,27 @@ class StagedPrograms(Programs):
         agree(self._mesh, csv.write(local.schedule).splitlines(), "schedules")
         super()._compare(local)
 
-    def _make(
-        self, call: Call, batches: tuple[int, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
+    def _make_further(
+        self,
+        kind: Kind,
+        call: Call,
+        batches: tuple[int, ...],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> Served:
-        kind = self._kinds.setdefault(call.kind, _Kind(call.dims))
         dynamic = call.dims != kind.dims
         local = self._captured_for(kind, call, batches, args, kwargs, dynamic=dynamic)
-        return self._emit(local, call, batches, generic=False)
+        return self._emit(kind, local, call, batches, generic=False)
 
-    def _emit(self, local: LocalProgram, call: Call, batches: tuple[int, ...], *, generic: bool) -> Served:
+    def _emit(
+        self, kind: Kind, local: LocalProgram, call: Call, batches: tuple[int, ...], *, generic: bool
+    ) -> Served:
         assert isinstance(local, StagedProgram)
         whole = size_values(local.captured, call, batches, self._mesh.rank)
         layout = Layout.of(whole, self._options.microbatches)
-        lowering = self._lowerings.get(id(local))
+        lowering: Lowering | None = kind.lowerings.get(id(local))
         if lowering is None:
-            lowering = self._lowerings[id(local)] = Lowering(local, self._module)
+            lowering = kind.lowerings[id(local)] = Lowering(local, self._module)
         rows = row_numbers(batches).to(call.tensors[0].device) if len(set(batches)) > 1 else None
         graph = local.writer(layout, self._mesh.pipeline.rank).write()
         with _plain_modes():

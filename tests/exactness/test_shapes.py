@@ -240,4 +240,5 @@ def test_the_memory_of_sizes_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None
         x = torch.randn(4, length, D)
         torch.testing.assert_close(compiled(x), model(x), rtol=1e-12, atol=0)
     assert compiled._programs.compiled == 2
-    assert len(compiled._programs._exact) == 3
+    (kind,) = compiled._programs._kinds
+    assert len(kind.exact) == 3

@@ -199,5 +199,6 @@ def test_many_sizes_are_lowered_three_times_at_most() -> None:
     compiled = fxdp.compile(model, microbatches=2, compute="eager")
     for batch in (8, 7, 5, 4, 3, 9, 11):
         assert step_both(compiled, twin, (_inputs(batch), {}), None, [batch], 0) <= 1e-12
-    (lowering,) = compiled._programs._lowerings.values()
+    (kind,) = compiled._programs._kinds
+    (lowering,) = kind.lowerings.values()
     assert max(lowering.distinct.values()) <= 3
