@@ -12,6 +12,7 @@ import functools
 import inspect
 import itertools
 import math
+import operator
 import platform
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -152,6 +153,11 @@ def torch_release() -> str:
     return ".".join(torch.__version__.split(".")[:2])
 
 
+def stacks_lstm_states() -> bool:
+    """Whether torch's decomposition gives an LSTM's states a dim too many, as it does before 2.12."""
+    return tuple(int(n) for n in torch_release().split(".")) < (2, 12)
+
+
 def overload_of(op: Any) -> Any:
     """The overload behind what `torch.library.custom_op` returns; anything else as it is."""
     return getattr(op, "_opoverload", op)
@@ -176,7 +182,20 @@ def joint_graph(
     with contextlib.ExitStack() as stack:
         stack.enter_context(tracing(TracingContext(fake_mode)))
         joint = aot_export_joint_with_descriptors(stack, module, tuple(fakes), decompositions=decompositions)
+        _correct_attention(joint.graph_module)
         return joint.graph_module
+
+
+def _correct_attention(gm: fx.GraphModule) -> None:
+    """Before torch 2.12 the fake kernel of attention on CPU says float32 where the real one gives float64."""
+    target = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+    for node in gm.graph.find_nodes(op="call_function", target=target):
+        out, sums = node.meta["val"]
+        if out.dtype == torch.float64 != sums.dtype:
+            node.meta["val"] = (out, sums.double())
+            for pick in node.users:
+                if pick.target is operator.getitem and pick.args[1] == 1:
+                    pick.meta["val"] = node.meta["val"][1]
 
 
 def register_group(name: str, group: ProcessGroup) -> None:

@@ -5,7 +5,8 @@
                                                        y1 = dropout(y, 0.5)
                                                        y2 = lstm(y1, ..., num_layers=1, dropout=0)
 
-torch's own decomposition of several layers (2.13) leaves out the dropout between them.
+torch's own decomposition of several layers (2.13) leaves out the dropout between them. The one of torch 2.11
+gives an LSTM's states the shape (layers, 1, batch, features).
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from fxdp.torch_compat import stacks_lstm_states
+
 aten = torch.ops.aten
 
 _LAYERS = frozenset(
@@ -26,6 +29,7 @@ _LAYERS = frozenset(
         aten.lstm.data, aten.gru.data, aten.rnn_tanh.data, aten.rnn_relu.data,
     }
 )  # fmt: skip
+_LSTMS = (aten.lstm.input, aten.lstm.data)
 
 
 @contextlib.contextmanager
@@ -42,7 +46,21 @@ def part_layers(gm: fx.GraphModule) -> None:
             given = _arguments(node)
             if given["train"] and given["dropout"] > 0 and given["num_layers"] > 1:
                 _part(gm.graph, node, given)
+    if stacks_lstm_states():
+        for node in [n for n in gm.graph.nodes if n.target in _LSTMS]:
+            _merge_state_dims(node)
     gm.recompile()
+
+
+def _merge_state_dims(lstm: fx.Node) -> None:
+    """Make states of (layers, 1, batch, features) those of (layers, batch, features); others stay."""
+    for pick in [user for user in lstm.users if user.target is operator.getitem and user.args[1] != 0]:
+        readers = list(pick.users)
+        with lstm.graph.inserting_after(pick):
+            merged = lstm.graph.call_function(aten.flatten.using_ints, (pick, 0, -3))
+        merged.meta = dict(pick.meta)
+        for reader in readers:
+            reader.replace_input_with(pick, merged)
 
 
 def _arguments(node: fx.Node) -> dict[str, Any]:
