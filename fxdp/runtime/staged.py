@@ -19,6 +19,7 @@ from fxdp.pipeline.lower import Lowering, modules_of
 from fxdp.rules.randomness import node_draws
 from fxdp.runtime.agreement import agree
 from fxdp.runtime.calls import Call
+from fxdp.runtime.chains import chained
 from fxdp.runtime.programs import Kind, Programs, Served, _plain_modes, row_numbers, size_values
 from fxdp.runtime.step import Step
 from fxdp.runtime.streams import Streams
@@ -102,5 +103,6 @@ class StagedPrograms(Programs):
         """Run a call; the model's own output structure."""
         captured = served.local.captured
         sizes = size_values(captured, call, batches, self._mesh.rank)
-        outputs: Sequence[Tensor] = served.program.run(call.tensors)
+        tensors = chained(call.tensors, call.batch_dims, self._mesh.size)
+        outputs: Sequence[Tensor] = served.program.run(tensors)
         return self._pack(captured, outputs, sizes)

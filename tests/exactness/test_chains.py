@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -33,12 +34,13 @@ class _Critic(nn.Module):
         return F.binary_cross_entropy_with_logits(judged, torch.full_like(judged, real))
 
 
-def _gan(split: list[int]) -> list[float]:
+def _gan(split: list[int], **critic_options: Any) -> list[float]:
     """A step of the critic, then one of the generator, with arithmetic between the two modules."""
     torch.set_default_dtype(torch.float64)
     generator, critic = _Generator(), _Critic()
     twins = twin_of(generator), twin_of(critic)
-    pairs = [(fxdp.compile(generator, compute="eager"), fxdp.compile(critic, compute="eager")), twins]
+    judging = fxdp.compile(critic, compute="eager", **critic_options)
+    pairs = [(fxdp.compile(generator, compute="eager"), judging), twins]
     z, x = torch.randn(sum(split), 3), torch.randn(sum(split), 6)
 
     def mine(t: Tensor) -> Tensor:
@@ -56,3 +58,8 @@ def test_a_generator_and_its_critic(ranks: RankPool) -> None:
     for world, split in ((2, [4, 1]), (4, [2, 0, 1, 3])):
         for errors in ranks.run(world, _gan, split):
             assert max(errors) <= 1e-9
+
+
+def test_a_critic_in_microbatches(ranks: RankPool) -> None:
+    for errors in ranks.run(2, _gan, [4, 3], microbatches=2):
+        assert max(errors) <= 1e-9
