@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fxdp.rules.dims import offered, together, wrap_all
+from fxdp.rules.dims import offered, together, widens, wrap_all
 from fxdp.rules.labels import linear
 from fxdp.rules.registry import Alternative, Op, aten, existing, rule
 from fxdp.rules.softmax import softmax_backward_in_parts, softmax_in_parts
@@ -38,9 +38,10 @@ def softmax(op: Op) -> Iterator[Alternative]:
 
 @rule("along-dim", aten.cumsum.default)
 def cumsum(op: Op) -> Iterator[Alternative]:
-    """Sums of leading parts; linear."""
+    """Sums of leading parts; linear, unless each number is rounded to another dtype first."""
     yield from together(op, _named(op))
-    yield from linear(op, op.operands)
+    if widens(op.operands[0].type.dtype, op.output.dtype):
+        yield from linear(op, op.operands)
 
 
 @rule("along-dim", aten._softmax_backward_data.default, aten._log_softmax_backward_data.default)

@@ -130,10 +130,16 @@ def euclidean_distances(op: Op) -> Iterator[Alternative]:
 
 @rule("einsum", aten._cdist_backward.default, kind="contracted")
 def distances_backward(op: Op) -> Iterator[Alternative]:
-    """The gradient of the first side sums over the rows of the second; batches and rows split."""
+    """The gradient of the first side sums over the rows of the second; batches and rows split.
+
+    The second side may lack batch dims. Where the first does, torch gives the gradient of no rows the
+    first side's shape instead of the result's, so it must be whole.
+    """
     grad, a, b, distance = op.operands
-    batch = letters(a.ndim - 2)
-    pairs = batch + "MN"
-    inputs = [(grad, pairs), (a, batch + "M_"), (b, batch + "N_"), (distance, pairs)]
-    yield from by_labels(op, inputs, [batch + "M_"])
     yield from linear(op, [grad])
+    if a.shape != op.output.shape:
+        return
+    batch = letters(grad.ndim - 2)
+    pairs = batch + "MN"
+    sides = [(a, trailing(batch + "M_", a.ndim)), (b, trailing(batch + "N_", b.ndim))]
+    yield from by_labels(op, [(grad, pairs), *sides, (distance, pairs)], [batch + "M_"], broadcast=True)

@@ -38,7 +38,7 @@ def _blocks_joined(op: Op, dim: int, block: Dim | None) -> Iterator[Alternative]
     whole = [n for n in counts if n is not None]
     if len(whole) == len(counts):
         total = sum(whole[1:], whole[0])
-        inputs = {o.index: Shard(dim, n) for o, n in zip(op.operands, whole, strict=True)}
+        inputs = {o.index: Shard(dim, n) for o, n in zip(op.operands, whole, strict=True) if n != 0}
         yield op.alternative(inputs, Shard(dim, total))
 
 

@@ -152,7 +152,7 @@ def repeat(op: Op) -> Iterator[Alternative]:
         yield from linear(op, [x])
     for shard in x.shards:
         dim = shard.dim + added
-        if not mentions_batch(repeats[dim]):
+        if repeats[dim] != 0 and not mentions_batch(repeats[dim]):
             yield op.alternative({0: shard}, Shard(dim, product(repeats[dim], shard.outer)))
     counting = [d for d, k in enumerate(repeats) if mentions_batch(k)]
     if len(counting) == 1 and batch_factor(repeats[counting[0]]) is not None:

@@ -111,6 +111,17 @@ def test_pairwise_distances() -> None:
     assert {(op, size) for _, op, size in rest} <= {("reduce_scatter", EMBEDDINGS)}
 
 
+def test_distances_of_every_samples_rows_to_every_sample() -> None:
+    """As many samples as rows of the second side: a dim of batch size on both, which are not the same."""
+
+    def body(fc: nn.Linear, x: Tensor) -> tuple[Tensor, ...]:
+        z = fc(x)
+        pairs = torch.stack([z, 2 * z], 1)
+        return torch.cdist(pairs, z + 1).sum(), torch.cdist(z + 1, pairs, p=1.0).mean((1, 2))
+
+    exact_body(body, rows())
+
+
 def test_supervised_contrastive() -> None:
     def body(fc: nn.Linear, x: Tensor, y: Tensor) -> Tensor:
         z = F.normalize(fc(x))

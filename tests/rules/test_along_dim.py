@@ -49,6 +49,11 @@ def test_stable_sort() -> None:
     assert check(aten.sort.stable, X, stable=True, dim=1) == listed(TWO)
 
 
+def test_a_cumulative_sum_that_rounds_keeps_no_sums() -> None:
+    assert check(aten.cumsum.default, X, 1, dtype=torch.int64) == listed(ONE)
+    assert check(aten.cumsum.default, T("B", 4, dtype=torch.int64), 1, dtype=F64) == listed(ONE)
+
+
 Y = T(3, "2*B")
 NONE, LINEAR_ONLY = "", "P -> P"
 IN_PARTS = "S(1) -> S(1); S(1, 2) -> S(1, 2)"

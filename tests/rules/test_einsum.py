@@ -100,7 +100,12 @@ CASES: list[tuple[Any, tuple[Any, ...], dict[str, Any], set[str]]] = [
         {},
         {"S(1), R, S(0), S(1) -> P(sum)", "P(sum), R, R, R -> P(sum)"},
     ),
-]
+    (
+        aten._cdist_backward.default,
+        (T("B", 5, "B"), T("B", 5, 3), T("B", 3), 1.0, T("B", 5, "B", low=1, high=2)),
+        {},
+        {"S(0), S(0), R, S(0) -> S(0)", "S(2), R, S(0), S(2) -> P(sum)"},
+    ),]
 
 
 @pytest.mark.parametrize(("target", "args", "kwargs", "expected"), CASES, ids=shown)
@@ -115,6 +120,13 @@ def test_the_contracted_dim_of_an_activated_product_stays_whole() -> None:
 def test_a_broadcast_bias_of_a_matrix_vector_product_stays_whole() -> None:
     assert check(aten.addmv.default, T(1), T("B", 3), T(3)) == frozenset()
     assert check(aten.addmv.default, T(1), T(3, "B"), T("B")) == frozenset()
+
+
+def test_the_gradient_of_distances_without_batch_dims_of_its_own_stays_whole() -> None:
+    far = T("B", "B", 5, low=1, high=2)
+    assert check(aten._cdist_backward.default, far, T("B", 3), T("B", 5, 3), 1.0, far) == {
+        "P(sum), R, R, R -> P(sum)"
+    }
 
 
 def test_distances_whose_formula_depends_on_the_row_count_stay_whole() -> None:

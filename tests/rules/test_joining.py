@@ -28,6 +28,7 @@ CASES: list[tuple[OpOverload, tuple[Any, ...], str]] = [
     ),
     (aten.cat.default, ([T("B"), T(3)],), "P, P -> P"),
     (aten.cat.default, ([T("B", 2), T(0)], 1), "P, P -> P"),
+    (aten.cat.default, ([X, T(0, 4), X],), "P, P, P -> P; S(0), R, S(0) -> S(0, 2)"),
     (aten.stack.default, ([X, X], 0), "P, P -> P; S(0), S(0) -> S(1)"),
     (aten.stack.default, ([X, X], -1), "P, P -> P; S(0), S(0) -> S(0)"),
     (aten._stack.default, ([X, X], 1), "P, P -> P; S(0), S(0) -> S(0)"),

@@ -47,6 +47,8 @@ CASES: list[tuple[OpOverload, tuple[Any, ...], str]] = [
     (aten.view_as_complex.default, (T("B", 2),), "P -> P; S(0) -> S(0)"),
     (aten.repeat.default, (T("B", 2), [3, 2]), "S(0) -> S(0, 3)"),
     (aten.repeat.default, (T("2*B"), [2, 3]), "S(0) -> S(1, 3); S(0, 2) -> S(1, 6)"),
+    (aten.repeat.default, (T("B", 2), [0, 1]), "P -> P"),
+    (aten.repeat.default, (T("B", 2), [1, 0]), "P -> P; S(0) -> S(0)"),
     (aten.repeat.default, (T(2, 3), ["2*B", 1]), "R -> S(0)"),
     (aten.repeat.default, (T(2), ["B", 1]), "R -> S(0)"),
     (aten.repeat.default, (T("B", 2), [1, "B"]), "S(0) -> S(0); R -> S(1)"),

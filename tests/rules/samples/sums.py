@@ -53,9 +53,12 @@ def _distances(g: Draw) -> Call:
 
 
 def _distances_backward(g: Draw) -> Call:
-    m, n = g.one([("N", "b"), ("a", "N")])
+    lead, other, m, n = g.one(
+        [("", "", "N", "b"), ("", "", "a", "N"), ("N", "N", "a", "N"), ("N", "", "a", "N")]
+    )
     far: dict[str, Any] = {"low": 1, "high": 2}
-    return call(g.t(m + n), g.t(m + "3"), g.t(n + "3"), g.one([1.0, 2.0]), g.t(m + n, **far))
+    pairs = lead + m + n
+    return call(g.t(pairs), g.t(lead + m + "3"), g.t(other + n + "3"), g.one([1.0, 2.0]), g.t(pairs, **far))
 
 
 def _reduced(*before: Any, dims: str = "list", keep: bool = True, dtype: torch.dtype = F64) -> Maker:
