@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -46,6 +47,7 @@ class CompiledModule(nn.Module):
         self._served: Served | None = None
         self._started = False
         self._generation = 0
+        self._watch: OptimizerWatch | None = None
         self._build()
 
     _model: nn.Module
@@ -61,7 +63,6 @@ class CompiledModule(nn.Module):
         staged = self._mesh.pipeline.size > 1 or self._options.microbatches > 1
         self._programs = (StagedPrograms if staged else Programs)(self._model, self._mesh, self._options)
         self._even: Recent[Any, bool] = Recent(1024)
-        self._watch: OptimizerWatch | None = None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's output for this rank's part of the batch.
@@ -108,7 +109,7 @@ class CompiledModule(nn.Module):
         )
         self._generation += 1
         self._build()
-        self._watch = OptimizerWatch(self._model)
+        self._watch_optimizers()
 
     def _refusing(self) -> AbstractContextManager[None]:
         """Around the reading of inputs: the others wait for this rank next, unless uneven=False spares it.
@@ -171,8 +172,15 @@ class CompiledModule(nn.Module):
         if self._mesh.world > 1:
             install_hook()
         self._share()
-        self._watch = OptimizerWatch(self._model)
+        self._watch_optimizers()
         self._started = True
+
+    def _watch_optimizers(self) -> None:
+        """Look at the next optimizers that step, as long as this module lives."""
+        if self._watch is not None:
+            self._watch.remove()
+        self._watch = OptimizerWatch(self._model)
+        weakref.finalize(self, self._watch.remove)
 
     def _share(self) -> None:
         """The ranks must hold the same model and get rank 0's values: those of new layers, too.
@@ -267,6 +275,7 @@ class CompiledModule(nn.Module):
         object.__setattr__(twin, "_options", self._options)
         object.__setattr__(twin, "_mesh", self._mesh)
         twin._served, twin._started, twin._generation = None, False, 0
+        twin._watch = None
         twin.training = self.training
         twin._build()
         return twin

@@ -36,8 +36,12 @@ class OptimizerWatch:
     def remove_when_done(self) -> bool:
         """Remove the hook once it has seen the optimizer; a hook cannot remove itself while it runs."""
         if self._done:
-            self._handle.remove()
+            self.remove()
         return self._done
+
+    def remove(self) -> None:
+        """Look at no further optimizer; torch holds a hook, and what it is bound to, forever."""
+        self._handle.remove()
 
     def _check(self, optimizer: Optimizer, *_: Any) -> None:
         if self._done:

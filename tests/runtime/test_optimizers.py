@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import copy
+import gc
 from collections.abc import Iterator
 
 import pytest
 import torch
 from torch import nn
+from torch.optim import optimizer
 
+import fxdp
 from fxdp.errors import StateError
 from fxdp.runtime.optimizers import OptimizerWatch
 
@@ -66,3 +69,18 @@ def test_part_of_the_parameters_is_enough(module: nn.Module, watch: OptimizerWat
 def test_nothing_to_train_is_nothing_to_watch() -> None:
     frozen = nn.Linear(2, 2).requires_grad_(False)
     assert OptimizerWatch(frozen).remove_when_done()
+
+
+def test_a_compiled_module_has_one_hook_and_takes_it_along(module: nn.Module) -> None:
+    hooks = optimizer._global_optimizer_pre_hooks
+    before = len(hooks)
+    compiled = fxdp.compile(module, compute="eager")
+    for dtype in (torch.float32, torch.float64):
+        compiled.to(dtype)(torch.ones(2, 3, dtype=dtype))
+        assert len(hooks) == before + 1
+    module.bias = nn.Parameter(torch.ones(2, dtype=torch.float64))  # type: ignore[assignment]
+    compiled(torch.ones(2, 3, dtype=torch.float64))
+    assert len(hooks) == before + 1
+    del compiled
+    gc.collect()
+    assert len(hooks) == before
