@@ -24,6 +24,7 @@ from torch import fx, nn
 from torch._C._distributed_c10d import ProcessGroup, Store, TCPStore, Work, _register_process_group
 from torch._decomp import decomposition_table as torch_decompositions
 from torch._dispatch.python import enable_python_dispatcher
+from torch._dynamo.convert_frame import compile_lock
 from torch._dynamo.exc import UserError
 from torch._dynamo.source import ConstantSource, LocalSource
 from torch._functorch._aot_autograd.descriptors import (
@@ -93,6 +94,7 @@ __all__ = [
     "all_op_names",
     "as_float",
     "backward_class",
+    "compile_lock",
     "default_store",
     "dtensor_spec",
     "exported_module",

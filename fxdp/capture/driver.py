@@ -24,6 +24,7 @@ from fxdp.capture.sizes import Sizes
 from fxdp.capture.static import StaticMismatchError, capture_static
 from fxdp.capture.survey import Survey, survey
 from fxdp.errors import CaptureError, InputError
+from fxdp.torch_compat import compile_lock
 
 
 def capture(
@@ -58,7 +59,7 @@ def capture(
     inputs = flatten_inputs(module, args, kwargs)
     batch = tuple(resolve_batch_dims(args, kwargs, batch_dims))
     batch_size(inputs.tensors, batch, inputs.paths)
-    with unchanged(module), capture_patches(module, loss_fn):
+    with compile_lock, unchanged(module), capture_patches(module, loss_fn):
         program = Program(module, inputs, loss_fn)
         request = Request(program, module, inputs, batch, dynamic, differentiable, couple, own_statistics)
         found = _capture(request, hint or batch_hint(inputs.tensors, batch))

@@ -10,7 +10,7 @@ from typing import Any
 from unittest import mock
 
 from fxdp.lowering.units import units
-from fxdp.torch_compat import CppBuilding, cpp_building
+from fxdp.torch_compat import CppBuilding, compile_lock, cpp_building
 
 _log = logging.getLogger("fxdp")
 
@@ -19,7 +19,7 @@ _log = logging.getLogger("fxdp")
 def kernels_built_together() -> Iterator[None]:
     """Inside, programs that Inductor compiles or finds in its cache build their kernels together."""
     cpp = cpp_building()
-    with mock.patch.object(cpp.programs, "AsyncCompile", _program(cpp)):
+    with compile_lock, mock.patch.object(cpp.programs, "AsyncCompile", _program(cpp)):
         yield
 
 

@@ -34,6 +34,7 @@ from fxdp.runtime.kinds import Kinds
 from fxdp.runtime.outputs import has_size_leaves, packed, raise_if_checked
 from fxdp.runtime.recent import Recent
 from fxdp.symbols import B, named_size
+from fxdp.torch_compat import compile_lock
 
 _log = logging.getLogger("fxdp")
 
@@ -281,11 +282,16 @@ def row_numbers(batches: Sequence[int]) -> Tensor:
 
 @contextlib.contextmanager
 def _plain_modes() -> Iterator[None]:
-    """Compile outside of inference mode, gradients on or off as they are.
+    """Compile outside of inference mode, gradients on or off as they are, one thread at a time.
 
     Inductor warns about itself (deprecations, tunables), which must not end a program run with `-W error`.
     """
     enabled = torch.is_grad_enabled()
-    with torch.inference_mode(False), torch.set_grad_enabled(enabled), warnings.catch_warnings():
+    with (
+        compile_lock,
+        torch.inference_mode(False),
+        torch.set_grad_enabled(enabled),
+        warnings.catch_warnings(),
+    ):
         warnings.simplefilter("ignore")
         yield

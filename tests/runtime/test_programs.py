@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 import fxdp
 from tests.ranks import RankPool
@@ -65,3 +69,15 @@ def test_uneven_parts_and_gathers(ranks: RankPool) -> None:
         assert programs == 2
         for got, wanted in zip(found, expected, strict=True):
             assert got == pytest.approx(wanted, abs=1e-12)
+
+
+def test_threads_may_compile_models_at_the_same_time() -> None:
+    """What is changed in torch and Python while a model is compiled is the same for all threads."""
+    patched = [(nn.Module, "_apply"), (F, "ctc_loss"), (_BatchNorm, "forward"), (warnings, "showwarning")]
+    before = [getattr(owner, name) for owner, name in patched]
+    models = [fxdp.compile(_model(), compute="eager") for _ in range(4)]
+    expected = _model()(_batch(0, 5))[0].item()
+    with ThreadPoolExecutor(4) as threads:
+        for loss, _ in threads.map(lambda model: model(_batch(0, 5)), models):
+            assert loss.item() == pytest.approx(expected, abs=1e-12)
+    assert [getattr(owner, name) for owner, name in patched] == before
