@@ -6,9 +6,11 @@ messages.py     one more connection between every two ranks, for small tensors
 group.py        these as a process group, so that functional collectives use them
 sockets.py      the connections that gloo opened, so that they can be cut
 links.py        all of these for one mesh, with a watch over the other ranks
+opening.py      making them
 """
 
 from fxdp.links.control import Control, Ending, EndKind, RefusedError
-from fxdp.links.links import Links, find_links, live_links, open_links
+from fxdp.links.links import Links, find_links, live_links
+from fxdp.links.opening import open_links
 
 __all__ = ["Control", "EndKind", "Ending", "Links", "RefusedError", "find_links", "live_links", "open_links"]
