@@ -171,7 +171,7 @@ def plan(
     CaptureError : the model cannot be captured as one graph.
     MeshError, InputError : as `compile` and the compiled module's first call.
     """
-    return dry_run(model, args, kwargs or {}, mesh or {"dp": 2}, Options(**options))
+    return dry_run(model, args, {} if kwargs is None else kwargs, mesh or {"dp": 2}, Options(**options))
 
 
 def verify(
@@ -219,6 +219,6 @@ def verify(
     MeshError, InputError : as `compile` and the compiled module's first call; splits that do not fit.
     """
     return verify_model(
-        model, args, kwargs or {}, mesh or {"dp": 4}, Options(**options),
+        model, args, {} if kwargs is None else kwargs, mesh or {"dp": 4}, Options(**options),
         splits=splits, precision=precision, tolerance=tolerance, seed=seed,
     )  # fmt: skip

@@ -21,7 +21,7 @@ from fxdp.mesh import DataMesh, resolve_mesh
 from fxdp.options import Options
 from fxdp.passes import Canonicalize
 from fxdp.report.verification import Report
-from fxdp.runtime.calls import CallReader
+from fxdp.runtime.calls import CallReader, check_arguments
 from fxdp.symbols import B, named_size
 
 
@@ -39,6 +39,7 @@ def verify_model(
 ) -> Report:
     """See `fxdp.verify`."""
     _check_precision(precision)
+    check_arguments(args, kwargs)
     _check_statistics(options)
     device_type = next((p.device.type for p in model.parameters()), "cpu")
     axes = axis_sizes(mesh)

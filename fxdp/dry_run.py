@@ -15,7 +15,7 @@ from fxdp.mesh import resolve_mesh
 from fxdp.options import Options
 from fxdp.pipeline import prepare_staged
 from fxdp.plan import Plan
-from fxdp.runtime.calls import CallReader
+from fxdp.runtime.calls import CallReader, check_arguments
 
 
 def dry_run(
@@ -38,6 +38,7 @@ def local_program(
     options: Options,
 ) -> tuple[LocalProgram, dict[str, int]]:
     """The program of a rank with open sizes, and the sizes that the example gives them."""
+    check_arguments(args, kwargs)
     device_type = next((p.device.type for p in model.parameters()), "cpu")
     call = CallReader(model, options.batch_dims, device_type).read(args, kwargs)
     data = resolve_mesh(mesh, device_type)

@@ -228,6 +228,16 @@ def test_mistakes() -> None:
         verify(mlp(), X, mesh={"tp": 2})
 
 
+@pytest.mark.parametrize("ask", [fxdp.verify, fxdp.plan])
+def test_arguments_that_are_no_tuple(ask: Any) -> None:
+    with pytest.raises(InputError, match=r"args is a tensor of shape \(8, 4\), .* write \(x,\)"):
+        ask(mlp(), X)
+    with pytest.raises(InputError, match=r"args is a dict, expected a tuple"):
+        ask(mlp(), {"input": X})
+    with pytest.raises(InputError, match=r"kwargs is a tensor of shape \(8,\), expected a dict"):
+        ask(mlp(), (X,), Y)
+
+
 @pytest.mark.parametrize(("mesh", "microbatches"), [({"pp": 2, "dp": 2}, 1), ({"dp": 2}, 2)])
 def test_of_a_pipeline_it_says_what_was_run(mesh: dict[str, int], microbatches: int) -> None:
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
@@ -145,6 +145,31 @@ def changing_values(
         for i, (path, own) in enumerate(zip(paths, call.kind[1], strict=True))
         if any(kind[1][i] != own for kind in others)
     ]
+
+
+def check_arguments(args: Any, kwargs: Any) -> None:
+    """Refuse an example call that is not given as positional and keyword arguments.
+
+    Raises
+    ------
+    InputError : `args` is a bare tensor or anything else that is no tuple or list; `kwargs` is no mapping.
+    """
+    if not isinstance(args, (tuple, list)):
+        raise InputError(
+            f"args is {_described(args)}, expected a tuple of the model's positional arguments: write (x,) "
+            "for one of them"
+        )
+    if not isinstance(kwargs, Mapping):
+        raise InputError(
+            f"kwargs is {_described(kwargs)}, expected a dict of the model's keyword arguments: write "
+            '{"target": y}'
+        )
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    return f"a {type(value).__name__}"
 
 
 def _value(leaf: Any) -> Any:
