@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import sympy
+import torch
 from torch import fx
 
 from fxdp.annotations import ScalarType, TensorType, note
@@ -24,10 +25,15 @@ _SAME = {
     aten.lift_fresh_copy.default,
 }
 
+_COUNTING = (torch.int64, torch.int32, torch.float64, torch.float32)
+"""The dtypes that hold the number of any sample; a cast to bool or to float16 does not keep `arange`."""
+
 
 def iota_dim(node: fx.Node, known: dict[fx.Node, int]) -> int | None:
     """The dim along which `node` is `arange(B)`, from those of earlier nodes."""
-    target = node.target
+    target, type_ = node.target, note(node).type
+    if not isinstance(type_, TensorType) or type_.dtype not in _COUNTING:
+        return None
     if target in (aten.arange.default, aten.arange.start, aten.arange.start_step):
         return 0 if _counts_batch(node) else None
     source = node.args[0] if node.args else None
@@ -43,7 +49,7 @@ def iota_dim(node: fx.Node, known: dict[fx.Node, int]) -> int | None:
     if target in (aten.view.default, aten._unsafe_view.default, aten.reshape.default):
         return _only_batch_dim(node, source)
     if target is aten.slice.Tensor:
-        return dim if note(node).type == note(source).type else None
+        return dim if type_ == note(source).type else None
     return None
 
 

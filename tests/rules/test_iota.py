@@ -63,6 +63,8 @@ def test_other_ranges_are_none(step: tuple[Any, ...]) -> None:
         ((aten.reshape.default, "i64[1, B]", [1, -1]), 1),
         ((aten.slice.Tensor, "i64[B]", 0, 0, 9223372036854775807), 0),
         ((aten.slice.Tensor, "i64[B - 1]", 0, 1), None),
+        ((aten._to_copy.default, "b8[B]"), None),
+        ((aten._to_copy.default, "f16[B]"), None),
         ((aten.neg.default, "i64[B]"), None),
         ((aten.add.Tensor, "i64[B]", 1), None),
         ((aten.flip.default, "i64[B]", [0]), None),
