@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fxdp.placements import Placement, R
+from fxdp.rules.dims import has_argument
 from fxdp.rules.labels import by_labels, leading, trailing
 from fxdp.rules.registry import Alternative, Op, Operand, aten, existing, rule
 
@@ -48,8 +49,7 @@ def attention(op: Op) -> Iterator[Alternative]:
 
 
 def _returns_mask(op: Op) -> bool:
-    names = {argument.name for argument in op.target._schema.arguments}
-    return "return_debug_mask" in names and bool(op.arg("return_debug_mask"))
+    return has_argument(op, "return_debug_mask") and bool(op.arg("return_debug_mask"))
 
 
 @rule(
@@ -94,8 +94,7 @@ def attention_by_position_backward(op: Op) -> Iterator[Alternative]:
 
 
 def _is_ragged(op: Op) -> bool:
-    names = {argument.name for argument in op.target._schema.arguments}
-    return any(op.arg(name) is not None for name in _RAGGED if name in names)
+    return any(has_argument(op, name) and op.arg(name) is not None for name in _RAGGED)
 
 
 @rule("attention", aten.scaled_dot_product_attention.default, aten._scaled_dot_product_attention_math.default)

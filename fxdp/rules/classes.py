@@ -21,12 +21,14 @@ _NONE, _MEAN = 0, 1
 
 def nll_in_parts(op: Op) -> Iterator[Alternative]:
     """`nll_loss(x, target)` of `x` sharded on its class dim, unless classes have weights or it is a mean."""
+    for shard in _class_shards(op):
+        yield _forward(op, shard)
+
+
+def _class_shards(op: Op) -> Iterator[Shard]:
     x = op.arg("self")
-    if op.arg("weight") is not None or op.arg("reduction") == _MEAN or x.ndim < 2:
-        return
-    for shard in x.shards:
-        if shard.dim == 1:
-            yield _forward(op, shard)
+    if op.arg("weight") is None and op.arg("reduction") != _MEAN and x.ndim >= 2:
+        yield from (shard for shard in x.shards if shard.dim == 1)
 
 
 def _forward(op: Op, shard: Shard) -> Alternative:
@@ -47,12 +49,8 @@ def _forward(op: Op, shard: Shard) -> Alternative:
 
 def nll_backward_in_parts(op: Op) -> Iterator[Alternative]:
     """The gradient: minus the loss's own at each sample's class, zero elsewhere."""
-    x = op.arg("self")
-    if op.arg("weight") is not None or op.arg("reduction") == _MEAN or x.ndim < 2:
-        return
-    for shard in x.shards:
-        if shard.dim == 1:
-            yield _backward(op, shard)
+    for shard in _class_shards(op):
+        yield _backward(op, shard)
 
 
 def _backward(op: Op, shard: Shard) -> Alternative:

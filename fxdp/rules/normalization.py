@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from fxdp.moments import MOMENTS_OP
 from fxdp.placements import MOMENTS, R, Shard
-from fxdp.rules.dims import wrap_all
+from fxdp.rules.dims import has_argument, wrap_all
 from fxdp.rules.empty_parts import local_op
 from fxdp.rules.labels import by_labels, leading, letters, linear
 from fxdp.rules.registry import Alternative, Op, Rewrite, aten, rule
@@ -76,7 +76,7 @@ def _all_but_channels(ndim: int) -> str:
 def batch_norm_by_running_statistics(op: Op) -> Iterator[Alternative]:
     """In evaluation all dims but the channels split; the other results are empty or the statistics."""
     x = op.operands[0]
-    if _argument(op, "training", default=False) or x.ndim < 2:
+    if (has_argument(op, "training") and op.arg("training")) or x.ndim < 2:
         return
     names = _all_but_channels(x.ndim)
     yield from by_labels(op, [(x, names)], [names, *(R for _ in op.outputs[1:])])
@@ -129,8 +129,3 @@ def weight_norm(op: Op) -> Iterator[Alternative]:
     """`g * v / |v|` of weights, which are whole; its backward is linear in the gradient."""
     if op.target is aten._weight_norm_interface_backward.default:
         yield from linear(op, op.operands[:1])
-
-
-def _argument(op: Op, name: str, *, default: bool) -> bool:
-    has = any(argument.name == name for argument in op.target._schema.arguments)
-    return bool(op.arg(name)) if has else default
