@@ -99,9 +99,14 @@ def _is_ragged(op: Op) -> bool:
 
 @rule("attention", aten.scaled_dot_product_attention.default, aten._scaled_dot_product_attention_math.default)
 def composite_attention(op: Op) -> Iterator[Alternative]:
-    """Not yet decomposed: as above, for operands of one rank."""
+    """Not yet decomposed: as above, for operands of one rank and one number of samples.
+
+    Of one query and no keys torch makes one row, where the part has none.
+    """
     query, key, value = op.operands[:3]
     if not query.ndim == key.ndim == value.ndim >= 3:
+        return
+    if not query.shape[0] == key.shape[0] == value.shape[0]:
         return
     samples = leading("n", query.ndim)
     inputs = [(o, trailing(samples, o.ndim)) for o in op.operands]

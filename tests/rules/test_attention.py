@@ -49,6 +49,11 @@ def test_composite_attention() -> None:
     assert "S(0), S(0), S(0), R -> S(0)" in found
 
 
+def test_composite_attention_of_one_query_for_all_samples_stays_whole() -> None:
+    one = T(1, 2, 5, 8)
+    assert check(aten.scaled_dot_product_attention.default, one, KV, KV) == frozenset()
+
+
 def alternatives(target: Any, values: Sequence[Any], outputs: Sequence[tuple[Dim, ...] | None]) -> set[str]:
     """What the rule says of an op that this machine cannot run; tuples are shapes of operands."""
     operands: list[Operand] = []
