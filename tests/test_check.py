@@ -14,6 +14,9 @@ from rich.console import Console
 from torch import Tensor, nn
 
 import fxdp
+from fxdp import check
+from fxdp.annotations import Buffer, Mutation, note
+from fxdp.capture import Captured
 from fxdp.errors import CaptureError, ExactnessError, InputError
 from fxdp.lockstep import default_splits
 
@@ -246,3 +249,22 @@ def test_of_a_pipeline_it_says_what_was_run(mesh: dict[str, int], microbatches: 
     assert [len(run.split) for run in report.splits] == [2, 2, 2]
     assert report.mesh == f"mesh({', '.join(f'{name}={size}' for name, size in mesh.items())})"
     assert "before it is cut into stages and micro-batches" in report.compared
+
+
+def test_a_write_of_a_buffer_that_the_program_lost_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    captured_as_it_is = check.capture
+
+    def without_running_mean(*args: Any, **kwargs: Any) -> Captured:
+        found = captured_as_it_is(*args, **kwargs)
+        output = found.gm.graph.output_node()
+        values: Any = output.args[0]
+        rows = zip(note(output).results, values, strict=True)
+        kept = [(slot, v) for slot, v in rows if slot != Mutation(Buffer("1.running_mean"))]
+        note(output).results = tuple(slot for slot, _ in kept)
+        output.args = (tuple(v for _, v in kept),)
+        return found
+
+    monkeypatch.setattr(check, "capture", without_running_mean)
+    report = verify(mlp(), X)
+    wrong = {str(row) for run in report.splits for row in run.wrong}
+    assert wrong == {"buffer 1.running_mean is missing"}

@@ -32,11 +32,13 @@ class EagerRun:
     """Everything that one step leaves behind.
 
     `results` holds outputs, gradients, and the values of all buffers and inputs after the step; `tangents`
-    are the random weights of the outputs whose gradient was taken.
+    are the random weights of the outputs whose gradient was taken; `changed` are the buffers and inputs that
+    do not hold what they held before.
     """
 
     results: dict[ResultSlot, Tensor]
     tangents: dict[int, Tensor]
+    changed: frozenset[ResultSlot] = frozenset()
 
 
 def first_samples(tree: Any, batch: Sequence[int | None], size: int) -> Any:
@@ -61,8 +63,8 @@ def run_eager(
     loss_fn: Callable[..., Any] | None,
 ) -> EagerRun:
     """One forward and backward of a copy of the module on copies of the inputs."""
-    tensors = _tensors((args, kwargs))
-    args, inputs = first_samples((args, dict(kwargs)), (None,) * len(tensors), 0)
+    given = _tensors((args, kwargs))
+    args, inputs = first_samples((args, dict(kwargs)), (None,) * len(given), 0)
     tensors = _tensors((args, inputs))
     twin = twin_of(module)
     twin.zero_grad(set_to_none=True)
@@ -83,7 +85,10 @@ def run_eager(
     values |= {Gradient(Input(i)): t.grad for i, t in enumerate(tensors) if t.grad is not None}
     values |= {Mutation(Buffer(n)): b for n, b in twin.named_buffers()}
     values |= {Mutation(Input(i)): t.detach() for i, t in enumerate(tensors)}
-    return EagerRun(values, tangents)
+    before: dict[ResultSlot, Tensor] = {Mutation(Buffer(n)): b for n, b in module.named_buffers()}
+    before |= {Mutation(Input(i)): t.detach() for i, t in enumerate(given)}
+    changed = frozenset(s for s, value in before.items() if s in values and _differs(values[s], value))
+    return EagerRun(values, tangents, changed)
 
 
 def slot_values(
@@ -115,6 +120,11 @@ def symbol_values(captured: Captured, args: tuple[Any, ...], kwargs: Mapping[str
     """The values of the sizes other than the batch that the captured program keeps open."""
     tensors = _tensors((args, kwargs))
     return {name: tensors[index].shape[dim] for name, (index, dim) in captured.symbols.items()}
+
+
+def _differs(now: Tensor, before: Tensor) -> bool:
+    """Whether any element is another one; nan is nan."""
+    return bool(((now != before) & ~((now != now) & (before != before))).any())
 
 
 def _tensors(tree: Any) -> list[Tensor]:

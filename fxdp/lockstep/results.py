@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -29,8 +29,11 @@ def compare_results(
     expected: Mapping[ResultSlot, Tensor],
     tolerances: Mapping[ResultSlot, float],
     floors: Mapping[ResultSlot, float],
+    changed: Collection[ResultSlot] = (),
 ) -> list[ResultError]:
-    """One row per result; gradients that are missing or too many are wrong.
+    """One row per result; gradients that are missing or too many are wrong, as are missing writes.
+
+    `changed` are the buffers and inputs that one device writes.
 
     A value that is zero but for rounding counts against what it was made from: a gradient (a key's bias)
     against the other gradients, a buffer (the running mean after another BatchNorm) against its terms, as
@@ -49,7 +52,8 @@ def compare_results(
         error = difference(value, expected[slot], floor)
         what = "" if error <= tolerance else f"differs from one device by {error:.3g} (relative)"
         rows.append(ResultError(name, error, tolerance, what))
-    missing = [slot for slot in expected if isinstance(slot, Gradient) and slot not in own]
+    wanted = [slot for slot in expected if isinstance(slot, Gradient) or slot in changed]
+    missing = [slot for slot in wanted if slot not in own]
     rows += [ResultError(result_name(slot), float("inf"), 0.0, "is missing") for slot in missing]
     return rows
 

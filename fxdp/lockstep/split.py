@@ -79,7 +79,7 @@ class Subject:
             else:
                 torch.manual_seed(seed)
                 own = self._comparable(runner, found, slots)
-                rows = compare_results(own, eager.results, self._by_slot(), runner.floors())
+                rows = compare_results(own, eager.results, self._by_slot(), runner.floors(), eager.changed)
         worst = max(runner.errors, key=runner.errors.__getitem__, default=None)
         return SplitRun(
             tuple(split), tuple(runner.faults), tuple(rows), len(runner.errors),
