@@ -6,11 +6,16 @@ from itertools import product
 from typing import Any
 
 import sympy
+import torch
+from torch import fx
 
-from fxdp.annotations import Site
+from fxdp.annotations import Site, TensorType, note
 from fxdp.capture.captured import Condition
 from fxdp.capture.sizes import Sizes
 
+aten = torch.ops.aten
+
+_SQUEEZES = (aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
 _BATCHES = (2, 3, 4, 5, 6, 8, 9, 12, 15, 16, 25, 31, 64, 100, 1000)
 _OTHERS = (2, 3, 5, 8, 17, 100)
 
@@ -24,6 +29,32 @@ def find_conditions(shape_env: Any, sizes: Sizes) -> tuple[Condition, ...]:
         if sizes.knows(raw) and (expr := sizes.expr(raw)) not in found and not _always(expr):
             found[expr] = Condition(expr, _site(guard))
     return tuple(found.values())
+
+
+def kept_dims(graph: fx.Graph) -> tuple[Condition, ...]:
+    """The dims that a forward's squeezes keep because they are larger than 1, which a single sample is not.
+
+    torch traces sizes of at least 2 and leaves no guard.
+    """
+    found: dict[sympy.Basic, Condition] = {}
+    for node in graph.nodes:
+        if node.target in _SQUEEZES and not note(node).backward:
+            for size in filter(_may_be_1, _squeezed(node)):
+                found.setdefault(size, Condition(sympy.Ne(size, 1), note(node).site or Site()))
+    return tuple(found.values())
+
+
+def _may_be_1(size: Any) -> bool:
+    return isinstance(size, sympy.Basic) and size.subs(dict.fromkeys(size.free_symbols, 1)) == 1
+
+
+def _squeezed(node: fx.Node) -> list[Any]:
+    """The sizes of the dims that are to go if they are 1."""
+    source: Any = node.args[0]
+    type_ = note(source).type
+    assert isinstance(type_, TensorType)
+    dims: Any = node.args[1] if len(node.args) > 1 else range(len(type_.shape))
+    return [type_.shape[d] for d in ([dims] if isinstance(dims, int) else dims)]
 
 
 def guards_of(shape_env: Any) -> list[tuple[sympy.Basic, Any]]:

@@ -10,7 +10,7 @@ from torch import nn
 
 from fxdp.capture.batch_dims import batch_size, resolve_batch_dims
 from fxdp.capture.captured import Captured, SizeLeaf
-from fxdp.capture.conditions import find_conditions, guards_of
+from fxdp.capture.conditions import find_conditions, guards_of, kept_dims
 from fxdp.capture.convert import convert
 from fxdp.capture.diagnose import capture_error, is_data_dependent
 from fxdp.capture.examples import batch_hint
@@ -93,7 +93,10 @@ def _capture_symbolic(request: Request, hint: int) -> Captured:
         symbols=sizes.symbols,
         batch=request.batch,
         constants=converted.constants,
-        conditions=find_conditions(raw.shape_env, sizes),
+        conditions=(
+            *find_conditions(raw.shape_env, sizes),
+            *(kept_dims(converted.gm.graph) if request.couple else ()),  # else a squeeze sees the whole batch
+        ),
         checks=raw.record.checks,
         routes=raw.routes,
     )

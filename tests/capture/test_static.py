@@ -74,6 +74,20 @@ def test_branch_on_the_batch_is_a_condition() -> None:
     assert not other.holds({B: 5})
 
 
+def test_a_squeeze_relies_on_more_than_one_sample() -> None:
+    class Squeezes(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            kept = x[:, :1].squeeze(1)  # of a size that is 1 for any batch
+            return x.squeeze() * kept.sum()
+
+    (condition,) = capture(Squeezes(), (torch.randn(8, 2),), {}).conditions
+    assert condition.holds({B: 2})
+    assert not condition.holds({B: 1})
+    assert condition.site.code == "return x.squeeze() * kept.sum()"
+    alone = capture(Squeezes(), (torch.randn(8, 2),), {}, couple=False)
+    assert not alone.conditions, "one rank squeezes the whole batch itself"
+
+
 @pytest.mark.parametrize(
     ("function", "expr"),
     [

@@ -84,6 +84,26 @@ def _refused_calls() -> Cases:
     return found
 
 
+class Squeezing(Net):
+    def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
+        return self.fc(x).squeeze().square().mean(-1).sum()
+
+
+def _single_sample() -> tuple[str, bool]:
+    compiled = _compiled(Squeezing())
+    message = _error(lambda: compiled(torch.randn(1 - dist.get_rank(), 6)))
+    return message, _works(compiled)
+
+
+def test_a_batch_of_one_sample_is_not_squeezed_in_part(ranks: RankPool) -> None:
+    """One device would drop the batch dim; a rank that holds no sample could not."""
+    for message, works in ranks.run(2, _single_sample):
+        assert "InputError" in message
+        assert "global batch is 1" in message
+        assert "self.fc(x).squeeze()" in message
+        assert works
+
+
 EXPECTED: dict[str, tuple[list[str], list[str]]] = {
     "batch sizes differ": (["args[0]", "args[1]", "batch_dims="], ["rank 1", "args[1]: 2"]),
     "dtype differs": (["float64", "float32", "rank 1"], ["float64", "float32", "rank 1"]),
