@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch import fx, nn
 
 from fxdp.errors import CaptureError
 
-_CONTAINERS = (dict, list, set, deque)
+_CONTAINERS = (dict, OrderedDict, list, set, deque)  # hooks are in ordered ones
 """The registries of parameters, buffers and modules are of these, too."""
 
 

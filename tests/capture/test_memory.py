@@ -89,3 +89,14 @@ def test_weights_computed_before_each_forward_are_no_memory(caplog: pytest.LogCa
     model = nn.Sequential(nn.utils.weight_norm(nn.Linear(4, 3)), nn.utils.spectral_norm(nn.Linear(3, 2)))
     assert fxdp.verify(model, (torch.randn(8, 4),), splits=[[5, 2, 0, 1]]).ok
     assert not [record for record in caplog.records if record.name == "fxdp"]
+
+
+def test_a_rank_without_samples_has_a_mean_of_nothing() -> None:
+    """Its NaN is the same at both calls, so nothing is remembered."""
+
+    def body(model: _Model, x: Tensor) -> Tensor:
+        model.visited = True
+        return x.mean()
+
+    captured = capture(_Model(body), (torch.randn(0, 4),), {})
+    assert len(captured.leaves) == 1

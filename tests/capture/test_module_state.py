@@ -84,3 +84,26 @@ def test_other_assignments_are_undone(caplog: pytest.LogCaptureFixture) -> None:
     assert not hasattr(model, "last")
     assert "sets scale of the model (Keeps), late of the model (Keeps), calls of the model" in caplog.text
     model(torch.randn(3, 4))
+
+
+class Installs(nn.Module):
+    """Installs a hook at its first call, as transformers does to collect the outputs of layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.installed = nn.Linear(4, 4), False
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.installed:
+            self.fc.register_forward_hook(lambda _module, _args, output: output * 2)
+            self.installed = True
+        return self.fc(x).sum()
+
+
+def test_hooks_that_a_forward_installs_are_installed_once() -> None:
+    model = Installs()
+    for batch in (3, 5):
+        captured = capture(model, (torch.randn(batch, 4),), {})
+        assert not model.fc._forward_hooks
+        doublings = captured.gm.graph.find_nodes(op="call_function", target=torch.ops.aten.mul.Tensor)
+        assert sum(not note(node).backward for node in doublings) == 1
