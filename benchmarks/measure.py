@@ -140,7 +140,7 @@ def _handed_bytes(trainer: Trainer) -> int:
 
 def _message_bytes(trainer: Trainer) -> int:
     links = getattr(getattr(trainer.loss, "mesh", None), "links", None)
-    return 0 if links is None else int(links.messages.handed_bytes)
+    return 0 if links is None else int(links.handed_bytes)
 
 
 def main() -> None:

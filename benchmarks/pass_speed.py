@@ -12,6 +12,7 @@ import argparse
 import gc
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -43,19 +44,22 @@ class Speed:
         return self.nodes / self.seconds
 
 
-def measure(layers: int, repeats: int) -> Speed:
-    """Compile one model several times, without lowering it, and keep the fastest."""
+def measure(layers: int) -> Speed:
+    """Compile one model without lowering it."""
     torch.manual_seed(0)
     model = GPT(GPTConfig(vocabulary=256, length=32, layers=layers, width=64, heads=2))
     tokens = torch.zeros(4, 32, dtype=torch.long)
-    runs = []
-    for _ in range(repeats):
-        captured = capture(model, (tokens, tokens), {}, differentiable="all", couple=True)
-        nodes = len(captured.gm.graph.nodes)
-        gc.collect()  # the garbage of the capture is not the passes' work
-        seconds = prepare(captured, resolve_mesh({"dp": 2}, "cpu"), Options()).seconds
-        runs.append(Speed(layers, nodes, sum(seconds.values()), seconds))
-    return min(runs, key=lambda run: run.seconds)
+    captured = capture(model, (tokens, tokens), {}, differentiable="all", couple=True)
+    nodes = len(captured.gm.graph.nodes)
+    gc.collect()  # the garbage of the capture is not the passes' work
+    seconds = prepare(captured, resolve_mesh({"dp": 2}, "cpu"), Options()).seconds
+    return Speed(layers, nodes, sum(seconds.values()), seconds)
+
+
+def fastest(sizes: Sequence[int], repeats: int) -> list[Speed]:
+    """The fastest run of each size; sizes take turns, so that a machine that slows down does so for all."""
+    runs = [[measure(layers) for layers in sizes] for _ in range(repeats)]
+    return [min(of_one_size, key=lambda run: run.seconds) for of_one_size in zip(*runs, strict=True)]
 
 
 def main() -> int:
@@ -64,11 +68,11 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--layers", type=int, nargs="+", default=[12, 24, 48])
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json", type=Path, default=None)
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    speeds = [measure(layers, asked.repeats) for layers in asked.layers]
+    speeds = fastest(asked.layers, asked.repeats)
     if asked.json:
         asked.json.write_text(json.dumps([asdict(speed) for speed in speeds], indent=1))
     return _show(speeds)

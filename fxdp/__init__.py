@@ -110,9 +110,10 @@ def compile(
         a pytree prefix of `(args, kwargs)`. None: all ranks must pass the same sizes, the batch aside.
     bucket_mb : MiB of gradients that are reduced in one all-reduce.
     rng : `"sharded"`: ranks draw different random numbers, reproducible from one seed at a given mesh;
-        `"single-device"`: all ranks draw what one device would (with `compute="eager"`, bit for bit) for
-        inputs that are contiguous.
-    uneven : False: all local batches are equal, which saves a small exchange per call.
+        `"single-device"`: all ranks draw what one device would (with `compute="eager"`, bit for bit), also
+        for inputs that are not contiguous; a program is compiled for each order of their dims in memory.
+    uneven : False: you promise that at each call the inputs of all ranks have the same sizes, in all dims,
+        which saves a small exchange per call; only the first call of each size is checked.
     compute : `"inductor"`: compiled; `"eager"`: run the graph's ops as they are.
     microbatches : into how many parts a step splits each rank's batch, one after the other. Above 1, and on
         a mesh with a `pp` axis, the call itself runs forward and backward, and `loss.backward()` hands the
@@ -138,7 +139,8 @@ def compile(
     Raises
     ------
     MeshError : a mesh that does not fit, unknown axes, no process group.
-    InputError : options that do not exist.
+    InputError : options that do not exist; a model that is compiled or wrapped for data parallelism already.
+    ScheduleError : an unknown schedule.
     StageError, ScheduleError : at the first call, stages or a schedule that do not fit the model.
     """
     options = Options(
@@ -161,7 +163,8 @@ def plan(
 
     Parameters
     ----------
-    model : any module that can be captured as one graph.
+    model : any module that can be captured as one graph; on the meta device, with `args` there, it needs no
+        memory.
     args, kwargs : one rank's example batch; the global batch counts as that times the ranks.
     mesh : sizes by axis name, as `{"dp": 64}`, or a DeviceMesh; two ranks by default.
     options : the other options of `compile`.
@@ -171,7 +174,8 @@ def plan(
     CaptureError : the model cannot be captured as one graph.
     MeshError, InputError : as `compile` and the compiled module's first call.
     """
-    return dry_run(model, args, {} if kwargs is None else kwargs, mesh or {"dp": 2}, Options(**options))
+    mesh = {"dp": 2} if mesh is None else mesh
+    return dry_run(model, args, {} if kwargs is None else kwargs, mesh, Options(**options))
 
 
 def verify(
@@ -218,7 +222,8 @@ def verify(
     PlacementError : an op cannot be made exact.
     MeshError, InputError : as `compile` and the compiled module's first call; splits that do not fit.
     """
+    mesh = {"dp": 4} if mesh is None else mesh
     return verify_model(
-        model, args, {} if kwargs is None else kwargs, mesh or {"dp": 4}, Options(**options),
+        model, args, {} if kwargs is None else kwargs, mesh, Options(**options),
         splits=splits, precision=precision, tolerance=tolerance, seed=seed,
     )  # fmt: skip

@@ -17,6 +17,7 @@ from fxdp.placements import Dim, Placement
 from fxdp.torch_compat import OpOverload
 
 _KEY = "fxdp"
+_LAYOUT = "fxdp_layout"
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +219,14 @@ def memory_layout(node: fx.Node) -> Layout | None:
 
 def example_layout(node: fx.Node) -> Layout | None:
     """The same in numbers, as it was for the example; a size that only the data fixes is None."""
-    return _layout(node, "hint")
+    kept: Layout | None = node.meta.get(_LAYOUT)
+    return kept or _layout(node, "hint")
+
+
+def keep_layout(node: fx.Node) -> None:
+    """Drop the captured value, whose sizes are one example's, and keep how it lay in memory."""
+    node.meta[_LAYOUT] = _layout(node, "hint")
+    node.meta.pop("val", None)
 
 
 def _layout(node: fx.Node, numbers: str) -> Layout | None:

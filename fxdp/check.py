@@ -11,13 +11,16 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils import _pytree as pytree
 
+from fxdp.arrangement import arrangement
 from fxdp.capture import Captured, capture
+from fxdp.capture.program import flatten_inputs
 from fxdp.capture.twins import twin_of
 from fxdp.compiler import LocalProgram, copy_graph, prepare
 from fxdp.errors import InputError, VerifierError
 from fxdp.lockstep import Subject, check_splits
 from fxdp.lockstep.precision import casts, tolerances, widen, widened
 from fxdp.mesh import DataMesh, resolve_mesh
+from fxdp.models import check_model, device_type
 from fxdp.options import Options
 from fxdp.passes import Canonicalize
 from fxdp.report.verification import Report
@@ -41,10 +44,11 @@ def verify_model(
     _check_precision(precision)
     check_arguments(args, kwargs)
     _check_statistics(options)
-    device_type = next((p.device.type for p in model.parameters()), "cpu")
+    check_model(model)
+    device = device_type(model)
     axes = axis_sizes(mesh)
-    data = resolve_mesh(axes, device_type)
-    batch = CallReader(model, options.batch_dims, device_type).read(args, kwargs).batch
+    data = resolve_mesh(axes, device)
+    batch = CallReader(model, options.batch_dims, device).read(args, kwargs).batch
     chosen = check_splits(splits, batch, data.size)
     module, example, found, note = _captured(model, (args, kwargs), options, precision, batch)
     for split in chosen:
@@ -84,9 +88,11 @@ def capture_for(
     hint: int | None = None,
 ) -> Captured:
     """The joint graph, as a compiled module captures it."""
+    tensors = flatten_inputs(module, args, kwargs).tensors
     return capture(
         module, args, kwargs,
         batch_dims=options.batch_dims, loss_fn=options.loss_fn, differentiable="all", hint=hint,
+        orders=tuple(map(arrangement, tensors)) if options.single_device_rng else (),
     )  # fmt: skip
 
 

@@ -34,11 +34,12 @@ from fxdp.passes import (
     LocalizeShapes,
 )
 from fxdp.plan import Plan, communication, program_text, replicated_ops
-from fxdp.refusals import refuse_fallbacks
+from fxdp.refusals import refuse_fallbacks, refuse_unclear_draws
 from fxdp.rules.randomness import node_draws
 from fxdp.runtime.agreement import gather_objects
 from fxdp.runtime.failure import guard
 from fxdp.runtime.program import Program
+from fxdp.torch_compat import graph_module
 
 
 def global_passes(captured: Captured, options: Options) -> list[Pass]:
@@ -102,7 +103,10 @@ def prepare(captured: Captured, mesh: DataMesh, options: Options) -> LocalProgra
     Raises
     ------
     PlacementError : with `strict=True`, an op would run replicated because it has no rule.
+    InputError : random numbers are to be one device's, but an input does not tell in which order they come.
     """
+    if captured.orders:
+        refuse_unclear_draws(captured.gm, captured.orders)
     dump_dir = Path(options.dump_dir) if options.dump_dir is not None and mesh.rank == 0 else None
     manager = PassManager(mesh, options.verify, dump_dir)
     nodes = len(captured.gm.graph.nodes)
@@ -162,7 +166,7 @@ def copy_graph(gm: fx.GraphModule) -> fx.GraphModule:
     for old, new in mapping.items():
         new.meta = dict(old.meta)
         copy_note(old, new)
-    return fx.GraphModule(gm, graph)
+    return graph_module(gm, graph)
 
 
 def slot_values(gm: fx.GraphModule, module: nn.Module, captured: Captured) -> dict[Slot, Any]:

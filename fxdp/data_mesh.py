@@ -99,9 +99,14 @@ class DataMesh:
         return self.links.message_group_name if self.links else ""
 
     @property
+    def shared_memory(self) -> bool:
+        """Whether all ranks are on one host and can sum through memory that they share."""
+        return self.links is not None and self.links.memory is not None
+
+    @property
     def backend(self) -> str:
-        """What carries large collectives: `gloo` or `nccl`."""
-        return backend_of(self.device_type)
+        """What carries large collectives: `gloo` or `nccl`; empty in the plan of a model on `meta`."""
+        return _BACKENDS.get(self.device_type, "")
 
     def __str__(self) -> str:
         axes = ", ".join(f"{name}={size}" for name, size in zip(self.axes, self.sizes, strict=True))

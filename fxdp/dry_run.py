@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from fxdp.capture import capture
 from fxdp.compiler import LocalProgram, prepare
 from fxdp.mesh import resolve_mesh
+from fxdp.models import check_model, device_type
 from fxdp.options import Options
 from fxdp.pipeline import prepare_staged
 from fxdp.plan import Plan
@@ -39,9 +40,11 @@ def local_program(
 ) -> tuple[LocalProgram, dict[str, int]]:
     """The program of a rank with open sizes, and the sizes that the example gives them."""
     check_arguments(args, kwargs)
-    device_type = next((p.device.type for p in model.parameters()), "cpu")
-    call = CallReader(model, options.batch_dims, device_type).read(args, kwargs)
-    data = resolve_mesh(mesh, device_type)
+    check_model(model)
+    device = device_type(model)
+    reader = CallReader(model, options.batch_dims, device, ordered=options.single_device_rng)
+    call = reader.read(args, kwargs)
+    data = resolve_mesh(mesh, device)
     staged = data.pipeline.size > 1 or options.microbatches > 1
     start = time.perf_counter()
     captured = capture(
@@ -53,6 +56,7 @@ def local_program(
         differentiable="loss" if staged else "all",
         couple=data.size * options.microbatches > 1,
         own_statistics=options.own_statistics,
+        orders=call.orders,
     )
     seconds = time.perf_counter() - start
     local = prepare_staged(captured, data, options) if staged else prepare(captured, data, options)

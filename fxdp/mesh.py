@@ -105,7 +105,14 @@ def _init_process_group(device_type: str, settings: Settings) -> None:
     if device_type == "cuda":
         _select_device(launch.local_rank)
     _log.info("rank %d of %d: making a %s process group", launch.rank, launch.world_size, backend)
-    dist.init_process_group(backend, timeout=timedelta(seconds=settings.timeout_s))
+    try:
+        dist.init_process_group(backend, timeout=timedelta(seconds=settings.timeout_s))
+    except dist.DistError as error:
+        raise RankFailedError(
+            f"no process group of {launch.world_size} ranks came up within {settings.timeout_s:g} s; "
+            "expected all of them to call fxdp.compile (set FXDP_TIMEOUT_S if one may need longer)\n"
+            f"torch: {str(error).splitlines()[0]}"
+        ) from error
 
 
 def _select_device(local_rank: int) -> None:

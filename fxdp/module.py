@@ -5,31 +5,34 @@ from __future__ import annotations
 import copy
 import logging
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
-from torch import Tensor, fx, nn
+from torch import fx, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from fxdp.errors import InputError, StateError
+from fxdp.errors import InputError, MeshError, StateError
 from fxdp.mesh import DataMesh, resolve_mesh
+from fxdp.models import check_model, device_type
 from fxdp.options import Options
 from fxdp.plan import Plan
-from fxdp.runtime.agreement import Agreement, agree, broadcast_tensors, model_lines
+from fxdp.runtime.agreement import Agreement, agree, broadcast_tensors, gather_objects, model_lines
 from fxdp.runtime.calls import Call, CallReader, call_lines
 from fxdp.runtime.failure import everywhere, guard, install_hook, refusing
 from fxdp.runtime.held import Held
-from fxdp.runtime.lengths import common_lengths, padded, spread_pad
+from fxdp.runtime.lengths import common_lengths, common_orders, padded, spread_pad
 from fxdp.runtime.optimizers import OptimizerWatch
 from fxdp.runtime.programs import Programs, Served
 from fxdp.runtime.recent import Recent
 from fxdp.runtime.staged import StagedPrograms
+from fxdp.stand_in import StandIn
 
 _log = logging.getLogger("fxdp")
 
 
-class CompiledModule(nn.Module):
+class CompiledModule(StandIn):
     """What `fxdp.compile` returns: call it as the model itself.
 
     Parameters, buffers and state-dict keys are the model's own; `train()`, `eval()`, `to()` act on the
@@ -39,30 +42,50 @@ class CompiledModule(nn.Module):
     def __init__(
         self, module: nn.Module, mesh: DeviceMesh | Mapping[str, int] | None, options: Options
     ) -> None:
-        super().__init__()
-        # kept out of nn.Module's own registries, so that names and state-dict keys stay the model's
-        object.__setattr__(self, "_model", module)
-        object.__setattr__(self, "_options", options)
-        object.__setattr__(self, "_mesh", resolve_mesh(mesh, device_type(module)))
-        self._served: Served | None = None
+        check_model(module)
+        super().__init__(module)
+        self._options = options
+        self._mesh = resolve_mesh(mesh, device_type(module))
+        _check_joined(self._mesh)
+        if options.idle and not _is_staged(self._mesh, options):
+            _log.warning(
+                "%s: without effect, as the mesh has no pp axis of several ranks and microbatches is 1",
+                ", ".join(options.idle),
+            )
+        self._served = None
         self._started = False
         self._generation = 0
-        self._watch: OptimizerWatch | None = None
+        self._watch = None
         self._build()
 
-    _model: nn.Module
     _options: Options
     _mesh: DataMesh
+    _served: Served | None
+    _started: bool
+    """Whether the ranks have agreed on the model and the options."""
+    _generation: int
+    """How often the model's tensors were replaced."""
+    _shared: bool
+    """Whether the ranks hold rank 0's values."""
+    _watch: OptimizerWatch | None
+    _held: Held
+    _reader: CallReader
+    _agreement: Agreement
+    _programs: Programs
+    _even: Recent[Any, bool]
+    """The kinds and sizes of calls that were found equal on all ranks, with `uneven=False`."""
 
     def _build(self) -> None:
         self._held = Held(self._model)
         self._shared = False
-        dims, device, loss_fn = self._options.batch_dims, self._mesh.device_type, self._options.loss_fn
-        self._reader = CallReader(self._model, dims, device, self._generation, loss_fn)
+        chosen, device = self._options, self._mesh.device_type
+        self._reader = CallReader(
+            self._model, chosen.batch_dims, device, self._generation, chosen.loss_fn, chosen.single_device_rng
+        )
         self._agreement = Agreement(self._mesh)
-        staged = self._mesh.pipeline.size > 1 or self._options.microbatches > 1
-        self._programs = (StagedPrograms if staged else Programs)(self._model, self._mesh, self._options)
-        self._even: Recent[Any, bool] = Recent(1024)
+        kind = StagedPrograms if _is_staged(self._mesh, self._options) else Programs
+        self._programs = kind(self._model, self._mesh, self._options)
+        self._even = Recent(1024)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's output for this rank's part of the batch.
@@ -101,8 +124,8 @@ class CompiledModule(nn.Module):
         """Make programs anew, as the model holds other tensors than they read; all ranks do this together."""
         names = self._held.changes()
         _log.warning(
-            "%s%s of the model %s replaced: its programs are compiled anew. To keep them, change tensors in "
-            "place, as copy_() and load_state_dict() without assign=True do",
+            "%s%s of the model %s replaced or converted: its programs are compiled anew. To keep them, write "
+            "values in place, as copy_() and load_state_dict() without assign=True do",
             ", ".join(names[:3]),
             f" and {len(names) - 3} more" if len(names) > 3 else "",
             "was" if len(names) == 1 else "were",
@@ -122,23 +145,26 @@ class CompiledModule(nn.Module):
     def _pad(
         self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Call, tuple[Any, ...], dict[str, Any]]:
-        """The call with the sizes that all ranks agree on; all ranks do this together."""
+        """The call with the sizes and orders that all ranks agree on; all ranks do this together."""
         with refusing(self._mesh):
             pads = spread_pad(self._options.pad, args, kwargs)
-        args, kwargs = padded(args, kwargs, call, common_lengths(self._mesh, call, pads), pads)
-        return self._reader.read(args, kwargs), args, kwargs
+        rows = gather_objects(self._mesh, (call.batch, call.dims, call.orders))
+        orders = common_orders(rows, call.batch_dims)
+        args, kwargs = padded(args, kwargs, call, common_lengths(rows, call, pads), pads)
+        return replace(self._reader.read(args, kwargs), orders=orders), args, kwargs
 
     def _exchange(self, call: Call) -> tuple[tuple[int, ...], bool]:
-        """All ranks' batch sizes, and whether all other sizes of their inputs are the same.
+        """All ranks' batch sizes, and whether all other sizes and the orders of their inputs are the same.
 
         The ranks must make the same kind of call.
         """
         if self._mesh.world == 1:
             return (_nonempty((call.batch,))[0],), True
-        key = (call.kind, call.dims, call.batch)
+        key = (call.kind, call.dims, call.orders, call.batch)
         if not self._options.uneven and key in self._even:
             return (call.batch,) * self._mesh.size, True
-        own = (call.batch, self._reader.digest(call.kind), self._reader.digest(call.dims))
+        alike = self._reader.digest((call.dims, call.orders))
+        own = (call.batch, self._reader.digest(call.kind), alike)
         rows = self._agreement.exchange(own)
         if len({row[1] for row in rows}) > 1:
             agree(self._mesh, call_lines(call), "calls")
@@ -169,6 +195,12 @@ class CompiledModule(nn.Module):
 
     def _start(self) -> None:
         """Before the first exchange."""
+        here = device_type(self._model)
+        if here != self._mesh.device_type:
+            raise MeshError(
+                f"the model was moved to {here} after it was compiled for {self._mesh.device_type}; expected "
+                "it to stay there: move the model first, then call fxdp.compile"
+            )
         if self._mesh.world > 1:
             install_hook()
         self._share()
@@ -219,45 +251,6 @@ class CompiledModule(nn.Module):
         """The data axes this module runs on."""
         return self._mesh
 
-    # ---- everything else is the model's own -------------------------------------------------------------
-
-    def __getattr__(self, name: str) -> Any:
-        """What this class does not have is looked up in the model."""
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            return getattr(object.__getattribute__(self, "_model"), name)
-
-    def train(self, mode: bool = True) -> CompiledModule:
-        """Switch the model's mode; each mode has its own program."""
-        self._model.train(mode)
-        self.training = mode
-        return self
-
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """The model's own state dict."""
-        return self._model.state_dict(*args, **kwargs)
-
-    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Load into the model."""
-        return self._model.load_state_dict(*args, **kwargs)
-
-    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
-        """The model's parameters, under their own names."""
-        return self._model.named_parameters(*args, **kwargs)
-
-    def named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, Tensor]]:
-        """The model's buffers, under their own names."""
-        return self._model.named_buffers(*args, **kwargs)
-
-    def named_children(self) -> Iterator[tuple[str, nn.Module]]:
-        """The model's children."""
-        return self._model.named_children()
-
-    def named_modules(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Module]]:
-        """The model's modules."""
-        return iter(list(self._model.named_modules(*args, **kwargs)))
-
     def _apply(self, fn: Any, recurse: bool = True) -> CompiledModule:
         """`to()`, `double()`, ... change the model; programs are compiled anew."""
         self._model._apply(fn, recurse)  # type: ignore[no-untyped-call]
@@ -269,14 +262,11 @@ class CompiledModule(nn.Module):
     def __deepcopy__(self, memo: dict[int, Any]) -> CompiledModule:
         """A copy of the model, to be compiled on its own on the same mesh."""
         twin = CompiledModule.__new__(CompiledModule)
-        nn.Module.__init__(twin)
         memo[id(self)] = twin
-        object.__setattr__(twin, "_model", copy.deepcopy(self._model, memo))
-        object.__setattr__(twin, "_options", self._options)
-        object.__setattr__(twin, "_mesh", self._mesh)
+        StandIn.__init__(twin, copy.deepcopy(self._model, memo))
+        twin._options, twin._mesh = self._options, self._mesh
         twin._served, twin._started, twin._generation = None, False, 0
         twin._watch = None
-        twin.training = self.training
         twin._build()
         return twin
 
@@ -284,13 +274,18 @@ class CompiledModule(nn.Module):
         return f"fxdp.compile({self._mesh},\n{self._model!r})"
 
 
-def device_type(module: nn.Module) -> str:
-    """Where the model lives: the type of its tensors' device, cpu for a model without any."""
-    tensors = [*module.parameters(), *module.buffers()]
-    types = sorted({t.device.type for t in tensors})
-    if len(types) > 1:
-        raise InputError(f"the model's parameters and buffers are on several device types {types}; use one")
-    return types[0] if types else "cpu"
+def _is_staged(mesh: DataMesh, options: Options) -> bool:
+    return mesh.pipeline.size > 1 or options.microbatches > 1
+
+
+def _check_joined(mesh: DataMesh) -> None:
+    """A mesh of sizes alone is enough for a plan, but nobody would be there to exchange anything with."""
+    if mesh.world > 1 and mesh.links is None:
+        raise MeshError(
+            f"{mesh} has sizes but no ranks, which is enough for fxdp.plan and fxdp.verify but "
+            f"not to run; expected a DeviceMesh, as init_device_mesh({mesh.device_type!r}, ({mesh.world},), "
+            f"mesh_dim_names=('dp',)), or None for all ranks, in {mesh.world} processes started by torchrun"
+        )
 
 
 def _nonempty(batches: tuple[int, ...]) -> tuple[int, ...]:

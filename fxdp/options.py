@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from fxdp.errors import InputError
+from fxdp.schedule.registry import check_name
 
 _CHOICES = {
     "strategy": ("replicate",),
@@ -49,7 +50,7 @@ class Options:
             for name, choices in _CHOICES.items()
             if getattr(self, name) not in choices
         ]
-        if not self.bucket_mb > 0:
+        if not _is_size(self.bucket_mb):
             faults.append(f"bucket_mb is {self.bucket_mb!r}, expected a size in MiB above 0")
         faults += self._staging_faults()
         loss_fn: Any = self.loss_fn
@@ -58,11 +59,15 @@ class Options:
             faults.append(f"loss_fn is a {kind}, expected a callable (output, target) -> loss")
         if faults:
             raise InputError("fxdp.compile was given options it does not know:\n  " + "\n  ".join(faults))
+        check_name(self.schedule)
 
     def _staging_faults(self) -> list[str]:
         faults = []
         if not _is_count(self.microbatches):
             faults.append(f"microbatches is {self.microbatches!r}, expected an integer of at least 1")
+        schedule: Any = self.schedule
+        if not isinstance(schedule, str):
+            faults.append(f"schedule is {self.schedule!r}, expected a name, or the path of a file *.csv")
         named = isinstance(self.stages, (list, tuple)) and all(isinstance(n, str) for n in self.stages)
         if not (self.stages is None or named or _is_count(self.stages)):
             faults.append(
@@ -85,12 +90,22 @@ class Options:
         """Bytes of a gradient bucket."""
         return max(1, int(self.bucket_mb * 1024 * 1024))
 
+    @property
+    def idle(self) -> list[str]:
+        """The options given that have no effect on a program without stages and micro-batches."""
+        given = {"stages": self.stages not in (None, 1), "checkpoint": self.checkpoint != "never"}
+        return [f"{name}={getattr(self, name)!r}" for name, is_given in given.items() if is_given]
+
     def lines(self) -> list[str]:
         """The options as text that must be equal on all ranks."""
         skipped = {"loss_fn", "dump_dir"}
         named = [f"option {f.name}={getattr(self, f.name)!r}" for f in fields(self) if f.name not in skipped]
         loss = getattr(self.loss_fn, "__qualname__", type(self.loss_fn).__qualname__)
         return [*named, f"option loss_fn={loss}"]
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0
 
 
 def _is_count(value: Any) -> bool:

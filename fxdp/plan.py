@@ -36,7 +36,9 @@ class CommRow:
     gradient: bool = False
     """Whether it reduces gradients of parameters."""
     by: str = ""
-    """What carries it: `gloo`, `nccl`, or `messages` that the calling thread itself writes and reads."""
+    """What carries it: `gloo`, `nccl`, `messages` that the calling thread itself writes and reads, or
+    `memory` that the ranks of one host share.
+    """
 
 
 @dataclass(frozen=True)
@@ -138,9 +140,10 @@ def _row(node: fx.Node, sizes: Mapping[str, int], mesh: DataMesh | None) -> Comm
     known = note(node)
     cause = known.cause or Cause("", "", known.site)
     phase = "backward" if known.backward else "forward"
-    by = "" if mesh is None else mesh.backend
-    if mesh is not None and way_of(node, mesh.size, mesh.device_type) == "messages":
-        by = "messages"
+    by = ""
+    if mesh is not None:
+        way = way_of(node, mesh.size, mesh.device_type, mesh.shared_memory)
+        by = mesh.backend if way == "group" else way
     op, site = target_text(node.target), str(cause.site)
     return CommRow(op, _bytes(node, sizes), 1, cause.text, site, phase, cause.gradient, by)
 

@@ -3,6 +3,7 @@
 variable         meaning                                                           default
 RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT        set by torchrun      none
 FXDP_TIMEOUT_S   seconds a rank waits for another before it gives up               300
+FXDP_SHARED_MEMORY   0: ranks of one host sum gradients by gloo, not through memory    1
 FXDP_HOST        address at which other ranks reach this one (control channel)     found by itself
 """
 
@@ -38,11 +39,13 @@ class Settings:
         launch: torchrun's variables, None when the process was not started by torchrun.
         timeout_s: seconds a rank waits for another one in a collective or in the control channel.
         host: the address at which other ranks reach this one, None to find it.
+        shared_memory: whether ranks of one host may sum large values through memory that they share.
     """
 
     launch: Launch | None = None
     timeout_s: float = 300.0
     host: str | None = None
+    shared_memory: bool = True
 
     @staticmethod
     def from_environment(environment: Mapping[str, str] | None = None) -> Settings:
@@ -56,6 +59,7 @@ class Settings:
             launch=_launch(env),
             timeout_s=_number(env, "FXDP_TIMEOUT_S", 300.0),
             host=env.get("FXDP_HOST") or None,
+            shared_memory=_number(env, "FXDP_SHARED_MEMORY", 1) != 0,
         )
 
 

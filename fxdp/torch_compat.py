@@ -47,6 +47,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
 from torch.export import _trace as export_trace
+from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import (
     ConstraintViolationError,
@@ -179,10 +180,13 @@ def joint_graph(
 ) -> fx.GraphModule:
     """The joint forward and backward graph of `module`, with descriptors on inputs and outputs.
 
-    Under `torch.no_grad()` it is the forward graph alone.
+    Under `torch.no_grad()` it is the forward graph alone. Draws that nobody reads stay: others follow them.
     """
+    import torch._inductor.config as inductor_config
+
     with contextlib.ExitStack() as stack:
         stack.enter_context(tracing(TracingContext(fake_mode)))
+        stack.enter_context(inductor_config.patch(fallback_random=True))  # else torch drops such draws
         joint = aot_export_joint_with_descriptors(stack, module, tuple(fakes), decompositions=decompositions)
         _correct_attention(joint.graph_module)
         return joint.graph_module
@@ -269,10 +273,16 @@ def interpret_sympy(expr: sympy.Basic, values: Mapping[sympy.Symbol, Any]) -> An
     return sympy_interp(_Arithmetic, dict(values), expr)
 
 
+def graph_module(root: nn.Module, graph: fx.Graph, name: str = "GraphModule") -> fx.GraphModule:
+    """A graph for passes: its Python code is written when somebody first calls or reads it."""
+    return _LazyGraphModule(root, graph, name)
+
+
 def boxed_code(gm: fx.GraphModule) -> Callable[[list[Any]], Any]:
     """The graph as a function of one list, which it empties so that its values can be freed early."""
     gm.graph.set_codegen(_BoxedCodeGen())
     gm.recompile()
+    _LazyGraphModule.force_recompile(gm)  # type: ignore[no-untyped-call,unused-ignore]
     return gm.forward
 
 
@@ -330,6 +340,7 @@ def trace_for_inductor(
     function: Callable[..., Any], fake_mode: FakeTensorMode, primals: Sequence[Any], tangents: Sequence[Any]
 ) -> fx.GraphModule:
     """Trace `function(primals, tangents)` with the decompositions that Inductor expects."""
+    import torch._inductor.lowering  # the decomposition of max pooling looks into it and imports it not
     from torch._inductor.decomposition import select_decomp_table
 
     # the Python dispatcher decomposes ops whose C++ kernels would fix symbolic sizes

@@ -1,7 +1,8 @@
-"""Which way a collective travels: the mesh's process group, or messages of the calling thread.
+"""Which way a collective travels: the mesh's process group, messages of the calling thread, or shared memory.
 
 A message of a few KB between two ranks takes 10 us by message and 300 us by gloo, whose threads have to be
-woken; a large value goes faster, and in the background, by gloo. On CUDA everything goes by NCCL.
+woken. A large sum between ranks of one host takes a quarter of gloo's time through memory that they share
+(`links/memory.py`). On CUDA everything goes by NCCL.
 """
 
 from __future__ import annotations
@@ -13,24 +14,23 @@ from torch import fx
 
 from fxdp import ir
 from fxdp.annotations import TensorType, note
+from fxdp.links import fits_messages
 
-__all__ = ["MESSAGE_BYTES", "Way", "way_of"]
+__all__ = ["Way", "way_of"]
 
-Way: TypeAlias = Literal["group", "messages"]
-
-MESSAGE_BYTES = 128 * 1024
-"""The most bytes that one rank sends for one collective by messages: its value, to each other rank."""
+Way: TypeAlias = Literal["group", "messages", "memory"]
 
 
-def way_of(node: fx.Node, ranks: int, device_type: str) -> Way:
+def way_of(node: fx.Node, ranks: int, device_type: str, shared_memory: bool = False) -> Way:
     """How the collective `node` travels between `ranks`; the same on all ranks and for all batch sizes.
 
-    All-reduces whose value has a fixed size and is small go by messages.
+    All-reduces whose value has a fixed size go by messages if it is small, else through `shared_memory`.
     """
     type_ = note(node).type
     if node.target is not ir.all_reduce or device_type != "cpu" or not isinstance(type_, TensorType):
         return "group"
     if not all(isinstance(n, int) for n in type_.shape):
         return "group"
-    sent = prod(int(n) for n in type_.shape) * type_.dtype.itemsize * (ranks - 1)
-    return "messages" if sent <= MESSAGE_BYTES else "group"
+    if fits_messages(prod(int(n) for n in type_.shape) * type_.dtype.itemsize, ranks):
+        return "messages"
+    return "memory" if shared_memory and node.args[1] == "sum" else "group"

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from fxdp.annotations import ScalarType, TensorType, copy_note, memory_layout, note
+from fxdp.annotations import ScalarType, TensorType, copy_note, example_layout, memory_layout, note
+from fxdp.errors import PlacementError
 from fxdp.mesh import DataMesh
 from fxdp.pass_manager import Level
 from fxdp.symbols import product
@@ -41,7 +42,8 @@ class Canonicalize:
 
     An identity of an input that is itself a result stays, so that no result is an input. `cat` loses the
     operands that are empty whatever the batch (an empty key-value cache), which no rule could place.
-    `as_strided` over all of a contiguous value in its own order is a `view`. Conjugates are computed at once.
+    `as_strided` over all of a contiguous value in its own order is a `view`; its operand lies in the order of
+    its dims, since what ranks put together does. Conjugates are computed at once.
     The operands of group norm's backward lie alike: its kernel reads one as the other lies, and the gradients
     that come need not lie as those it was traced with.
     """
@@ -51,14 +53,22 @@ class Canonicalize:
     ensures = Level.CAPTURED
 
     def run(self, gm: fx.GraphModule, mesh: DataMesh) -> fx.GraphModule:
-        """Rewrite the graph in place."""
+        """Rewrite the graph in place.
+
+        Raises
+        ------
+        PlacementError : on several ranks, `as_strided` of a value that lies in memory with gaps or overlaps.
+        """
         results = set(gm.graph.output_node().all_input_nodes)
+        unclear: list[fx.Node] = []
         for node in list(gm.graph.nodes):
             node.target = _LAZY.get(node.target, node.target)
             if node.target is aten.cat.default:
                 _drop_empty_operands(node)
             if node.target in (aten.as_strided.default, aten.as_strided_scatter.default):
                 _say_what_strides_mean(node)
+            if node.target is aten.as_strided.default and not _lay_in_order(node):
+                unclear.append(node)
             if node.target is aten.native_group_norm_backward.default:
                 _lay_alike(node)
             if node.target in _IDENTITIES and _same_type(node) and node not in results:
@@ -66,6 +76,8 @@ class Canonicalize:
                 node.replace_all_uses_with(node.args[0])
                 gm.graph.erase_node(node)
         _erase_unused(gm.graph)
+        if unclear and mesh.size > 1:
+            _refuse(unclear)
         return gm
 
 
@@ -96,6 +108,43 @@ def _say_what_strides_mean(node: fx.Node) -> None:
         node.args = (rest[0], list(whole.shape))
     else:
         node.args = (source, size)
+
+
+def _lay_in_order(node: fx.Node) -> bool:
+    """Let `as_strided` read a copy whose dims are in the order of the memory that its strides count.
+
+    x [B, 3, 4] lies as [B, 4, 3]:   as_strided(x, ...)  ->  as_strided(x.permute(0, 2, 1).contiguous(), ...)
+
+    Whether that is possible: not for memory with gaps or overlaps.
+    """
+    source = node.args[0]
+    assert isinstance(source, fx.Node)
+    layout, example, type_ = memory_layout(source), example_layout(source), note(source).type
+    if layout is None or example is None or not isinstance(type_, TensorType) or _in_order(source):
+        return True
+    order = sorted(range(len(type_.shape)), key=lambda d: -(example.strides[d] or 0))
+    sizes, strides = (tuple(given[d] for d in order) for given in (layout.sizes, layout.strides))
+    if layout.offset != 0 or not _row_major(sizes, strides):
+        return False
+    shape = TensorType(type_.dtype, tuple(type_.shape[d] for d in order))
+    with node.graph.inserting_before(node):
+        turned = node.graph.call_function(aten.permute.default, (source, order))
+        copy = node.graph.call_function(
+            aten.clone.default, (turned,), {"memory_format": torch.contiguous_format}
+        )
+    for made in (turned, copy):
+        copy_note(node, made, type=shape)
+    node.replace_input_with(source, copy)
+    return True
+
+
+def _refuse(nodes: list[fx.Node]) -> None:
+    listing = "\n  ".join(str(note(node).site) for node in nodes)
+    raise PlacementError(
+        "as_strided counts in memory that has gaps or overlaps, of which a rank holds a part only:\n"
+        f"  {listing}\n"
+        "Call .contiguous() on the value first, or write the view with indexing, view, transpose or unfold"
+    )
 
 
 def _lay_alike(node: fx.Node) -> None:

@@ -110,9 +110,10 @@ class _Lowering:
 
     def _group(self, node: fx.Node) -> str:
         """The name of the group that carries a reduction."""
-        if way_of(node, self.mesh.size, self.mesh.device_type) == "messages":
-            return self.mesh.message_group_name
-        return self.mesh.reduce_group_name if note(node).backward else self.mesh.group_name
+        mesh = self.mesh
+        if way_of(node, mesh.size, mesh.device_type, mesh.shared_memory) != "group":
+            return mesh.message_group_name
+        return mesh.reduce_group_name if note(node).backward else mesh.group_name
 
     def _lower_wait(self, node: fx.Node) -> None:
         pending = node.args[0]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+import os
 from collections.abc import Iterator
 
 import pytest
 import torch
 
-from tests.ranks import RankPool
+from tests.rank_host import COLLECT_AFTER
+from tests.ranks import THREADS, RankPool
 
 
 @pytest.fixture(scope="session")
@@ -26,6 +29,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if "ranks" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.xdist_group("ranks"))
+
+
+def pytest_configure() -> None:
+    """One thread each, as on ranks: two workers share two cores; programs that tests start inherit it."""
+    torch.set_num_threads(1)
+    os.environ.update(THREADS)
+
+
+def pytest_collection_finish() -> None:
+    """What is imported is no garbage, and what tests leave is collected seldom: a tenth of the time."""
+    gc.set_threshold(*COLLECT_AFTER)
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

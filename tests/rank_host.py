@@ -31,6 +31,9 @@ import torch.distributed as dist
 
 import fxdp.runtime.agreement  # noqa: F401  (imported once, for all ranks)
 
+COLLECT_AFTER = (50_000, 20, 50)
+"""Thresholds of the garbage collector in tests: a compilation makes a million objects that live together."""
+
 
 @dataclass(frozen=True)
 class Task:
@@ -59,6 +62,8 @@ class Reply:
 def serve(descriptor: int) -> None:
     """Carry out the orders that come over `descriptor`, until pytest closes the connection."""
     orders = Connection(descriptor)
+    gc.set_threshold(*COLLECT_AFTER)
+    gc.freeze()  # what is imported is no garbage: ranks collect theirs after each task
     children: set[int] = set()
     while True:
         try:
@@ -137,6 +142,7 @@ def _run(task: Task, connection: Connection) -> None:
     if "torch._dynamo" in sys.modules:
         torch._dynamo.reset()
     gc.collect()
+    gc.freeze()  # what is left stays: modules, caches
     connection.send("ready")
 
 

@@ -36,7 +36,7 @@ from tests.rank_host import Reply, Task
 
 _ROOT = Path(__file__).resolve().parent.parent
 _GRACE_S = 20.0  # for the other ranks, after one has raised
-_THREADS = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+THREADS = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
 class RankError(AssertionError):
@@ -187,7 +187,7 @@ class RankPool:
         self._host = subprocess.Popen(
             [sys.executable, "-c", f"from tests import rank_host; rank_host.serve({theirs.fileno()})"],
             pass_fds=[theirs.fileno()],
-            env={**os.environ, **_THREADS, "PYTHONPATH": path},
+            env={**os.environ, **THREADS, "PYTHONPATH": path},
             stdin=subprocess.DEVNULL,
         )
         theirs.close()

@@ -27,13 +27,14 @@ GROUND = (
     "seeds",
     "moments",
     "standardize",
+    "arrangement",
 )
 """Import nothing of ours but one another."""
 
 LAYERS: list[tuple[str, ...]] = [
     GROUND,
-    ("annotations", "parts", "links", "dtensor_specs", "schedule", "planner", "skip"),
-    ("graph_text", "data_mesh", "mesh", "rules", "cost", "transport"),
+    ("annotations", "parts", "links", "dtensor_specs", "schedule", "planner", "skip", "stand_in"),
+    ("graph_text", "data_mesh", "mesh", "models", "rules", "cost", "transport"),
     (
         "capture",
         "report",
@@ -53,6 +54,7 @@ LAYERS: list[tuple[str, ...]] = [
         "runtime.extrema",
         "runtime.agreement",
         "runtime.failure",
+        "runtime.first_only",
         "runtime.held",
         "runtime.optimizers",
         "runtime.recent",
@@ -67,6 +69,7 @@ LAYERS: list[tuple[str, ...]] = [
         "runtime.kinds",
         "runtime.program",
         "runtime.step",
+        "runtime.contents",
         "runtime.lengths",
         "runtime.outputs",
     ),

@@ -50,12 +50,12 @@ def test_the_unet_has_the_same_curve_plain_and_on_two_ranks(ranks: RankPool) -> 
     assert compiled == pytest.approx(plain, rel=1e-4)
 
 
-def test_digits_have_the_same_curve_on_three_ranks(capfd: pytest.CaptureFixture[str]) -> None:
+def test_digits_have_the_same_curve_on_three_ranks(ranks: RankPool) -> None:
     curves = []
-    for ranks in (1, 3):
-        command = [sys.executable, str(EXAMPLES / "train_mlp.py"), "--epochs", "2", "--compute", "eager"]
-        assert launch(command, ranks, timeout=240) == 0
-        curves.append([float(loss) for loss in re.findall(r"loss ([\d.]+)", capfd.readouterr().out)])
+    for world in (1, 3):
+        shown, *others = ranks.run(world, _shown, "train_mlp.py", "--epochs", "2", "--compute", "eager")
+        assert others == [""] * (world - 1)
+        curves.append([float(loss) for loss in re.findall(r"loss ([\d.]+)", shown)])
     assert len(curves[0]) == 2
     assert curves[1] == pytest.approx(curves[0], rel=1e-4)
 

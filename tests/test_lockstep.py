@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -79,6 +80,47 @@ def test_an_op_that_fails_is_a_fault() -> None:
     runner = LockStep(gm, _sum(), SPLIT)
     assert runner.run({Input(0, "x"): torch.randn(8, 2)}) == {}
     assert "cannot run" in runner.faults[0].what
+
+
+class Shifted(nn.Module):
+    """A softmax by hand: the gradient of the maximum is zero but for rounding, and is divided by a count."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(3, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.fc(x)
+        return (y - y.max()).softmax(-1).square().sum()
+
+
+class Attended(nn.Module):
+    """A softmax over each node's edges: the zero gradient of a maximum is handed back to the edges."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.score, self.value = nn.Linear(3, 1), nn.Linear(3, 2)
+
+    def forward(self, x: Tensor, node: Tensor) -> Tensor:
+        scores = self.score(x).squeeze(-1)
+        largest = torch.full((4,), float("-inf"), dtype=x.dtype).index_reduce(0, node, scores, "amax")
+        weights = (scores - largest[node]).exp()
+        total = torch.zeros(4, dtype=x.dtype).index_add(0, node, weights)
+        weights = weights / total[node]
+        found = torch.zeros(4, 2, dtype=x.dtype).index_add(0, node, weights[:, None] * self.value(x))
+        return found.square().sum()
+
+
+def test_rounding_errors_of_what_cancelled_may_be_taken_from() -> None:
+    torch.manual_seed(1)
+    args = torch.randn(12, 3), torch.randint(4, (12,))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # torch calls index_reduce() beta
+        lockstep.check(Attended(), args, splits=((8, 4), (8, 3, 0, 1), (3, 3, 3, 3)))
+
+
+def test_rounding_errors_of_what_cancelled_may_be_divided() -> None:
+    lockstep.check(Shifted(), (torch.randn(8, 3),), splits=((4, 4), (5, 2), (3, 3, 2)))
 
 
 def test_a_second_run_forgets_the_first() -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from fxdp.annotations import Input, Output, note
+from fxdp.compiler import copy_graph
 from fxdp.errors import VerifierError
 from fxdp.mesh import DataMesh
 from fxdp.pass_manager import Level, PassManager
@@ -39,6 +40,14 @@ def _graph() -> fx.GraphModule:
     return g.returns(
         {Output(0): g.call(aten.relu.default, x, type="f32[B]", at=S(0), reads=(S(0),))}, (S(0),)
     )
+
+
+def test_the_code_of_a_graph_is_that_of_the_last_pass() -> None:
+    """It is written when somebody reads it, not before the passes."""
+    gm = copy_graph(_graph())
+    (node,) = gm.graph.find_nodes(op="call_function", target=aten.relu.default)
+    node.target = aten.tanh.default
+    assert "torch.ops.aten.tanh.default" in gm.code
 
 
 def test_a_pass_that_comes_too_early_is_refused() -> None:

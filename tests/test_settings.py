@@ -31,3 +31,8 @@ def test_missing_variable_is_named() -> None:
 def test_not_a_number(text: str) -> None:
     with pytest.raises(MeshError, match=f"FXDP_TIMEOUT_S is '{text}'; expected a number >= 0"):
         Settings.from_environment({"FXDP_TIMEOUT_S": text})
+
+
+def test_shared_memory_can_be_left_alone() -> None:
+    assert Settings.from_environment({}).shared_memory
+    assert not Settings.from_environment({"FXDP_SHARED_MEMORY": "0"}).shared_memory

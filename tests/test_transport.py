@@ -10,8 +10,9 @@ from torch import nn
 import fxdp
 from fxdp import ir
 from fxdp.annotations import Input
+from fxdp.links.messages import MESSAGE_BYTES
 from fxdp.placements import P, R, S
-from fxdp.transport import MESSAGE_BYTES, way_of
+from fxdp.transport import way_of
 from tests.graphs import Sketch
 from tests.ranks import RankPool
 
@@ -34,7 +35,10 @@ def test_way_of_a_sum(type_: str, ranks: int, device: str, way: str) -> None:
     """By the bytes that one rank sends: the value to each other rank."""
     g = Sketch()
     value = g.add(Input(0, "x"), type_, P)
-    assert way_of(g.call(ir.all_reduce, value, "sum", type=type_, at=R, reads=(P,)), ranks, device) == way
+    node = g.call(ir.all_reduce, value, "sum", type=type_, at=R, reads=(P,))
+    assert way_of(node, ranks, device) == way
+    large = way == "group" and device == "cpu" and "B" not in type_
+    assert way_of(node, ranks, device, shared_memory=True) == ("memory" if large else way)
 
 
 def test_gathers_go_by_the_group() -> None:
@@ -45,22 +49,22 @@ def test_gathers_go_by_the_group() -> None:
 
 
 def _handed_and_planned() -> tuple[int, int, set[str]]:
-    """Bytes of a step that were handed to messages, those that the plan says, and the forward's carriers."""
+    """Bytes of a step by messages and memory, those that the plan says, and the forward's carriers."""
     model = nn.Sequential(nn.Linear(6, 300), nn.BatchNorm1d(300), nn.ReLU(), nn.Linear(300, 300))
     compiled = fxdp.compile(model, loss_fn=nn.functional.cross_entropy, compute="eager")
     links = compiled.mesh.links
     assert links is not None
     for _ in range(2):  # the first call compiles
-        before = links.messages.handed_bytes
+        before = links.handed_bytes
         x, y = torch.randn(3 + dist.get_rank(), 6), torch.zeros(3 + dist.get_rank(), dtype=torch.long)
         compiled(x, target=y).backward()
     rows = compiled.plan.communication
-    planned = sum(row.bytes for row in rows if row.by == "messages")
-    assert {row.by for row in rows if row.gradient} == {"gloo"}
-    return links.messages.handed_bytes - before, planned, {r.by for r in rows if r.phase == "forward"}
+    planned = sum(row.bytes for row in rows if row.by != "gloo")
+    assert {row.by for row in rows if row.gradient} == {"memory"}
+    return links.handed_bytes - before, planned, {r.by for r in rows if r.phase == "forward"}
 
 
-def test_the_plan_says_what_goes_by_messages(ranks: RankPool) -> None:
+def test_the_plan_says_what_goes_by_messages_and_memory(ranks: RankPool) -> None:
     for handed, planned, forward in ranks.run(2, _handed_and_planned):
         assert handed == planned > 3 * 300 * 4
         assert forward == {"messages"}

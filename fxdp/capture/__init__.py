@@ -4,6 +4,7 @@ from fxdp.capture.attributes import own_attributes
 from fxdp.capture.batch_dims import resolve_batch_dims
 from fxdp.capture.captured import Captured, Check, Condition, OutputLeaf, Route, SizeLeaf
 from fxdp.capture.driver import capture
+from fxdp.capture.program import register_containers
 
 __all__ = [
     "Captured",
@@ -14,5 +15,6 @@ __all__ = [
     "SizeLeaf",
     "capture",
     "own_attributes",
+    "register_containers",
     "resolve_batch_dims",
 ]

@@ -11,6 +11,7 @@ from torch import fx
 from torch.utils._pytree import TreeSpec
 
 from fxdp.annotations import Site
+from fxdp.arrangement import Arrangement
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,8 @@ class Check:
 
     output: int
     passes: bool
+    raises: bool
+    """Whether the user's code raises otherwise; else it goes another way, for values that are not finite."""
     site: Site
 
 
@@ -92,3 +95,5 @@ class Captured:
     """Outputs beyond the model's own: what its code raises on."""
     static: bool = False
     """Whether the model fixed its batch size and the graph was fitted from several static traces."""
+    orders: tuple[Arrangement, ...] = ()
+    """How the inputs lie in memory; empty where they count as lying in the order of their dims."""

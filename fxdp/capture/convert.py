@@ -76,7 +76,7 @@ class _Converter:
                 self._copy(node)
         self.graph.eliminate_dead_code(is_impure_node=_is_kept)
         self._erase_unused()
-        gm = fx.GraphModule(self.raw.gm, self.graph, class_name="Joint")
+        gm = torch_compat.graph_module(self.raw.gm, self.graph, "Joint")
         return Converted(gm, self.constants)
 
     def _placeholders(self) -> None:
@@ -292,5 +292,6 @@ def _is_view(node: fx.Node) -> bool:
 
 
 def _is_kept(node: fx.Node) -> bool:
-    """What dead-code elimination leaves: placeholders of slots, and the output."""
-    return node.op in ("placeholder", "output")
+    """What dead-code elimination leaves: placeholders, the output, and draws, which other draws follow."""
+    draws = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+    return node.op in ("placeholder", "output") or draws

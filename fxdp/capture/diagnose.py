@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import traceback
 from collections.abc import Sequence
 
 from fxdp import torch_compat
@@ -18,6 +20,16 @@ _REMEDY_DATA = (
     "Use torch.where for a choice per element, torch.cond for a branch, keep the value in a tensor instead "
     "of .item(), int() or float(), or move this code out of the model"
 )
+_REMEDY_LOOP = (
+    "The Python code loops over the rows of a tensor, and how many there are depends on the data. Loop over "
+    "a fixed number of rows, or compute all of them and choose with a mask; mixtures of experts of "
+    'transformers do so after model.set_experts_implementation("batched_mm")'
+)
+_REMEDY_SELECTIONS = (
+    "Two values whose sizes depend on the data meet, and nothing says that the sizes are equal. Compute the "
+    "mask once and select both by it: chosen = labels != -100; loss(output[chosen], labels[chosen])"
+)
+_TWO_SELECTIONS = re.compile(r"expression Eq\(u\d+, u\d+\)")
 _REMEDY_BATCH = (
     "Write it with tensor operations over the batch dim (for instance torch.arange(x.shape[0]) instead of "
     "range, x.shape[0] instead of int(...), or a mask instead of an if)"
@@ -53,7 +65,7 @@ def capture_error(
     site = site_of_exception(error)
     if is_data_dependent(error):
         return CaptureError(
-            f"{_at(site)}: data-dependent control flow. {_REMEDY_DATA}.{_listing(reads)}\n"
+            f"{_at(site)}: data-dependent control flow. {_data_remedy(error)}.{_listing(reads)}\n"
             f"torch: {_first_line(error)}"
         )
     if _is_autograd_inside(error):
@@ -64,7 +76,8 @@ def capture_error(
     if mismatch:
         return CaptureError(
             f"the model treats its batch size as a Python constant, and its graph could not be fitted from "
-            f"several batch sizes: {mismatch}. {_REMEDY_BATCH}.\ntorch: {_first_line(error)}"
+            f"several batch sizes: {mismatch}. {_REMEDY_BATCH}.{_listing(reads)}\n"
+            f"torch: {_first_line(error)}"
         )
     if only_at is not None:
         return CaptureError(
@@ -79,9 +92,29 @@ def capture_error(
     )
 
 
+def eager_error(error: BaseException) -> CaptureError:
+    """The error to raise for a model that does not run on these inputs, captured or not."""
+    return CaptureError(
+        f"{_at(site_of_exception(error))}: the model itself fails on these inputs: {type(error).__name__}: "
+        f"{_first_line(error)}"
+    )
+
+
 def _listing(reads: Sequence[Read]) -> str:
     lines = "".join(f"\n  {read}" for read in reads)
     return f"\nAll places that read the value of a tensor ({len(reads)}):{lines}" if reads else ""
+
+
+def _data_remedy(error: BaseException) -> str:
+    if _is_loop_over_rows(error):
+        return _REMEDY_LOOP
+    return _REMEDY_SELECTIONS if _TWO_SELECTIONS.search(_first_line(error)) else _REMEDY_DATA
+
+
+def _is_loop_over_rows(error: BaseException) -> bool:
+    """Whether the value that was asked for is how often a loop over a tensor runs."""
+    frames = [frame for link in chain(error) for frame in traceback.extract_tb(link.__traceback__)]
+    return any(frame.name == "__iter__" and frame.filename.endswith("torch/_tensor.py") for frame in frames)
 
 
 def _is_autograd_inside(error: BaseException) -> bool:
@@ -95,4 +128,4 @@ def _at(site: Site) -> str:
 
 def _first_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0][:300] if lines else type(error).__name__
+    return lines[0][:300].rstrip(".") if lines else type(error).__name__

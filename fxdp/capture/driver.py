@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
+from fxdp.arrangement import Arrangement
 from fxdp.capture.batch_dims import batch_size, resolve_batch_dims
 from fxdp.capture.captured import Captured, SizeLeaf
 from fxdp.capture.conditions import find_conditions, guards_of, kept_dims
 from fxdp.capture.convert import convert
-from fxdp.capture.diagnose import capture_error, is_data_dependent
+from fxdp.capture.diagnose import capture_error, eager_error, is_data_dependent
 from fxdp.capture.examples import batch_hint
 from fxdp.capture.hooks import check_module_hooks
 from fxdp.capture.joint import Request, trace
@@ -39,6 +41,7 @@ def capture(
     couple: bool = True,
     own_statistics: bool = False,
     hint: int | None = None,
+    orders: Sequence[Arrangement] = (),
 ) -> Captured:
     """Capture `module(*args, **kwargs)` and its backward as one graph in global shapes.
 
@@ -51,6 +54,7 @@ def capture(
     own_statistics  BatchNorm normalizes each part of the batch by the part's own statistics
     hint            batch size to trace with, at least 2: for code that branches on the batch size, whose
                     `Captured.conditions` do not hold at the size that is wanted
+    orders          how the inputs lie in memory; default: in the order of their dims
 
     Under `torch.no_grad()` the graph is the forward alone.
     """
@@ -61,10 +65,12 @@ def capture(
     batch_size(inputs.tensors, batch, inputs.paths)
     with compile_lock, unchanged(module), capture_patches(module, loss_fn):
         program = Program(module, inputs, loss_fn)
-        request = Request(program, module, inputs, batch, dynamic, differentiable, couple, own_statistics)
+        request = Request(
+            program, module, inputs, batch, dynamic, differentiable, couple, own_statistics, orders
+        )
         found = _capture(request, hint or batch_hint(inputs.tensors, batch))
     check_memory(program.record.changed, module, inputs, loss_fn)
-    return found
+    return replace(found, orders=tuple(orders))
 
 
 def _capture(request: Request, hint: int) -> Captured:
@@ -109,9 +115,12 @@ def _fall_back(error: Exception, request: Request) -> Captured:
     except (CaptureError, InputError):
         raise
     except StaticMismatchError as mismatch:
-        raise capture_error(error, str(mismatch)) from error
+        reads = survey(request.module, request.inputs, request.program.loss_fn).reads
+        raise capture_error(error, str(mismatch), reads) from error
     except Exception as second:
         found = survey(request.module, request.inputs, request.program.loss_fn)
+        if found.error is not None and not found.reads:
+            raise eager_error(found.error) from found.error
         raise capture_error(second, reads=found.reads, only_at=_only_at(request, found)) from second
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import fx, nn
 
 from fxdp import torch_compat
+from fxdp.arrangement import Arrangement
 from fxdp.capture.captured import Route
 from fxdp.capture.couplings import Batch, coupling_table
 from fxdp.capture.deferred import deferring
@@ -42,6 +43,7 @@ class Request:
     differentiable: str
     couple: bool
     own_statistics: bool = False
+    orders: Sequence[Arrangement] = ()
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,7 @@ def _is_loss(output: torch.Tensor) -> bool:
 def trace(request: Request, hint: int, *, symbolic: bool) -> RawJoint:
     """Export the program and its backward at a batch of `hint`; with `symbolic` sizes are symbols."""
     program, batch = request.program, request.batch
-    examples = make_examples(request.inputs.tensors, batch, hint)
+    examples = make_examples(request.inputs.tensors, batch, hint, request.orders)
     with deferring() as deferred:
         exported = torch.export.export(
             program,

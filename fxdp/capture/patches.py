@@ -106,17 +106,22 @@ def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep torch's own warnings about tracing to ourselves; the caller may treat them as errors."""
-    log = logging.getLogger("torch")
-    level = log.level
+    """Keep torch's own warnings about tracing to ourselves; the caller may treat them as errors.
+
+    What a fake kernel refuses is logged with its whole stack, then raised; it is told in other words.
+    """
+    log, fake = logging.getLogger("torch"), logging.getLogger("torch._subclasses.fake_tensor")
+    levels = log.level, fake.level
     if log.getEffectiveLevel() >= logging.WARNING:
         log.setLevel(logging.ERROR)
+        fake.setLevel(logging.CRITICAL)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        log.setLevel(level)
+        log.setLevel(levels[0])
+        fake.setLevel(levels[1])
 
 
 @contextlib.contextmanager

@@ -21,6 +21,7 @@ from fxdp.capture.functions import whole_functions
 from fxdp.capture.hooks import deferred_hooks
 from fxdp.capture.module_state import assigned_buffers
 from fxdp.capture.patches import refuse_autograd
+from fxdp.capture.python_draws import refused_draws
 from fxdp.capture.skip_marks import SkipPoint
 from fxdp.capture.skip_tracker import captured_skips
 from fxdp.errors import CaptureError
@@ -95,11 +96,12 @@ class Program(nn.Module):
             stack.enter_context(traced_data())
             tracker = stack.enter_context(captured_skips(self.module))
             stack.enter_context(noting_checks(asked))
+            stack.enter_context(refused_draws())
             assigned = stack.enter_context(assigned_buffers(self.module))
             before = Attributes(self.module)
             tensors = self._run(args, kwargs)
             changed = before.changed(Attributes(self.module))
-        checks = tuple(Check(i, passes, site) for i, (passes, site) in enumerate(asked.answers, len(tensors)))
+        checks = tuple(Check(i, *answer) for i, answer in enumerate(asked.answers, len(tensors)))
         skips = tuple(tracker.points)
         self._cell.record = replace(self._cell.record, skips=skips, checks=checks, changed=changed)
         self._cell.record = replace(self._cell.record, assigned=tuple(f"module.{name}" for name in assigned))
@@ -149,17 +151,20 @@ def flatten_inputs(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
     return Inputs(tuple(leaf for _, leaf in with_paths), spec, tuple(tensors), tuple(paths))
 
 
-def register_containers(tree: Any) -> None:
+def register_containers(tree: Any) -> bool:
     """Teach torch's pytree the classes in `tree` that carry tensors and that it takes for leaves.
 
-    Such are plain dataclasses and objects like transformers' caches, whose attributes hold tensors.
+    Such are plain dataclasses and objects like transformers' caches, whose attributes hold tensors. Returns
+    whether there were any.
     """
-    while True:
-        unknown = {type(leaf) for leaf in pytree.tree_leaves(tree) if _carries_tensors(leaf)}
-        if not unknown:
-            return
+    found = False
+    while unknown := {type(leaf) for leaf in pytree.tree_leaves(tree) if _carries_tensors(leaf)}:
+        found = True
         for cls in unknown:
-            pytree.register_pytree_node(cls, _flatten_object, _unflattener(cls))
+            pytree.register_pytree_node(
+                cls, _flatten_object, _unflattener(cls), flatten_with_keys_fn=_flatten_with_keys
+            )
+    return found
 
 
 def _carries_tensors(value: Any, depth: int = 3) -> bool:
@@ -174,6 +179,11 @@ def _flatten_object(value: Any) -> tuple[list[Any], tuple[str, ...]]:
     names = tuple(f.name for f in dataclasses.fields(value)) if dataclasses.is_dataclass(value) else None
     names = names or tuple(vars(value))
     return [getattr(value, name) for name in names], names
+
+
+def _flatten_with_keys(value: Any) -> tuple[list[tuple[pytree.KeyEntry, Any]], tuple[str, ...]]:
+    values, names = _flatten_object(value)
+    return [(pytree.GetAttrKey(name), one) for name, one in zip(names, values, strict=True)], names
 
 
 def _unflattener(cls: type) -> Callable[[Iterable[Any], Any], Any]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import linecache
 import os
 import re
 import traceback
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import lru_cache
+from types import FrameType
 from typing import Any
 
 import torch
@@ -53,6 +55,12 @@ def site_of_exception(error: BaseException) -> Site:
             return Site(last.filename, last.lineno or 0, last.line or "")
         seen = seen.__cause__ or seen.__context__
     return Site()
+
+
+def site_of_frame(frame: FrameType) -> Site:
+    """The line that a frame is at."""
+    file = frame.f_code.co_filename
+    return Site(file, frame.f_lineno, linecache.getline(file, frame.f_lineno).strip())
 
 
 def module_path(name: str) -> str:

@@ -17,7 +17,7 @@ import sympy
 import torch
 from torch import fx
 
-from fxdp.annotations import NodeType, Note, ScalarType, TensorType, note
+from fxdp.annotations import Constant, NodeType, Note, ScalarType, Site, TensorType, keep_layout, note
 from fxdp.capture.captured import Captured, OutputLeaf, SizeLeaf
 from fxdp.capture.convert import Converted, convert
 from fxdp.capture.examples import static_hints
@@ -90,7 +90,7 @@ class _Fit:
         note(first).type = self._fit_type([note(node).type for node in nodes], where)
         if len({(note(node).slot, note(node).results) for node in nodes}) > 1:
             raise StaticMismatchError(f"{where}: inputs or results depend on the batch size")
-        first.meta.pop("val", None)
+        keep_layout(first)
 
     def _merge(self, values: Sequence[Any], user: fx.Node, where: str) -> Any:
         """The common argument, with a `size` node where a number differs."""
@@ -153,8 +153,14 @@ class _Fit:
             for other in self.graphs[1:]:
                 if not _equal(tensor, other.constants.get(name)):
                     raise StaticMismatchError(
-                        f"a tensor constant of shape {list(tensor.shape)} depends on the batch size"
+                        f"a tensor constant of shape {list(tensor.shape)} depends on the batch size, used at "
+                        f"{self._user_of(name)}"
                     )
+
+    def _user_of(self, constant: str) -> Site:
+        """Where the model first reads a constant."""
+        read = next(n for n in self.graph.nodes if note(n).slot == Constant(constant))
+        return note(next(iter(read.users))).site
 
 
 def fit_number(batches: Sequence[int], values: Sequence[Any], where: str) -> sympy.Expr:

@@ -2,14 +2,14 @@
 
 `cov` asks in C++ whether the degrees of freedom are positive, which no graph can. `embedding_bag` of a
 matrix lays all bags end to end, where no rank can tell its own. `nn.TransformerEncoder` and `Decoder` look
-whether a mask is causal. Each is replaced while the user's code is
-captured, by the same values and gradients.
+whether a mask is causal. Two `masked_select` by one mask are as long, which export knows of indexing only.
+Each is replaced while the user's code is captured, by the same values and gradients.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from fxdp import torch_compat
 
 _eager_embedding_bag = F.embedding_bag
+_eager_masked_select = torch.masked_select
 
 
 def cov(
@@ -113,6 +114,15 @@ def _without_padding(rows: Tensor, kept: Tensor, mode: str) -> Tensor:
     return total if mode == "sum" else total / kept.sum(1).clamp(min=1)
 
 
+def masked_select(input: Tensor, mask: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """Indexing by the mask, where none of the two is broadcast: sizes that are symbols are no 1."""
+    sizes: Iterable[tuple[Any, Any]] = zip(input.shape, mask.shape, strict=False)
+    alike = all(type(a) is type(b) and (isinstance(a, torch.SymInt) or a == b) for a, b in sizes)
+    if out is None and input.dim() == mask.dim() and alike:
+        return input[mask]
+    return _eager_masked_select(input, mask, out=out)
+
+
 def is_told_causal(mask: Tensor | None, is_causal: bool | None = None, size: int | None = None) -> bool:
     """Whether the caller says that a mask is causal; not knowing it, attention reads the mask itself."""
     return is_causal is True
@@ -120,6 +130,8 @@ def is_told_causal(mask: Tensor | None, is_causal: bool | None = None, size: int
 
 SUBSTITUTES: tuple[tuple[Any, str, Callable[..., Any]], ...] = (
     (F, "embedding_bag", embedding_bag),
+    (torch, "masked_select", masked_select),
+    (torch.Tensor, "masked_select", masked_select),
     (torch, "cov", cov),
     (torch, "corrcoef", corrcoef),
     (torch.Tensor, "cov", cov),

@@ -72,6 +72,8 @@ class Survey:
 
     reads: tuple[Read, ...]
     runs: bool
+    error: Exception | None = None
+    """What the model raised by itself."""
 
 
 def survey(
@@ -95,10 +97,13 @@ def survey(
                 Tensor, torch.clone, inputs.rebuild(tensors or inputs.tensors)
             )
             _name_modules(twin, path)
-            with listener:
-                _run(twin, args, kwargs, loss_fn)
-    except Exception:  # what the model raises by itself is not the survey's to report
-        return Survey(tuple(listener.found), runs=False)
+            try:
+                with listener:
+                    _run(twin, args, kwargs, loss_fn)
+            except Exception as error:
+                return Survey(tuple(listener.found), runs=False, error=error)
+    except Exception:  # no copy to run
+        return Survey((), runs=False)
     return Survey(tuple(listener.found), runs=True)
 
 

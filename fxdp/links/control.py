@@ -171,6 +171,11 @@ class Control:
                 peer.ending = peer.ending or Ending(peer.rank, EndKind.ENDED)
                 peer.connection.close()
 
+    def abandon(self) -> None:
+        """Let go of this process's copies of the connections after a fork, in which a lock may never open."""
+        for peer in self.peers:
+            peer.connection.close()
+
     # -- sending -------------------------------------------------------------------------------------------
 
     def _send_all(self, frame: bytes) -> None:

@@ -1,4 +1,4 @@
-"""A process group whose collectives are rounds of `Messages`: for small values on CPU.
+"""A process group on CPU: small values go by rounds of `Messages`, large sums through `SharedMemory`.
 
 Functional collectives find it by name, so a program names it where it would name a gloo group, and whatever
 understands those collectives (Inductor's ordering of communication above all) understands these.
@@ -6,16 +6,18 @@ understands those collectives (Inductor's ordering of communication above all) u
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from functools import reduce
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from fxdp.errors import StateError
-from fxdp.links.messages import LinkBrokenError, Messages, Round
+from fxdp.links.memory import Reduction, SharedMemory
+from fxdp.links.messages import LinkBrokenError, Messages, Round, fits_messages
 from fxdp.torch_compat import Work
 
 __all__ = ["MessageGroup"]
@@ -23,9 +25,7 @@ __all__ = ["MessageGroup"]
 _SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 """A dtype that numpy knows, for each item size."""
 
-_Function: TypeAlias = Callable[[Tensor, Tensor], Tensor]
-
-_REDUCTIONS: tuple[tuple[Any, _Function], ...] = (
+_REDUCTIONS: tuple[tuple[Any, Reduction], ...] = (
     (dist.ReduceOp.SUM, torch.add),
     (dist.ReduceOp.MAX, torch.maximum),
     (dist.ReduceOp.MIN, torch.minimum),
@@ -33,21 +33,31 @@ _REDUCTIONS: tuple[tuple[Any, _Function], ...] = (
 
 
 class MessageGroup(dist.ProcessGroup):
-    """All-reduce (sum, max, min) and all-gather of small contiguous CPU tensors.
+    """All-reduce (sum, max, min) and all-gather of contiguous CPU tensors.
 
-    Values are reduced in rank order on every rank, so all ranks hold the same bits.
+    Values are reduced in rank order, so all ranks hold the same bits.
 
     Args:
         messages: the connections.
         size: the number of ranks.
         explain: turns a broken connection into the error that names the rank at fault.
+        memory: for reductions that are too large for messages, which otherwise go by them too.
+
+    Attributes:
+        handed_bytes: bytes of this rank's own values in all collectives so far.
     """
 
     def __init__(
-        self, messages: Messages, size: int, explain: Callable[[LinkBrokenError], Exception]
+        self,
+        messages: Messages,
+        size: int,
+        explain: Callable[[LinkBrokenError], Exception],
+        memory: SharedMemory | None = None,
     ) -> None:
         super().__init__(messages.rank, size)  # type: ignore[call-arg]
-        self.messages = messages
+        self.handed_bytes = 0
+        self._messages = messages
+        self._memory = memory
         self._explain = explain
         self._size = size
 
@@ -62,13 +72,17 @@ class MessageGroup(dist.ProcessGroup):
         if function is None:
             raise StateError(f"small values cannot be reduced by {wanted}; this is a bug in fxdp")
         (tensor,) = tensors
-        return _Reduction(self, tensor, function)
+        self.handed_bytes += tensor.nbytes
+        if self._memory is None or fits_messages(tensor.nbytes, self._size):
+            return _Reduction(self, tensor, function)
+        return _LargeReduction(self, self._memory, tensor, function)
 
     def all_gather_single_coalesced(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
     ) -> Work:
         """Start gathering the ranks' tensors along the first dim."""
         (output,), (tensor,) = outputs, inputs
+        self.handed_bytes += tensor.nbytes
         return _Gather(self, tensor, output)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced  # type: ignore[assignment]
@@ -76,20 +90,44 @@ class MessageGroup(dist.ProcessGroup):
 
     def start(self, tensor: Tensor) -> Round:
         """Send a tensor's elements."""
-        return self.messages.start(_bytes_of(tensor))
+        return self._messages.start(_bytes_of(tensor))
 
     def finish(self, begun: Round, own: Tensor) -> list[Tensor]:
         """Every rank's elements in `own`'s shape, in rank order."""
-        try:
-            parts = self.messages.finish(begun)
-        except LinkBrokenError as error:
-            raise self._explain(error) from error
+        with self.explained():
+            parts = self._messages.finish(begun)
         if not begun.size:
             return [own] * self._size
         return [
             torch.frombuffer(parts[rank], dtype=own.dtype).view(own.shape) if rank in parts else own
             for rank in range(self._size)
         ]
+
+    @contextlib.contextmanager
+    def explained(self) -> Iterator[None]:
+        """Broken connections inside are the error of the rank at fault."""
+        try:
+            yield
+        except LinkBrokenError as error:
+            raise self._explain(error) from error
+
+
+class _LargeReduction(Work):
+    """A reduction through shared memory that was started; `wait` finishes it."""
+
+    def __init__(
+        self, group: MessageGroup, memory: SharedMemory, tensor: Tensor, function: Reduction
+    ) -> None:
+        super().__init__()
+        self._group = group
+        self._memory = memory
+        with group.explained():
+            self._begun = memory.start(tensor, function)
+
+    def wait(self, timeout: Any = None) -> bool:
+        with self._group.explained():
+            self._memory.finish(self._begun)
+        return True
 
 
 class _Pending(Work):
@@ -113,7 +151,7 @@ class _Pending(Work):
 
 
 class _Reduction(_Pending):
-    def __init__(self, group: MessageGroup, tensor: Tensor, function: _Function) -> None:
+    def __init__(self, group: MessageGroup, tensor: Tensor, function: Reduction) -> None:
         super().__init__(group, tensor)
         self._function = function
 

@@ -29,6 +29,7 @@ import torch.distributed as dist
 from fxdp.errors import RankFailedError
 from fxdp.links.control import Control, Ending, EndKind, Peer
 from fxdp.links.group import MessageGroup
+from fxdp.links.memory import SharedMemory
 from fxdp.links.messages import LinkBrokenError, Messages
 from fxdp.links.sockets import OpenSocket, cut
 from fxdp.torch_compat import register_group
@@ -50,6 +51,7 @@ class Links:
         key: the global ranks joined, those of this rank's row, and the backend.
         control: short messages between all ranks.
         messages: small tensors between the ranks of the row; programs reach it by `message_group_name`.
+        memory: large sums between them, by the same name; None where the ranks do not share memory.
         in_call: true while the main thread is inside a compiled call.
     """
 
@@ -60,6 +62,7 @@ class Links:
         groups: dict[str, dist.ProcessGroup],
         control: Control,
         messages: Messages,
+        memory: SharedMemory | None,
         sockets: set[OpenSocket],
     ) -> None:
         self._world = weakref.ref(world)  # torch alone owns groups: destroying them frees them at once
@@ -68,7 +71,8 @@ class Links:
         self.control = control
         self.messages = messages
         self.message_group_name = f"{next(iter(groups.values())).group_name}_messages"
-        self._message_group = MessageGroup(messages, len(key[1]), self._explain)
+        self.memory = memory
+        self._message_group = MessageGroup(messages, len(key[1]), self._explain, memory)
         register_group(self.message_group_name, self._message_group)
         self.in_call = False
         self._sockets = sockets
@@ -127,6 +131,11 @@ class Links:
         """Why these links can no longer be used, None while they can."""
         return self._ending
 
+    @property
+    def handed_bytes(self) -> int:
+        """Bytes of this rank's own values that went by messages and through shared memory so far."""
+        return self._message_group.handed_bytes
+
     def stop(self, ending: Ending) -> None:
         """End these links: tell the other ranks why, then cut the groups. The first reason counts."""
         with self._lock:
@@ -173,6 +182,8 @@ class Links:
         self.control.last_words(Ending(self.rank, EndKind.ENDED))
         self.control.close()
         self.messages.close()
+        if self.memory is not None:
+            self.memory.close()
         self._wake.close()
         self._waker.close()
 
@@ -228,6 +239,19 @@ def find_links(ranks: Sequence[int], row: Sequence[int], backend: str) -> Links 
     """The links that already join `ranks`, None if there are none or they have ended."""
     key = (tuple(ranks), tuple(row), backend)
     return next((links for links in live_links() if links.ending is None and links.key == key), None)
+
+
+def _leave_to_parent() -> None:
+    """A forked child (a data loader's worker) is no rank: it must neither say goodbye for its parent nor keep
+    the connections open when that is killed."""
+    for links in list(_live):
+        links.control.abandon()
+        links.messages.abandon()
+    _live.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 @atexit.register

@@ -23,11 +23,19 @@ from dataclasses import dataclass, field
 
 from fxdp.errors import RankFailedError
 
-__all__ = ["LinkBrokenError", "Messages", "Round"]
+__all__ = ["MESSAGE_BYTES", "LinkBrokenError", "Messages", "Round", "fits_messages"]
+
+MESSAGE_BYTES = 128 * 1024
+"""The most bytes that one rank should send in a round: its value, to each other rank."""
 
 _HEADER = struct.Struct("<II")  # number of the round, bytes of the value
 _BUFFER = 1 << 20
 _SPIN_S = 50e-6  # how long to ask again before sleeping: waking up takes about as long
+
+
+def fits_messages(size: int, ranks: int) -> bool:
+    """Whether a value of `size` bytes is small enough for a round between `ranks`."""
+    return size * (ranks - 1) <= MESSAGE_BYTES
 
 
 class LinkBrokenError(RankFailedError):
@@ -62,13 +70,11 @@ class Messages:
 
     Attributes:
         rounds: how many rounds were started.
-        handed_bytes: bytes of this rank's own values in all of them.
     """
 
     def __init__(self, rank: int, connections: dict[int, socket.socket], timeout_s: float) -> None:
         self.rank = rank
         self.rounds = 0
-        self.handed_bytes = 0
         self._timeout_s = timeout_s
         self._peers = [_Peer(other, connections[other]) for other in sorted(connections)]
         self._under_way: deque[Round] = deque()
@@ -78,7 +84,6 @@ class Messages:
     def start(self, value: memoryview) -> Round:
         """Send this rank's value (flat bytes) to all others without waiting; `finish` must follow."""
         self.rounds += 1
-        self.handed_bytes += len(value)
         header = _HEADER.pack(self.rounds & 0xFFFFFFFF, len(value))
         for peer in self._peers:
             _send(peer, header, value)
@@ -106,6 +111,10 @@ class Messages:
     def close(self) -> None:
         """Give the connections back; nobody may wait for them any more."""
         self.cut()
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Let go of this process's copies of the connections; after a fork the parent's stay open."""
         for peer in self._peers:
             peer.connection.close()
 

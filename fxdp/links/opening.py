@@ -11,6 +11,7 @@ import torch.distributed as dist
 from fxdp.errors import RankFailedError
 from fxdp.links.control import Control, EndKind
 from fxdp.links.links import Links, live_links
+from fxdp.links.memory import SharedMemory, probe
 from fxdp.links.messages import Messages
 from fxdp.links.rendezvous import KeyValueStore, connect_all, own_address
 from fxdp.links.sockets import OpenSocket, open_sockets
@@ -49,6 +50,10 @@ def open_links(
     among = f"{prefix}/messages/{row[0]}"
     connections = connect_all(store, among, place, len(row), host, settings.timeout_s)
     messages = Messages(place, connections, settings.timeout_s)
+    memory = None
+    wanted = backend == "gloo" and settings.shared_memory
+    if len(ranks) > 1 and probe(control, [ranks.index(r) for r in row], wanted) and len(row) > 1:
+        memory = SharedMemory(messages, len(row))
     before = open_sockets()
     timeout = timedelta(seconds=settings.timeout_s)
     groups = {}
@@ -58,7 +63,7 @@ def open_links(
         for purpose in ("forward", "backward"):
             groups[purpose] = _new_group(ranks, backend, timeout, purpose)
     sockets = _shared_sockets(control, open_sockets() - before) if backend == "gloo" else set()
-    return Links(world, (tuple(ranks), tuple(row), backend), groups, control, messages, sockets)
+    return Links(world, (tuple(ranks), tuple(row), backend), groups, control, messages, memory, sockets)
 
 
 def _prefix(store: KeyValueStore, rank: int, ranks: Sequence[int]) -> str:

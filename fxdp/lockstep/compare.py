@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, fx
 
@@ -12,6 +14,7 @@ _ADD_OR_MOVE = frozenset(
         aten.add.Tensor, aten.sub.Tensor, aten.cat.default, aten.stack.default, aten.where.self,
         aten.copy.default, aten.scatter.src, aten.scatter_add.default, aten.index_put.default,
         aten.select_scatter.default, aten.slice_scatter.default, aten.gather.default, aten.index.Tensor,
+        aten.index_select.default,
         aten.masked_fill.Scalar, aten.masked_fill.Tensor,
     }
 )  # fmt: skip
@@ -60,6 +63,25 @@ def magnitude(value: Tensor) -> float:
     if largest < _MASK:
         return largest
     return float(torch.where(sizes < _MASK, sizes, 0.0).max())
+
+
+def scaled_floor(node: fx.Node, floors: Sequence[float], operands: Sequence[Tensor]) -> float:
+    """The floor of a product or quotient of two values with floors, in its own measure; 0 of other ops.
+
+    x - x.max(): the gradient of the maximum is zero but for rounding, is divided by how often the maximum
+    occurs, and multiplied by a mask of where.
+    """
+    if node.target is aten.mul.Tensor and len(operands) == 2:
+        return max(floors[0] * _largest(operands[1]), floors[1] * _largest(operands[0]))
+    if node.target is aten.div.Tensor and len(operands) == 2:
+        sizes = operands[1].abs()
+        return floors[0] / float(sizes[sizes > 0].min()) if bool((sizes > 0).any()) else floors[0]
+    return 0.0
+
+
+def _largest(value: Tensor) -> float:
+    """Of masks and counts, too."""
+    return float(value.abs().max()) if value.numel() and value.dtype != torch.bool else 1.0
 
 
 def adds_or_moves(node: fx.Node) -> bool:

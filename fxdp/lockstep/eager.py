@@ -23,6 +23,7 @@ from fxdp.annotations import (
     Tangent,
     note,
 )
+from fxdp.arrangement import arrangement, copied
 from fxdp.capture import Captured, OutputLeaf
 from fxdp.capture.twins import twin_of
 
@@ -42,7 +43,7 @@ class EagerRun:
 
 
 def first_samples(tree: Any, batch: Sequence[int | None], size: int) -> Any:
-    """A copy of the inputs with only the first `size` samples."""
+    """A copy of the inputs with only the first `size` samples, in memory in the same order."""
     leaves, spec = pytree.tree_flatten(tree)
     dims = iter(batch)
     cut = []
@@ -50,7 +51,7 @@ def first_samples(tree: Any, batch: Sequence[int | None], size: int) -> Any:
         if isinstance(leaf, Tensor):
             dim = next(dims)
             part = leaf if dim is None else leaf.narrow(dim, 0, size)
-            leaf = part.detach().clone().requires_grad_(leaf.requires_grad)
+            leaf = copied(part, arrangement(leaf)).requires_grad_(leaf.requires_grad)
         cut.append(leaf)
     return pytree.tree_unflatten(cut, spec)
 

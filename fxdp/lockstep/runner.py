@@ -29,7 +29,13 @@ from fxdp.annotations import (
     note,
     tensor_operands,
 )
-from fxdp.lockstep.compare import adds_or_moves, cancelled, difference, magnitude
+from fxdp.lockstep.compare import (
+    adds_or_moves,
+    cancelled,
+    difference,
+    magnitude,
+    scaled_floor,
+)
 from fxdp.lockstep.draws import RankGenerators, draw_alike, repeated_draw
 from fxdp.lockstep.fault import Fault, make_fault
 from fxdp.lockstep.ranks import VirtualRanks
@@ -224,6 +230,7 @@ class LockStep:
 
         An op that only moves or adds what it is given (a view of such a sum, several of them side by side),
         and a node that fxdp inserted (a bucket of such sums), inherits the largest floor of its operands.
+        Products and quotients do so in their own measure.
         """
         if node not in self._floors:
             tensors = [n for n in node.all_input_nodes if isinstance(self._values[n][0], Tensor)]
@@ -233,6 +240,10 @@ class LockStep:
                 floor = max([0.0, *map(self._floor, node.all_input_nodes)])
             elif len(tensors) == 1 or adds_or_moves(node) or self._one.node(node) is None:
                 floor = max([floor, *map(self._floor, tensors)])
+            else:
+                floors = [self._floor(n) for n in tensors]
+                per_rank = zip(*(self._values[n] for n in tensors), strict=True)
+                floor = max([floor, *(scaled_floor(node, floors, values) for values in per_rank)])
             self._floors[node] = floor
         return self._floors[node]
 

@@ -22,7 +22,7 @@ from fxdp.annotations import (
 )
 from fxdp.lowering.halves import Halves
 from fxdp.lowering.tangents import usual_zeros
-from fxdp.torch_compat import boxed_code
+from fxdp.torch_compat import boxed_code, graph_module
 
 aten = torch.ops.aten
 
@@ -142,7 +142,7 @@ def _forward_graph(
     kept = _write_back(graph, mutations, kept)
     graph.output((*outputs, *kept))
     graph.eliminate_dead_code(is_impure_node=_keeps)
-    return fx.GraphModule(gm, graph, "Forward"), len(outputs)
+    return graph_module(gm, graph, "Forward"), len(outputs)
 
 
 def _keeps(node: fx.Node) -> bool:
@@ -173,4 +173,4 @@ def _backward_graph(gm: fx.GraphModule, forward: set[fx.Node], saved: list[fx.No
             copies[node] = graph.node_copy(node, copies.__getitem__)
     graph.output(tuple(None if n is None else copies[n] for n in gradients))
     graph.eliminate_dead_code(is_impure_node=_keeps)
-    return fx.GraphModule(gm, graph, "Backward")
+    return graph_module(gm, graph, "Backward")

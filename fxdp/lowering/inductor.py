@@ -30,7 +30,7 @@ from fxdp.lowering.eager import (
     tensor_type,
 )
 from fxdp.lowering.halves import Boxed, Halves
-from fxdp.lowering.joint import joint_function
+from fxdp.lowering.joint import joint_function, unread_draws
 from fxdp.lowering.layouts import chooses_layouts, save_laid_out_weights
 from fxdp.lowering.masks import save_compared_values
 from fxdp.lowering.redraws import save_draws
@@ -38,6 +38,7 @@ from fxdp.lowering.tangents import usual_zeros
 from fxdp.lowering.turns import Turn
 from fxdp.placements import Shard
 from fxdp.rules.arguments import local_shape
+from fxdp.rules.whole_draws import is_twin
 from fxdp.symbols import B, named_size
 from fxdp.torch_compat import (
     FakeTensorMode,
@@ -74,14 +75,14 @@ class Shapes:
 
 def lower_inductor(
     gm: fx.GraphModule, values: Mapping[Slot, Any], shapes: Shapes, device: torch.device, turn: Turn,
-    zero: frozenset[int] | None = None, summed: tuple[int, ...] = (),
+    zero: frozenset[int] | None = None, summed: tuple[int, ...] = (), first: tuple[int, ...] | None = None,
 ) -> Halves:  # fmt: skip
     """Compile an emitted program.
 
     `values` holds the real parameters, buffers and constants, whose strides the code may rely on; `turn` says
     which half this rank compiles first; `zero` are the tangents for whose absence a backward is compiled at
     once, default: those that a training loop leaves out; `summed` numbers the backward's results that it adds
-    to buffers.
+    to buffers; with `first` the backward is compiled in two, those of its results first.
     """
     fake_mode, sizes = _sizes(shapes)
     inputs = forward_inputs(gm.graph)
@@ -99,7 +100,10 @@ def lower_inductor(
     slots = [note(n).slot for n in inputs]
     fixed = sum(isinstance(s, (Parameter, Buffer, Constant)) for s in slots)
     keeps_strides = shapes.generic or not chooses_layouts(joint, device)
-    compiler = _Compiler(fake_mode, device, slots, mutations, len(outputs), fixed, keeps_strides, summed)
+    compiler = _Compiler(
+        fake_mode, device, slots, mutations, len(outputs), fixed, keeps_strides, summed, first,
+        len(unread_draws(gm.graph)),
+    )  # fmt: skip
     if tangents or backward_results(gm.graph):
         types = [tensor_type(n) for n in tangents]
         zero = usual_zeros(types) if zero is None else zero
@@ -153,19 +157,20 @@ class _Compiler:
     keeps_strides: bool
     """Whether results keep the strides they were traced with, so that both halves can be compiled at once."""
     summed: tuple[int, ...] = ()
+    first: tuple[int, ...] | None = None
+    unread: int = 0
+    """How many results of the forward are draws that nobody reads."""
 
     def training(
         self, joint: fx.GraphModule, inputs: list[Any], tangents: list[TensorType], turn: Turn,
         zero: frozenset[int],
     ) -> Halves:  # fmt: skip
-        forward, backward = partition_for_inductor(
-            joint, inputs, self.outputs + len(self.mutations), self.fake_mode
-        )
-        save_draws(forward, backward, self.outputs + len(self.mutations))
+        kept = self.outputs + len(self.mutations)
+        forward, backward = partition_for_inductor(joint, inputs, kept + self.unread, self.fake_mode)
+        save_draws(forward, backward, kept)
         if self.device.type == "cpu":
-            save_compared_values(forward, backward, self.outputs + len(self.mutations))
-        self._save_what_is_read(forward, backward, len(tangents))
-        saved_order = self._saved_order(forward, backward)
+            save_compared_values(forward, backward, kept)
+        saved_order = self._save_what_is_read(forward, backward, len(tangents))
         self._write_back(forward)
         halves = Halves(
             _not_compiled, self.outputs, forward, backward, saved_order, len(tangents),
@@ -178,7 +183,10 @@ class _Compiler:
                 _restride(backward, strides[self.outputs :], saved_order)
 
         def compile_backward() -> None:
-            halves.backward(zero)
+            if self.first is None:
+                halves.backward(zero)
+            else:
+                halves.halved(self.first)
 
         turn.run(compile_forward, compile_backward, independent=self.keeps_strides)
         return halves
@@ -211,29 +219,28 @@ class _Compiler:
                 gm, inputs, self.fake_mode, backward=backward, inference=inference, fixed=fixed
             )
 
-    def _save_what_is_read(self, forward: fx.GraphModule, backward: fx.GraphModule, tangents: int) -> None:
-        """Drop collectives of the forward that the partitioner repeats in the backward, and their inputs.
+    def _save_what_is_read(
+        self, forward: fx.GraphModule, backward: fx.GraphModule, tangents: int
+    ) -> tuple[int, ...]:
+        """Drop what is saved for nobody; say where each saved input of the backward stands among the rest.
 
-        It keeps them because they have side effects; nobody reads their results.
+        With it go collectives of the forward that the partitioner repeats in the backward, and their inputs:
+        it keeps them because they have side effects. Draws that nobody reads stay, as others follow them.
         """
-        _keep_ancestors(backward.graph)
+        _keep_ancestors(backward.graph, [])
         placeholders = [n for n in backward.graph.nodes if n.op == "placeholder"]
-        unread = {n.name for n in placeholders[: len(placeholders) - tangents] if not n.users}
-        for node in placeholders:
-            if node.name in unread:
+        saved = placeholders[: len(placeholders) - tangents]
+        names = [n.name for n in saved if n.users]
+        for node in saved:
+            if not node.users:
                 backward.graph.erase_node(node)
         results = _results(forward)
         first = self.outputs + len(self.mutations)
-        read = [n for n in results[first:] if n.name not in unread]
+        read = [n for n in results[first:] if n.name in names]
         forward.graph.output_node().args = ((*results[:first], *read),)
-        _keep_ancestors(forward.graph)
-
-    def _saved_order(self, forward: fx.GraphModule, backward: fx.GraphModule) -> tuple[int, ...]:
-        """Where each saved input of the backward stands among what the forward saves."""
-        saved = _results(forward)[self.outputs + len(self.mutations) :]
-        position = {n.name: i for i, n in enumerate(saved)}
-        names = [n.name for n in backward.graph.nodes if n.op == "placeholder"]
-        return tuple(position[name] for name in names if name in position)
+        _keep_ancestors(forward.graph, [n for n in forward.graph.nodes if is_twin(n.target)])
+        position = {n.name: i for i, n in enumerate(read)}
+        return tuple(position[name] for name in names)
 
     def _write_back(self, forward: fx.GraphModule) -> None:
         """Turn the new values of buffers from results into copies at the end of the forward."""
@@ -260,9 +267,9 @@ def _results(gm: fx.GraphModule) -> list[Any]:
     return list(values)
 
 
-def _keep_ancestors(graph: fx.Graph) -> None:
-    """Erase everything that no result depends on, collectives included."""
-    needed = {graph.output_node()}
+def _keep_ancestors(graph: fx.Graph, also: list[fx.Node]) -> None:
+    """Erase everything that neither a result nor one of `also` depends on, collectives included."""
+    needed = {graph.output_node(), *also}
     for node in reversed(graph.nodes):
         if node in needed:
             needed.update(node.all_input_nodes)

@@ -32,6 +32,7 @@ def save_compared_values(forward: fx.GraphModule, backward: fx.GraphModule, firs
     """
     output = forward.graph.output_node()
     results: list[Any] = list(output.args[0])  # type: ignore[arg-type]
+    computed = {n.name: n for n in backward.graph.nodes}
     inputs = {n.name: n for n in backward.graph.find_nodes(op="placeholder")}
     last = list(inputs.values())[-1:]
     for mask in results[first_saved:]:
@@ -41,8 +42,12 @@ def save_compared_values(forward: fx.GraphModule, backward: fx.GraphModule, firs
         if value.name not in inputs:
             results.append(value)
             with backward.graph.inserting_before(given):
-                inputs[value.name] = backward.graph.placeholder(value.name)
-            inputs[value.name].meta = dict(value.meta)
+                inputs[value.name] = read = backward.graph.placeholder(value.name)
+            read.meta = dict(value.meta)
+            if value.name in computed:  # a second time: the partitioner saved the mask, not the value
+                computed[value.name].replace_all_uses_with(read)
+                backward.graph.erase_node(computed[value.name])
+                read.name = value.name
         with backward.graph.inserting_after(*last):
             again = backward.graph.call_function(mask.target, (inputs[value.name], mask.args[1]))
         again.meta = dict(mask.meta)

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from fxdp.torch_compat import graph_module
+
 aten = torch.ops.aten
 
 
@@ -40,7 +42,7 @@ def add_to_buffers(gm: fx.GraphModule, summed: Sequence[int]) -> fx.GraphModule:
         if value is not None:  # None is a zero
             _add(buffer, value, buffers[-1], times)
     graph.output(kept)
-    return fx.GraphModule(gm, graph, "Backward")
+    return graph_module(gm, graph, "Backward")
 
 
 def _buffer_after(graph: fx.Graph, last: fx.Node | None, number: int, value: Any) -> fx.Node:

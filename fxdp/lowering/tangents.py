@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, fx
 
 from fxdp.annotations import TensorType, note
+from fxdp.torch_compat import graph_module
 
 aten = torch.ops.aten
 
@@ -52,7 +53,7 @@ def without_tangents(
             graph = pruned
             dropped.append(number)
     kept = tuple(i for i in range(tangents) if i not in dropped)
-    return fx.GraphModule(gm, graph, "Backward"), kept
+    return graph_module(gm, graph, "Backward"), kept
 
 
 def _without_one(old: fx.Graph, tangent: str) -> fx.Graph | None:

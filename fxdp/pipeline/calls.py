@@ -101,11 +101,11 @@ class Code:
         """The whole backward; of a stage that has none, nothing."""
         return self.halves.backward(frozenset()).run if self.halves.trains else _nothing
 
-    def halve(self, first: Sequence[int]) -> None:
+    def halve(self, first: tuple[int, ...]) -> None:
         """Cut the backward in two: the results numbered `first`, then the others."""
         self.input_half = self.weight_half = _nothing
         if self.halves.trains:
-            self.input_half, self.weight_half = self.halves.halved(tuple(first))
+            self.input_half, self.weight_half = self.halves.halved(first)
 
     @contextlib.contextmanager
     def _generator(self, batch: Microbatch) -> Iterator[None]:

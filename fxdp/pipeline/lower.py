@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,9 +46,13 @@ class Lowering:
     distinct: dict[str, int] = field(default_factory=dict)
 
     def code(
-        self, part: Part, name: str, sizes: Mapping[str, int], index: int | None, rows: Tensor | None
-    ) -> Code:
-        """A part bound for one micro-batch's sizes, or the whole batch's."""
+        self, part: Part, name: str, sizes: Mapping[str, int], index: int | None, rows: Tensor | None,
+        first: tuple[int, ...] | None = None,
+    ) -> Code:  # fmt: skip
+        """A part bound for one micro-batch's sizes, or the whole batch's.
+
+        With `first`, its backward will only run in two: those of its results first.
+        """
         rank, microbatches = self.local.mesh.rank, self.local.options.microbatches
         split = rank if index is None else rank * microbatches + index
         marks = any(n.target is ir.partial for n in part.gm.graph.nodes)
@@ -57,10 +61,10 @@ class Lowering:
         kind = (name, rows is None, split == 0 or not marks)
         emitted = self.halves.get((*kind, exact))
         if emitted is None and self.distinct.get(name, 0) >= _EXACT:
-            emitted = self._for_any_sizes(part, kind, sizes, split, index)
+            emitted = self._for_any_sizes(part, kind, sizes, split, index, first)
         if emitted is None:
             self.distinct[name] = self.distinct.get(name, 0) + 1
-            emitted = self._lower(part, sizes, split, rows is None, False, index)
+            emitted = self._lower(part, sizes, split, rows is None, False, index, first)
             self.halves[*kind, exact] = emitted
         gm, halves = emitted
         values = slot_values(gm, self.module, self.local.captured)
@@ -76,13 +80,14 @@ class Lowering:
         sizes: Mapping[str, int],
         split: int,
         index: int | None,
+        first: tuple[int, ...] | None,
     ) -> tuple[fx.GraphModule, Halves] | None:
         """The part with its sizes as inputs; None where its ops fix them."""
         key = (*kind, "any")
         if key not in self.halves:
             self.distinct[kind[0]] += 1
             try:
-                self.halves[key] = self._lower(part, sizes, split, kind[1], True, index)
+                self.halves[key] = self._lower(part, sizes, split, kind[1], True, index, first)
             except SizesFixedError as error:
                 _log.warning("%s fixes the sizes %s: it is compiled anew for each size", kind[0], error)
                 self.halves[key] = None
@@ -95,8 +100,9 @@ class Lowering:
         return first.device if first is not None else torch.device(self.local.mesh.device_type)
 
     def _lower(
-        self, part: Part, sizes: Mapping[str, int], split: int, even: bool, generic: bool, index: int | None
-    ) -> tuple[fx.GraphModule, Halves]:
+        self, part: Part, sizes: Mapping[str, int], split: int, even: bool, generic: bool, index: int | None,
+        first: tuple[int, ...] | None,
+    ) -> tuple[fx.GraphModule, Halves]:  # fmt: skip
         mesh = self.local.mesh
         manager = PassManager(mesh, self.local.options.verify, level=Level.LOCAL)
         bound = None if generic else tuple(sizes.items())
@@ -106,7 +112,8 @@ class Lowering:
         values: dict[Slot, Any] = slot_values(gm, self.module, self.local.captured)
         single = mesh.size * self.local.options.microbatches == 1
         shapes = Shapes(dict(sizes), generic, single)
-        return gm, lower_inductor(gm, values, shapes, self.device, Turn(), frozenset(), summed(part))
+        halves = lower_inductor(gm, values, shapes, self.device, Turn(), frozenset(), summed(part), first)
+        return gm, halves
 
 
 def modules_of(
@@ -123,12 +130,18 @@ def modules_of(
     for stage, part in enumerate(partition.parts):
         if schedule.placement[stage] != mesh.pipeline.rank:
             continue
+        kinds = {action.kind for row in schedule.ranks for action in row if action.stage == stage}
+        first = None
+        if Kind.INPUT_GRADIENT in kinds:
+            urgent, _ = halves_of(partition, stage)
+            first = tuple(i for i, name in enumerate(backward_gives(part)) if name in urgent)
+        only_halves = first if Kind.BACKWARD not in kinds else None
         codes: dict[int | None, Code] = {
-            index: lowering.code(part, f"stage {stage}", own, index, rows)
+            index: lowering.code(part, f"stage {stage}", own, index, rows, only_halves)
             for index, own in sizes.items()
             if index is not None
         }
-        modules |= _stage_modules(lowering, schedule, stage, part, codes)
+        modules |= _stage_modules(stage, part, codes, kinds, first)
         if part.summed:
             modules[f"sums_{stage}"] = _sums(lowering, part, sizes[None])
         last = partition.epilogues[stage]
@@ -144,18 +157,19 @@ def modules_of(
 
 
 def _stage_modules(
-    lowering: Lowering, schedule: Schedule, stage: int, part: Part, codes: dict[int | None, Code]
+    stage: int,
+    part: Part,
+    codes: dict[int | None, Code],
+    kinds: Collection[Kind],
+    first: tuple[int, ...] | None,
 ) -> dict[str, nn.Module]:
     ahead = [c.name for c in part.reads if not c.backward]
     behind = [c.name for c in part.reads if c.backward]
     made: dict[str, nn.Module] = {f"forward_{stage}": Forward(codes, ahead)}
-    kinds = {action.kind for row in schedule.ranks for action in row if action.stage == stage}
     if Kind.BACKWARD in kinds:  # for some micro-batches; others may have it in two halves
         made[f"backward_{stage}"] = Backward(codes, behind)
-    if Kind.INPUT_GRADIENT not in kinds:
+    if first is None:
         return made
-    wanted, _ = halves_of(lowering.local.partition, stage)
-    first = [i for i, name in enumerate(backward_gives(part)) if name in wanted]
     for code in codes.values():
         code.halve(first)
     made[f"input_gradient_{stage}"] = InputGradient(codes, behind, len(first))

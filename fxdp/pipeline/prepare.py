@@ -137,7 +137,7 @@ def keep_loss_tangent(graph: fx.Graph) -> int | None:
         raise StageError(
             "a step in stages or micro-batches runs the backward inside of the call, so the loss must be in "
             "the graph; the model returns no scalar that depends on its parameters. Pass loss_fn= to "
-            "fxdp.compile, or let the model return its loss"
+            "fxdp.compile, or let the model return its loss; for outputs alone, call it under torch.no_grad()"
         )
     for node in tangents:
         if node is not scalars[0]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import cast
 
 from fxdp.compiler import LocalProgram
+from fxdp.pipeline.gives import halves_of
 from fxdp.pipeline.layout import Layout
 from fxdp.pipeline.pen import Pen, Sent
 from fxdp.pipeline.table import stage_rows
@@ -27,12 +28,24 @@ class StagedProgram(LocalProgram):
     not_differentiated: frozenset[int] = frozenset()
     """Other outputs that depend on parameters: the step has no backward for them."""
 
+    @property
+    def run_schedule(self) -> Schedule:
+        """The schedule as ranks run it: a stage sends the gradient for which another rank waits before it
+        computes those of its weights.
+        """
+        placement = self.schedule.placement
+        awaited = {
+            e.source for e in self.partition.edges
+            if e.backward and not e.once and placement[e.source] != placement[e.target]
+        }  # fmt: skip
+        return self.schedule.gradients_first([s for s in awaited if halves_of(self.partition, s)[1]])
+
     def writer(self, layout: Layout, rank: int) -> Writer:
         """What writes the program of one pipeline rank."""
         return Writer(
             Pen(rank, layout.sizes),
             self.partition,
-            self.schedule,
+            self.run_schedule,
             layout.bounds,
             self.captured.batch,
             self.options.gradients == "everywhere",

@@ -24,6 +24,19 @@ def memory_order(node: fx.Node) -> tuple[int, ...]:
     return tuple(sorted(range(len(strides)), key=lambda dim: -strides[dim]))
 
 
+def memory_gaps(node: fx.Node) -> tuple[int, ...]:
+    """The dims of the first operand whose elements lie further apart than what is in them: it was sliced."""
+    layout = _in_numbers(next(iter(tensor_operands(node)), node))
+    found, step = [], 1
+    for dim in reversed(memory_order(node)):
+        assert layout is not None
+        if layout.sizes[dim] > 1:
+            if layout.strides[dim] > step:
+                found.append(dim)
+            step = max(step, layout.strides[dim]) * layout.sizes[dim]
+    return tuple(found)
+
+
 def _in_numbers(node: fx.Node) -> Layout | None:
     """The example's layout, or a typical one where only the data fixes a size."""
     found = example_layout(node)

@@ -24,7 +24,7 @@ from fxdp.annotations import (
 )
 from fxdp.errors import PlacementError
 from fxdp.placements import Partial, Placement, R, Shard
-from fxdp.placing.memory import memory_order
+from fxdp.placing.memory import memory_gaps, memory_order
 from fxdp.rules.chooser import cheapest, choose, conversion_cost, size_bytes
 from fxdp.rules.iota import iota_dim
 from fxdp.rules.randomness import draws
@@ -249,7 +249,7 @@ class Walk:
 
     def _choose(self, op: Op, node: fx.Node) -> Choice:
         if self.single_device_rng and draws(op.target, op.args, dict(op.kwargs)):
-            ways = list(drawn_whole(op, memory_order(node), one_rank=self.one_rank))
+            ways = list(drawn_whole(op, memory_order(node), memory_gaps(node), one_rank=self.one_rank))
             return Choice(cheapest(op, ways)[0], "drawn_whole", True)
         found = self.choices.get(op)
         if found is None:

@@ -32,11 +32,18 @@ _BY_VALUE = frozenset(
 _UNREAD = -2  # a tensor of which the op reads the shape only
 _ALIKE = 0.5  # stands for other ranks' values: a probability, a mean, a deviation, a weight
 
-_IN_PLACE = {torch.ops.aten.bernoulli.p: torch.ops.aten.bernoulli_.float}
-"""What capture makes an op from, where the op itself would fill memory in another order."""
+_IN_PLACE = {
+    torch.ops.aten.bernoulli.p: torch.ops.aten.bernoulli_.float,
+    torch.ops.aten.normal_functional.default: torch.ops.aten.normal_.default,
+}
+"""What capture makes an op from, where the op itself would fill memory in another order.
+
+`normal_` of memory with gaps draws one number at a time, and blocks of them elsewhere.
+"""
 
 _EXTRA = (
-    "SymInt[] whole, int[] dims, int[] order, int dim, SymInt outer, SymInt batch, SymInt start, SymInt count"
+    "SymInt[] whole, int[] dims, int[] order, int[] gaps, int dim, SymInt outer, SymInt batch, SymInt start, "
+    "SymInt count"
 )
 
 _TWINS: dict[OpOverload, OpOverload] = {}
@@ -74,7 +81,7 @@ def _define(target: OpOverload) -> OpOverload:
         extra = _Part(*given[len(names) : -1])
         if extra.dim >= 0:
             return extra.laid_out(_call(target, names, given[: len(names)]))
-        return _call(_eager_form(target), names, extra.widened(names, given[: len(names)]))
+        return extra.laid_out(_call(_eager_form(target), names, extra.widened(names, given[: len(names)])))
 
     library.impl(name, draw, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
     torch.library.register_fake(f"fxdp::{name}", shapes, lib=library)
@@ -95,10 +102,11 @@ class _Part:
     """Which part of the whole a rank keeps."""
 
     def __init__(
-        self, whole: Sequence[int], dims: Sequence[int], order: Sequence[int], dim: int, outer: int,
-        batch: int, start: int, count: int,
+        self, whole: Sequence[int], dims: Sequence[int], order: Sequence[int], gaps: Sequence[int], dim: int,
+        outer: int, batch: int, start: int, count: int,
     ) -> None:  # fmt: skip
         self.whole, self.dims, self.order, self.dim = list(whole), list(dims), list(order), dim
+        self.gaps = list(gaps)
         self.outer, self.batch, self.start, self.count = outer, batch, start, count
 
     def widened(self, names: Sequence[str], values: Sequence[Any]) -> list[Any]:
@@ -115,7 +123,7 @@ class _Part:
 
     def _widened(self, value: Tensor, dim: int) -> Tensor:
         if dim == _UNREAD:
-            return self._memory(value, self.whole)
+            return self._memory(value, self.whole, self.gaps)
         if dim < 0:
             return self.laid_out(value) if value.dim() == len(self.order) else value
         shape = list(value.shape)
@@ -130,29 +138,36 @@ class _Part:
         """The same values in memory in which the dims follow each other as in the model."""
         if isinstance(results, tuple):
             return tuple(map(self.laid_out, results))
-        lies = results.permute(self.order if results.dim() == len(self.order) else range(results.dim()))
+        lies = results.permute(self.order) if results.dim() == len(self.order) else results
         return results if lies.is_contiguous() else self._memory(results, results.shape).copy_(results)
 
-    def _memory(self, like: Tensor, shape: Sequence[int]) -> Tensor:
-        """Memory of a shape, in the model's order: so eager draws."""
+    def _memory(self, like: Tensor, shape: Sequence[int], gaps: Sequence[int] = ()) -> Tensor:
+        """Memory of a shape, in the model's order and with its gaps: so eager draws."""
         if len(shape) != len(self.order):
             return like.new_empty(shape)
-        ordered = like.new_empty([shape[d] for d in self.order])
+        sizes = [n for d in self.order for n in ([shape[d], 2] if d in gaps else [shape[d]])]
+        ordered = like.new_empty(sizes)
+        for place, d in enumerate(self.order):
+            ordered = ordered.select(place + 1, 0) if d in gaps else ordered
         return ordered.permute([self.order.index(d) for d in range(len(shape))])
 
     def _inner(self, length: int) -> int:
         return length // (self.outer * self.batch)
 
     def taken(self, results: Any) -> Any:
-        """This rank's part of what was drawn."""
+        """This rank's part of what was drawn, in memory of its own: aligned, and the rest is let go."""
         if isinstance(results, tuple):
             return tuple(map(self.taken, results))
-        if self.dim < 0:
-            return results
-        return self.laid_out(take_part(results, self.dim, self.outer, self.batch, self.start, self.count))
+        if self.dim < 0 or self.count == self.batch:
+            return self.laid_out(results)
+        part = take_part(results, self.dim, self.outer, self.batch, self.start, self.count)
+        made = self.laid_out(part)
+        return part.clone() if made is part else made
 
 
-def drawn_whole(op: Op, order: tuple[int, ...], *, one_rank: bool) -> Iterator[Alternative]:
+def drawn_whole(
+    op: Op, order: tuple[int, ...], gaps: tuple[int, ...], *, one_rank: bool
+) -> Iterator[Alternative]:
     """The ways to draw `op` as one device would: kept in parts for nothing, or whole."""
     target = op.target
     found = registry.get(target)
@@ -163,20 +178,23 @@ def drawn_whole(op: Op, order: tuple[int, ...], *, one_rank: bool) -> Iterator[A
         for alternative in found.rule(op):
             shard = alternative.outputs[0]
             if isinstance(shard, Shard) and all(p == shard or p is None for p in alternative.outputs):
-                yield _kept(op, alternative, shard, order)
+                yield _kept(op, alternative, shard, order, gaps)
     if found.name == "drawn_like":
-        yield _kept(op, op.alternative({o.index: None for o in op.operands}), None, order)
+        yield _kept(op, op.alternative({o.index: None for o in op.operands}), None, order, gaps)
     else:
-        yield _kept(op, op.alternative(), None, order)
+        yield _kept(op, op.alternative(), None, order, gaps)
 
 
-def _kept(op: Op, alternative: Alternative, shard: Shard | None, order: tuple[int, ...]) -> Alternative:
+def _kept(
+    op: Op, alternative: Alternative, shard: Shard | None, order: tuple[int, ...], gaps: tuple[int, ...]
+) -> Alternative:
     unread = registry[op.target].name == "drawn_like"
     dims = tuple(_UNREAD if unread else p.dim if isinstance(p, Shard) else -1 for p in alternative.inputs)
     arguments: tuple[tuple[str, Any], ...] = (
         ("whole", op.output.shape),
         ("dims", dims),
         ("order", order if len(order) == len(op.output.shape) else ()),
+        ("gaps", gaps if op.target in _IN_PLACE else ()),
         ("dim", -1 if shard is None else shard.dim),
         ("outer", 1 if shard is None else shard.outer),
         ("batch", B if shard is not None else 1),

@@ -20,7 +20,15 @@ from fxdp.errors import AgreementError, RankFailedError
 from fxdp.mesh import DataMesh
 from fxdp.runtime.failure import convert
 
-__all__ = ["Agreement", "agree", "broadcast_tensors", "gather_objects", "model_lines", "tensor_lines"]
+__all__ = [
+    "Agreement",
+    "agree",
+    "broadcast_tensors",
+    "content_digest",
+    "gather_objects",
+    "model_lines",
+    "tensor_lines",
+]
 
 _BUCKET_BYTES = 25 * 1024 * 1024
 
@@ -105,7 +113,7 @@ def broadcast_tensors(mesh: DataMesh, tensors: Sequence[Tensor], bucket_bytes: i
 def tensor_lines(tensors: Mapping[str, Tensor]) -> list[str]:
     """Name, type and a hash of the content of each tensor, for `agree`."""
     return [
-        f"{name} {str(t.dtype).removeprefix('torch.')}{list(t.shape)} content {_digest(t)}"
+        f"{name} {str(t.dtype).removeprefix('torch.')}{list(t.shape)} content {content_digest(t)}"
         for name, t in sorted(tensors.items())
     ]
 
@@ -120,7 +128,8 @@ def model_lines(module: nn.Module) -> list[str]:
     return lines
 
 
-def _digest(tensor: Tensor) -> str:
+def content_digest(tensor: Tensor) -> str:
+    """A hash of a tensor's values."""
     return hashlib.sha256(_as_bytes(tensor.detach()).cpu().numpy().tobytes()).hexdigest()[:16]
 
 
@@ -157,7 +166,8 @@ def _buckets(tensors: Sequence[Tensor], limit: int) -> Iterator[list[Tensor]]:
 
 
 def _as_bytes(tensor: Tensor) -> Tensor:
-    return tensor.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+    plain = tensor.resolve_conj().resolve_neg().contiguous()
+    return plain.as_strided((plain.numel(),), (1,)).view(torch.uint8)  # one element may have any stride
 
 
 def _copy_back(bucket: Sequence[Tensor], flat: Tensor) -> None:

@@ -12,11 +12,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, keystr, tree_flatten, tree_flatten_with_path
 
-from fxdp.capture import resolve_batch_dims
+from fxdp.arrangement import Arrangement, arrangement
+from fxdp.capture import register_containers, resolve_batch_dims
 from fxdp.errors import InputError
 from fxdp.runtime.recent import Recent
 from fxdp.runtime.stable import stable_text
 from fxdp.runtime.state import ModelState
+
+_PLAIN = (Tensor, int, float, str, type(None), torch.dtype, torch.device)
+"""Leaves of which it is known that they carry no tensors inside."""
 
 _training = attrgetter("training")
 _requires_grad = attrgetter("requires_grad")
@@ -27,7 +31,8 @@ class Call:
     """One call's inputs, flattened.
 
     `kind` is all that decides which program to capture, but for sizes: structure, Python values, dtypes,
-    ranks of tensors, modes, the model's attributes. `dims` are the sizes of all dims but the batch.
+    ranks of tensors, modes, the model's attributes. `dims` are the sizes of all dims but the batch. `orders`
+    are the tensors' arrangements in memory, where a program depends on them.
     """
 
     tensors: tuple[Tensor, ...]
@@ -35,12 +40,14 @@ class Call:
     dims: tuple[tuple[int, ...], ...]
     kind: tuple[Any, ...]
     batch_dims: tuple[int | None, ...] = ()
+    orders: tuple[Arrangement, ...] = ()
 
 
 class CallReader:
     """Reads calls of one model; batch dims are resolved once per structure.
 
-    `generation` counts how often the model's tensors were replaced, which all ranks must do together.
+    `generation` counts how often the model's tensors were replaced, which all ranks must do together;
+    `ordered` says whether programs depend on how inputs lie in memory.
     """
 
     def __init__(
@@ -50,10 +57,13 @@ class CallReader:
         device_type: str,
         generation: int = 0,
         loss_fn: Any = None,
+        ordered: bool = False,
     ) -> None:
         self._batch_dims = batch_dims
         self._device_type = device_type
+        self._casts = torch.amp.is_autocast_available(device_type)  # not on meta
         self._generation = generation
+        self._ordered = ordered
         self._modules = tuple(module.modules())
         self._parameters = tuple(module.parameters())
         self._state = ModelState(module, *([loss_fn] if isinstance(loss_fn, nn.Module) else []))
@@ -68,6 +78,8 @@ class CallReader:
         InputError : batch sizes that differ, or an input on another device than the model.
         """
         leaves, spec = tree_flatten((args, kwargs))
+        if not all(isinstance(leaf, _PLAIN) for leaf in leaves) and register_containers(leaves):
+            leaves, spec = tree_flatten((args, kwargs))
         tensors = tuple(leaf for leaf in leaves if isinstance(leaf, Tensor))
         others = tuple(_value(leaf) for leaf in leaves if not isinstance(leaf, Tensor))
         signature = tuple((t.dtype, t.ndim, t.requires_grad, t.device.type) for t in tensors)
@@ -78,11 +90,14 @@ class CallReader:
             tuple(shape) if d is None else (*shape[:d], *shape[d + 1 :])
             for shape, d in zip(shapes, batch_dims, strict=True)
         )
-        return Call(tensors, batch, dims, (spec, others, signature, *self._modes()), batch_dims)
+        orders = tuple(map(arrangement, tensors)) if self._ordered else ()
+        return Call(tensors, batch, dims, (spec, others, signature, *self._modes()), batch_dims, orders)
 
     def _modes(self) -> tuple[Any, ...]:
         device = self._device_type
-        autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+        autocast = None
+        if self._casts and torch.is_autocast_enabled(device):
+            autocast = torch.get_autocast_dtype(device)
         training = bytes(map(_training, self._modules))
         trainable = bytes(map(_requires_grad, self._parameters))
         changed = self._state.changed()

@@ -40,15 +40,20 @@ def _number(value: Any) -> int | float | bool:
 
 def raise_if_checked(checks: Sequence[Check], outputs: Sequence[Tensor]) -> None:
     """Raise where the model's own code would, on all ranks alike: its checks see the global batch."""
-    failed = [str(check.site) for check in checks if bool(outputs[check.output]) != check.passes]
-    if failed:
-        listing = "\n  ".join(failed)
-        raise everywhere(
-            InputError(
-                f"the model refuses this batch: its own code raises an error at\n  {listing}\n"
-                "Check the inputs of all ranks, or call the model itself to see its message"
-            )
-        )
+    failed = [check for check in checks if bool(outputs[check.output]) != check.passes]
+    if not failed:
+        return
+    listing = "\n  ".join(str(check.site) for check in failed)
+    raising = (
+        f"the model refuses this batch: its own code raises an error at\n  {listing}\n"
+        "Check the inputs of all ranks, or call the model itself to see its message"
+    )
+    other_way = (
+        f"values that are not finite, for which the model's own code branches off at\n  {listing}\n"
+        "The program has the way for finite values only. Lower the learning rate or clip gradients, or write "
+        "the branch with torch.where"
+    )
+    raise everywhere(InputError(raising if any(check.raises for check in failed) else other_way))
 
 
 def has_size_leaves(captured: Captured) -> bool:

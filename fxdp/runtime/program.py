@@ -6,17 +6,28 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, fx
 
 from fxdp import seeds
-from fxdp.annotations import Buffer, Constant, Input, Parameter, Size, Slot, Tangent, TensorType, note
-from fxdp.errors import StateError
-from fxdp.lowering.eager import forward_inputs
+from fxdp.annotations import (
+    Buffer,
+    Constant,
+    Input,
+    Mutation,
+    Parameter,
+    Size,
+    Slot,
+    Tangent,
+    TensorType,
+    note,
+)
+from fxdp.lowering.eager import forward_inputs, results
 from fxdp.lowering.halves import Halves
 from fxdp.placements import Shard
+from fxdp.runtime.first_only import first_only
 from fxdp.torch_compat import backward_class, release_saved_tensors
 
 _log = logging.getLogger("fxdp")
@@ -54,6 +65,8 @@ class Program:
     world: int
     seeded: bool
     """Whether the program draws random numbers of its own on each rank."""
+    written: tuple[tuple[int, int], ...] = ()
+    """Those of `inputs` that the program writes."""
     rank: int = 0
     guarded: Callable[[], AbstractContextManager[None]] = nullcontext
     """Around each backward: errors of this rank reach the others, theirs reach this one."""
@@ -91,6 +104,7 @@ class Program:
             tuple(_tangent_slot(n) for n in gm.graph.nodes if isinstance(note(n).slot, Tangent)),
             world,
             seeded,
+            _written(gm.graph, slots),
             rank,
         )
 
@@ -105,10 +119,13 @@ class Program:
             values[position] = sizes[name]
         if self.rows is not None:
             values[self.rows] = rows
-        if not self.seeded:
-            return self._run(values)
-        with _rank_generator(self.rank):
-            return self._run(values)
+        copies = [(inputs[i], values[p]) for p, i in self.written if values[p] is not inputs[i]]
+        with _rank_generator(self.rank) if self.seeded else nullcontext():
+            outputs = self._run(values)
+        with torch.no_grad():
+            for given, copy in copies:
+                given.copy_(copy)
+        return outputs
 
     def _run(self, values: list[Any]) -> Sequence[Tensor]:
         if not self.halves.trains:
@@ -174,33 +191,11 @@ class _Step(torch.autograd.Function):
             saved.insert(position, number)
         with torch.no_grad(), program.guarded():
             results = program.backward(saved, grads, ctx.shapes)
-        if torch.is_grad_enabled():  # create_graph=True
-            results = [None if r is None else _once(r) for r in results]
-        return (None, *results)
+        return (None, *first_only(results))
 
 
 STEP_BACKWARD = backward_class(_Step)
 """The autograd node of every output that a compiled module computed."""
-
-
-def _once(gradient: Tensor) -> Tensor:
-    return _OnlyOnce.apply(gradient.detach().requires_grad_())  # type: ignore[no-untyped-call,no-any-return]
-
-
-class _OnlyOnce(torch.autograd.Function):
-    """A gradient that must not be differentiated again: without this it would count as a constant."""
-
-    @staticmethod
-    def forward(ctx: Any, gradient: Tensor) -> Tensor:
-        return gradient.view_as(gradient)
-
-    @staticmethod
-    def backward(ctx: Any, *_: Tensor) -> NoReturn:
-        raise StateError(
-            "a gradient of a compiled module was differentiated again (create_graph=True, as in a gradient "
-            "penalty); a compiled module has first derivatives only. Write the term with tensor operations "
-            "inside of the model, or train this model without fxdp.compile"
-        )
 
 
 class _rank_generator:  # noqa: N801 - reads as a statement
@@ -223,6 +218,11 @@ class _rank_generator:  # noqa: N801 - reads as a statement
         torch.set_rng_state(self._state)
         if self._cuda is not None:
             torch.cuda.set_rng_state(self._cuda)
+
+
+def _written(graph: fx.Graph, slots: list[Slot | None]) -> tuple[tuple[int, int], ...]:
+    writes = [s.of for s, _ in results(graph) if isinstance(s, Mutation) and isinstance(s.of, Input)]
+    return tuple((slots.index(of), of.index) for of in writes)
 
 
 def _tangent_slot(node: fx.Node) -> TangentSlot:

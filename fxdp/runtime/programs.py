@@ -29,6 +29,7 @@ from fxdp.plan import evaluate
 from fxdp.runtime.agreement import agree, gather_objects, tensor_lines
 from fxdp.runtime.calls import Call
 from fxdp.runtime.chains import chained
+from fxdp.runtime.contents import check_contents
 from fxdp.runtime.failure import everywhere, refusing
 from fxdp.runtime.kinds import Kinds
 from fxdp.runtime.outputs import has_size_leaves, packed, raise_if_checked
@@ -37,7 +38,6 @@ from fxdp.symbols import B, named_size
 from fxdp.torch_compat import compile_lock
 
 _log = logging.getLogger("fxdp")
-
 
 _CALLS, _ROWS = 1024, 256  # sizes of calls that are remembered, per kind and per program
 
@@ -92,6 +92,7 @@ class Programs:
         """The program for a call that came for the first time; all ranks call this together."""
         kind = self._kinds.find(call)
         if kind is None:
+            check_contents(self._mesh, call)
             kind = Kind(call.dims)
             local = self._captured_for(kind, call, batches, args, kwargs, dynamic=False)
             served = self._emit(kind, local, call, batches, generic=False)
@@ -147,9 +148,9 @@ class Programs:
         for local in known:
             if not self._broken(local, call, batches):
                 return local
-        local = self._capture(args, kwargs, dynamic=dynamic, hint=None)
+        local = self._capture(call, args, kwargs, dynamic=dynamic, hint=None)
         if self._broken(local, call, batches) and sum(batches) >= 2:
-            local = self._capture(args, kwargs, dynamic=dynamic, hint=sum(batches))
+            local = self._capture(call, args, kwargs, dynamic=dynamic, hint=sum(batches))
         broken = self._broken(local, call, batches)
         if broken:
             listing = "\n  ".join(f"{c.expr} at {c.site}" for c in broken)
@@ -171,7 +172,7 @@ class Programs:
         return [c for c in relied if not c.holds(sizes)]
 
     def _capture(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], *, dynamic: bool, hint: int | None
+        self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any], *, dynamic: bool, hint: int | None
     ) -> LocalProgram:
         start = time.perf_counter()
         with refusing(self._mesh), _plain_modes():
@@ -186,6 +187,7 @@ class Programs:
                 couple=self._mesh.size * self._options.microbatches > 1,
                 own_statistics=self._options.own_statistics,
                 hint=hint,
+                orders=call.orders,
             )
             seconds = time.perf_counter() - start
             local = self._prepare(captured)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, fx, nn
 
 from fxdp.annotations import Buffer, Mutation, Parameter, note
@@ -17,7 +18,7 @@ from fxdp.pipeline.homes import Homes
 from fxdp.pipeline.layout import Layout
 from fxdp.pipeline.lower import Lowering, modules_of
 from fxdp.rules.randomness import node_draws
-from fxdp.runtime.agreement import agree
+from fxdp.runtime.agreement import Agreement, agree
 from fxdp.runtime.calls import Call
 from fxdp.runtime.chains import chained
 from fxdp.runtime.programs import Kind, Programs, Served, _plain_modes, row_numbers, size_values
@@ -80,7 +81,7 @@ class StagedPrograms(Programs):
         with _plain_modes():
             if self._streams is None:
                 self._streams = Streams.of(lowering.device)
-            modules = modules_of(lowering, local.schedule, layout.sizes, rows, self._streams)
+            modules = modules_of(lowering, local.run_schedule, layout.sizes, rows, self._streams)
         program = fx.GraphModule({**modules}, graph, "Step")
         self.compiled += 1
         return Served(self._step(local, program), program, local, whole)
@@ -96,8 +97,15 @@ class StagedPrograms(Programs):
             {s: self._module.get_buffer(s.name) for s in buffers},
             local.loss,
             local.not_differentiated,
-            any(map(node_draws, local.gm.graph.nodes)),
+            self._seed(local),
         )
+
+    def _seed(self, local: StagedProgram) -> Callable[[], int]:
+        """Numbers that all stages share are drawn by each rank for itself, so from the same seed."""
+        prologue = local.partition.prologue
+        if prologue is not None and self._mesh.pipeline.size > 1 and _draws(prologue.gm):
+            return lambda: Agreement(self._mesh).exchange((_drawn(),))[0][0]
+        return _drawn if _draws(local.gm) else int
 
     def run(self, served: Served, call: Call, batches: tuple[int, ...]) -> Any:
         """Run a call; the model's own output structure."""
@@ -106,3 +114,12 @@ class StagedPrograms(Programs):
         tensors = chained(call.tensors, call.batch_dims, self._mesh.size)
         outputs: Sequence[Tensor] = served.program.run(tensors)
         return self._pack(captured, outputs, sizes)
+
+
+def _draws(gm: fx.GraphModule) -> bool:
+    return any(map(node_draws, gm.graph.nodes))
+
+
+def _drawn() -> int:
+    """A seed from the user's generator."""
+    return int(torch.randint(0, 2**62, ()).item())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +11,7 @@ from torch import Tensor, fx
 
 from fxdp.annotations import Buffer, Gradient, Input, Mutation, Output, Parameter, ResultSlot
 from fxdp.errors import StateError
+from fxdp.runtime.first_only import first_only
 from fxdp.runtime.transport import Microbatch
 
 
@@ -26,7 +27,7 @@ class Step:
     buffers : the model's buffers that a step changes.
     loss : the output that may be differentiated; None without a backward.
     differentiable : outputs that depend on parameters; differentiating them is refused, `loss` aside.
-    seeded : whether the step draws random numbers.
+    seed : gives the seed of a step's random numbers.
     """
 
     program: fx.GraphModule
@@ -35,7 +36,7 @@ class Step:
     buffers: dict[Buffer, Tensor]
     loss: int | None
     differentiable: frozenset[int]
-    seeded: bool
+    seed: Callable[[], int]
     _order: list[Parameter | Input] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -50,9 +51,9 @@ class Step:
 
     def _execute(self, inputs: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor | None]]:
         """Outputs, and gradients in the order of the leaves."""
-        seed = int(torch.randint(0, 2**62, ()).item()) if self.seeded else 0
         with torch.no_grad():
-            values = self.program(Microbatch(None, tuple(t.detach().contiguous() for t in inputs), seed))
+            whole = Microbatch(None, tuple(t.detach().contiguous() for t in inputs), self.seed())
+            values = self.program(whole)
             outputs: list[Tensor] = []
             gradients: list[Tensor | None] = []
             for slot, value in zip(self.results, values, strict=True):
@@ -97,7 +98,7 @@ class _HandOut(torch.autograd.Function):
         scale = grads[step.loss] if step.loss is not None else None
         if scale is None:
             return (None, None, *[None] * len(gradients))
-        return (None, None, *_scaled(gradients, scale))
+        return (None, None, *first_only(_scaled(gradients, scale)))
 
 
 def _scaled(gradients: Sequence[Tensor | None], scale: Tensor) -> list[Tensor | None]:

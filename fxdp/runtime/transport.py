@@ -102,7 +102,8 @@ def _plain(value: Tensor) -> Tensor:
 
 
 def _bytes(value: Tensor) -> Tensor:
-    return value.view(-1).view(torch.uint8) if value.dim() else value.view(1).view(torch.uint8)
+    """The memory of a plain value; the one stride of a single element may be anything."""
+    return value.as_strided((value.numel(),), (1,)).view(torch.uint8)
 
 
 def wait(pending: Pending) -> Tensor:

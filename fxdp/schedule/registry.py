@@ -27,13 +27,19 @@ def make(name: str, stages: int, ranks: int, microbatches: int) -> Schedule:
     Raises `ScheduleError` for a name that is none (with near matches), a file that is not complete or made
     for other numbers, or fewer stages than ranks; `DeadlockError` for a file whose order blocks.
     """
+    check_name(name)
     if name.endswith(".csv"):
         return _from_file(name, stages, ranks, microbatches)
-    if name not in SCHEDULES:
-        near = difflib.get_close_matches(name.lower(), SCHEDULES, n=1)
-        meant = f"did you mean `{near[0]}`?" if near else f"there are {', '.join(SCHEDULES)}, or a file *.csv"
-        raise ScheduleError(f"no schedule `{name}`: {meant}")
     return SCHEDULES[name](stages, ranks, microbatches)
+
+
+def check_name(name: str) -> None:
+    """Raise `ScheduleError` for what is neither a schedule's name nor that of a file `*.csv`."""
+    if name.endswith(".csv") or name in SCHEDULES:
+        return
+    near = difflib.get_close_matches(name.lower(), SCHEDULES, n=1)
+    meant = f"did you mean `{near[0]}`?" if near else f"there are {', '.join(SCHEDULES)}, or a file *.csv"
+    raise ScheduleError(f"no schedule `{name}`: {meant}")
 
 
 def _from_file(name: str, stages: int, ranks: int, microbatches: int) -> Schedule:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
 
 from fxdp.errors import ScheduleError
 from fxdp.schedule.action import Action, Kind, backward, forward, input_gradient, weight_gradient
@@ -47,6 +48,23 @@ class Schedule:
         """The same schedule for evaluation: its forwards in their order."""
         rows = (tuple(a for a in row if a.kind is Kind.FORWARD) for row in self.ranks)
         return Schedule(self.name, self.stages, self.microbatches, self.placement, tuple(rows))
+
+    def gradients_first(self, stages: Collection[int]) -> Schedule:
+        """The same schedule with each B of these stages as its I and, right after it, its W.
+
+        Between the two the input gradient can leave, so that another rank waits for half of the backward
+        instead of the whole; the order of work and the activations held stay as they are.
+        """
+        rows = []
+        for row in self.ranks:
+            split = [
+                (input_gradient(a.stage, a.microbatch), weight_gradient(a.stage, a.microbatch))
+                if a.kind is Kind.BACKWARD and a.stage in stages
+                else (a,)
+                for a in row
+            ]
+            rows.append(tuple(itertools.chain.from_iterable(split)))
+        return replace(self, ranks=tuple(rows))
 
     def timeline(self, costs: Costs | None = None) -> Timeline:
         """When each action runs; without costs, F, I and W take one unit each and B two."""

@@ -64,12 +64,14 @@ def find_phases(graph: fx.Graph, microbatches: int) -> Phases:
 
     Raises
     ------
-    StageError : collectives that would need all micro-batches at once, all of them with their lines.
+    StageError : collectives that would need all micro-batches at once, all of them with their lines; or
+        inputs that the model changes.
     """
+    _refuse_changed_inputs(graph)
     phases = _without_epilogue(graph, microbatches)
     late, stuck = _epilogue(graph, phases.free | phases.views)
     if microbatches > 1:
-        _refuse(graph, stuck, microbatches)
+        _refuse(stuck, microbatches)
     return replace(phases, epilogue=late, backward=phases.backward - late)
 
 
@@ -128,20 +130,26 @@ _OWN_STATISTICS = (
 )
 
 
-def _refuse(graph: fx.Graph, stuck: list[fx.Node], microbatches: int) -> None:
-    faults = [_fault(node) for node in stuck]
-    output = graph.output_node()
-    for slot in note(output).results:
-        if isinstance(slot, Mutation) and isinstance(slot.of, Input):
-            faults.append(f"the model changes its input {slot.of.path} in place")
-    if faults:
-        listing = "\n  ".join(dict.fromkeys(faults))
+def _refuse(stuck: list[fx.Node], microbatches: int) -> None:
+    if stuck:
+        listing = "\n  ".join(dict.fromkeys(map(_fault, stuck)))
         own = any(n.args[1:] == ("moments",) for n in stuck)
         raise StageError(
             f"microbatches={microbatches}: the model needs values of the whole batch in the midst of a "
             f"micro-batch, so micro-batches cannot run one after the other:\n  {listing}\n"
             "Use microbatches=1 for this model, or layers that treat samples alone (GroupNorm, LayerNorm)"
             + (_OWN_STATISTICS if own else "")
+        )
+
+
+def _refuse_changed_inputs(graph: fx.Graph) -> None:
+    slots = note(graph.output_node()).results
+    paths = [slot.of.path for slot in slots if isinstance(slot, Mutation) and isinstance(slot.of, Input)]
+    if paths:
+        raise StageError(
+            f"the model changes its input {', '.join(paths)} in place, and the caller's tensor with it; "
+            "stages and micro-batches read parts of their inputs, which they leave as they are. Let the "
+            f"model change a copy: {paths[0]} = {paths[0]}.clone()"
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import fx
 
 from fxdp.annotations import (
@@ -15,9 +16,13 @@ from fxdp.annotations import (
     copy_note,
     note,
 )
+from fxdp.placements import R
 from fxdp.staging.kinds import VIEWS, same_in_all, tensor_bytes
 from fxdp.staging.partition import Edge, Part, Partition, Total
 from fxdp.staging.phases import Phases
+from fxdp.torch_compat import graph_module
+
+aten = torch.ops.aten
 
 
 class _Builder:
@@ -48,6 +53,7 @@ class _Builder:
         for node in self.whole.graph.find_nodes(op="placeholder"):
             if node in self.included:
                 copies[node] = graph.node_copy(node)
+                copy_note(node, copies[node])
         order = {n: i for i, n in enumerate(self.whole.graph.nodes)}
         for node in sorted(self.crossing, key=order.__getitem__):
             copies[node] = made = graph.placeholder(node.name)
@@ -61,7 +67,7 @@ class _Builder:
         output = graph.output(tuple(copies[n] for _, n in results))
         note(output).results = tuple(slot for slot, _ in results)
         note(output).operands = tuple(note(n).placement for _, n in results)  # type: ignore[misc]
-        return fx.GraphModule(self.whole, graph, title)
+        return graph_module(self.whole, graph, title)
 
 
 class _Cut:
@@ -237,12 +243,25 @@ class _Cut:
             elif node in slots:
                 given.append((slots[node][0], node))
         gm = builder.build(given, "Epilogue")
-        for node in gm.graph.find_nodes(op="placeholder"):
-            if isinstance(note(node).slot, Tangent):
-                note(node).slot = Crossing(node.name)
+        _make_tangents(gm.graph)
         order = {n: i for i, n in enumerate(self.graph.nodes)}
         reads = tuple(builder.crossing[n] for n in sorted(builder.crossing, key=order.__getitem__))
         return Part(gm, reads, tuple(n.name for _, n in given))
+
+
+def _make_tangents(graph: fx.Graph) -> None:
+    """Of the loss the tangent is one: an epilogue, which no backward calls, makes it itself."""
+    for node in graph.find_nodes(op="placeholder"):
+        type_ = note(node).type
+        if not isinstance(note(node).slot, Tangent) or not isinstance(type_, TensorType):
+            continue
+        first = next(n for n in graph.nodes if node in n.all_input_nodes)
+        beside = next(n for n in first.all_input_nodes if n is not node and note(n).placement == R)
+        with graph.inserting_before(first):
+            one = graph.call_function(aten.new_ones.default, (beside, []), {"dtype": type_.dtype})
+        copy_note(node, one, slot=None, operands=(R,))
+        node.replace_all_uses_with(one)
+        graph.erase_node(node)
 
 
 def split(gm: fx.GraphModule, phases: Phases, stages: int) -> Partition:

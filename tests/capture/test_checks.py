@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 import fxdp
 from fxdp.capture import capture
-from fxdp.capture.checks import _guards
+from fxdp.capture.checks import _finite, _guards
 from fxdp.errors import CaptureError, InputError
 from tests.lockstep import check
 
@@ -87,6 +87,34 @@ def test_a_check_inside_of_a_library_function() -> None:
     assert ["torch.any(var < 0)" in c.site.code for c in captured.checks] == [True]
 
 
+class Clamped(nn.Module):
+    """Clamps what overflowed, as the layers of DETR do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(3, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.fc(x)
+        if not torch.isfinite(y).all():
+            y = y.clamp(-1e4, 1e4)
+        if y.dtype == torch.float64 and torch.isnan(y).any().item():
+            y = y.nan_to_num()
+        return y.square().mean()
+
+
+def test_a_branch_on_values_that_are_not_finite_is_a_check() -> None:
+    """The program has the way of finite values; the other way is refused at the step that would go it."""
+    model, x = Clamped().double(), torch.rand(7, 3, dtype=torch.float64)
+    captured = check(model, (x,), splits=((4, 3), (5, 2, 0, 0))).captured
+    assert [(c.passes, c.raises) for c in captured.checks] == [(True, False), (False, False)]
+    compiled = fxdp.compile(model, {"dp": 1}, compute="eager")
+    torch.testing.assert_close(compiled(x), model(x), rtol=1e-12, atol=0)
+    with pytest.raises(InputError, match=r"not finite.*\n.*test_checks.py:\d+ `if not torch.isfinite\(y\)"):
+        compiled(x / 0)
+    torch.testing.assert_close(compiled(x), model(x), rtol=1e-12, atol=0)
+
+
 class Branching(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if x.sum() > 0:
@@ -117,7 +145,15 @@ if (
     raise ValueError
 elif b:                           # 15
     pass
+if not isfinite(a).all():         # 17
+    b = clamp(a)
+elif x and a.dtype == half and torch.any(a.isnan()).item():    # 19
+    b = a
+if isfinite(a).all(): b = bool(c)  # 21: the line asks for more than that
+if isfinite(a).any() or a > 0:    # 22
+    pass
 """
     file = tmp_path / "guarded.py"
     file.write_text(source)
     assert _guards(str(file)) == {2: True, 5: True, 7: False, 11: False, 12: False}
+    assert _finite(str(file)) == {17: True, 19: False}

@@ -45,6 +45,22 @@ class Loop(Base):
         return sum(self.fc(row).sum() for row in x)
 
 
+class ChosenLoop(Base):
+    def forward(self, x):
+        return sum(self.fc(x[row]).sum() for row in x.sum(1).gt(0).nonzero())
+
+
+class Lists(Base):
+    def forward(self, x):
+        lengths = x.gt(0).sum(1).tolist()
+        return sum(self.fc(x)[i, :n].sum() for i, n in enumerate(lengths))
+
+
+class TwoMasks(Base):
+    def forward(self, x):
+        return F.l1_loss(self.fc(x)[x[:, 0] > 0], x[x[:, 0] > 0, :3])
+
+
 class Gradient(Base):
     def forward(self, x):
         x = x.requires_grad_()
@@ -71,7 +87,7 @@ class Sized(Base):
         return (self.fc(x) * torch.tensor([float(i) for i in range(x.shape[0])])[:, None]).sum()
 
 
-X = torch.randn(4, 4, dtype=torch.float64)
+X = torch.randn(4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
 
 @pytest.mark.parametrize(
@@ -81,10 +97,16 @@ X = torch.randn(4, 4, dtype=torch.float64)
         (Item, ["data-dependent", "y.max().item()", "test_errors.py"]),
         (Returned, ["returns a Python number", "Return the tensor"]),
         (Loop, ["batch size", "sum(self.fc(row).sum() for row in x)"]),
+        (
+            ChosenLoop,
+            ["loops over the rows", "for row in x.sum(1).gt(0).nonzero()", "fixed number", "batched_mm"],
+        ),
+        (Lists, [".tolist() of a tensor of shape [4]", "lengths = x.gt(0).sum(1).tolist()"]),
+        (TwoMasks, ["F.l1_loss(", "mask once", "output[chosen]"]),
         (Gradient, ["torch.autograd.grad", "outside of the model"]),
         (Chunked, ["x.view(2, x.shape[0] // 2, 4)", "test_errors.py"]),
         (Loose, ["nn.Parameter"]),
-        (Sized, ["constant", "depends on the batch size"]),
+        (Sized, ["constant", "depends on the batch size", "torch.tensor([float(i) for i in range("]),
     ],
 )
 def test_refused_with_line_and_remedy(model: type[nn.Module], words: list[str]) -> None:

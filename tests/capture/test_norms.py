@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import nn
@@ -31,42 +33,41 @@ def conv(norm: nn.Module) -> Net:
     return Net(nn.Conv2d(2, 8, 3), norm).double()
 
 
-NORMS = {
-    "bn1d": (dense(nn.BatchNorm1d(8)), (6,)),
-    "bn1d_length": (Net(nn.Conv1d(2, 8, 1), nn.BatchNorm1d(8)).double(), (2, 5)),
-    "bn2d": (conv(nn.BatchNorm2d(8)), (2, 5, 5)),
-    "bn_plain": (dense(nn.BatchNorm1d(8, affine=False)), (6,)),
-    "bn_untracked": (dense(nn.BatchNorm1d(8, track_running_stats=False)), (6,)),
-    "bn_cumulative": (dense(nn.BatchNorm1d(8, momentum=None)), (6,)),
-    "sync_bn": (conv(nn.SyncBatchNorm(8)), (2, 5, 5)),
-    "group": (conv(nn.GroupNorm(2, 8)), (2, 5, 5)),
-    "layer": (dense(nn.LayerNorm(8)), (6,)),
-    "instance": (conv(nn.InstanceNorm2d(8, affine=True)), (2, 5, 5)),
-    "rms": (dense(nn.RMSNorm(8)), (6,)),
+# made in the test that uses them, whose seed decides the weights: at import the files before would
+NORMS: dict[str, tuple[Callable[[], Net], tuple[int, ...]]] = {
+    "bn1d": (lambda: dense(nn.BatchNorm1d(8)), (6,)),
+    "bn1d_length": (lambda: Net(nn.Conv1d(2, 8, 1), nn.BatchNorm1d(8)).double(), (2, 5)),
+    "bn2d": (lambda: conv(nn.BatchNorm2d(8)), (2, 5, 5)),
+    "bn_plain": (lambda: dense(nn.BatchNorm1d(8, affine=False)), (6,)),
+    "bn_untracked": (lambda: dense(nn.BatchNorm1d(8, track_running_stats=False)), (6,)),
+    "bn_cumulative": (lambda: dense(nn.BatchNorm1d(8, momentum=None)), (6,)),
+    "sync_bn": (lambda: conv(nn.SyncBatchNorm(8)), (2, 5, 5)),
+    "group": (lambda: conv(nn.GroupNorm(2, 8)), (2, 5, 5)),
+    "layer": (lambda: dense(nn.LayerNorm(8)), (6,)),
+    "instance": (lambda: conv(nn.InstanceNorm2d(8, affine=True)), (2, 5, 5)),
+    "rms": (lambda: dense(nn.RMSNorm(8)), (6,)),
 }
 
 
 @pytest.mark.parametrize("name", [name for name in NORMS if name != "sync_bn"])
 def test_training(name: str) -> None:
-    model, shape = NORMS[name]
-    check(model, (torch.randn(3, *shape),), {}, ((torch.randn(4, *shape),), {}))
+    make, shape = NORMS[name]
+    check(make(), (torch.randn(3, *shape),), {}, ((torch.randn(4, *shape),), {}))
 
 
 @pytest.mark.parametrize("name", ["bn1d", "bn2d", "bn_cumulative", "bn_untracked"])
 def test_evaluation_with_gradients(name: str) -> None:
-    model, shape = NORMS[name]
-    model.eval()
-    check(model, (torch.randn(3, *shape),))
-    model.train()
+    make, shape = NORMS[name]
+    check(make().eval(), (torch.randn(3, *shape),))
 
 
 def test_sync_batch_norm_is_batch_norm() -> None:
-    model, shape = NORMS["sync_bn"]
+    make, shape = NORMS["sync_bn"]
     x = torch.randn(3, *shape)
     captured = check(conv(nn.BatchNorm2d(8)), (x,))
     from fxdp.capture import capture
 
-    synchronised = capture(model, (x,), {})
+    synchronised = capture(make(), (x,), {})
     assert [n.name for n in synchronised.gm.graph.nodes] == [n.name for n in captured.gm.graph.nodes]
 
 
@@ -81,8 +82,8 @@ def test_half_precision(dtype: torch.dtype) -> None:
 
 
 def test_moments_forward_two_sums_backward() -> None:
-    model, shape = NORMS["bn2d"]
-    captured = check(model, (torch.randn(3, *shape),))
+    make, shape = NORMS["bn2d"]
+    captured = check(make(), (torch.randn(3, *shape),))
     found = []
     for node in captured.gm.graph.nodes:
         if node.target in (torch.ops.aten.sum.dim_IntList, MOMENTS_OP) and "norm" in note(node).site.module:
@@ -95,6 +96,6 @@ def test_moments_forward_two_sums_backward() -> None:
 
 def test_sample_norms_stay_whole() -> None:
     for name, op in (("layer", "native_layer_norm"), ("group", "native_group_norm")):
-        model, shape = NORMS[name]
-        captured = check(model, (torch.randn(3, *shape),))
+        make, shape = NORMS[name]
+        captured = check(make(), (torch.randn(3, *shape),))
         assert any(f"{op}." in str(node.target) for node in captured.gm.graph.nodes)

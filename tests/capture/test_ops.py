@@ -61,29 +61,29 @@ def _layer(s: Uses, x: torch.Tensor) -> torch.Tensor:
     return s.other(s.fc(x)[:, None, :].expand(-1, 3, -1)).pow(2).mean()
 
 
-CASES = {
-    "checkpoint": Uses(lambda s, x: checkpoint(s.fc, x, use_reentrant=False).tanh().sum()),
-    "cond": Uses(_branch),
-    "attribute": Uses(_cached),
-    "mask": Uses(_mask),
-    "nonzero": Uses(lambda s, x: s.fc(x).sum() * (x[:, 0] > 0).nonzero().shape[0]),
-    "transformer": Uses(_layer, nn.TransformerEncoderLayer(6, 2, 8, batch_first=True)),
-    "weight_norm": Uses(_layer, nn.utils.parametrizations.weight_norm(nn.Linear(6, 4))),
-    "spectral_norm": Uses(_layer, nn.utils.parametrizations.spectral_norm(nn.Linear(6, 4))),
-    "similarity": Uses(_similar),
-    "solve": Uses(_solve),
-    "noise": Uses(_noise),
-    "decay": Uses(_decay),
-    "repeat": Uses(lambda s, x: s.fc(x).repeat_interleave(3, 0).view(-1, 3, 6).std()),
-    "differences": Uses(lambda s, x: (s.fc(x)[1:] - x[:-1]).pow(2).mean()),
-    "concatenated": Uses(lambda s, x: torch.cat([s.fc(x), x]).chunk(2)[0].pow(2).sum()),
-    "root": Uses(lambda s, x: s.fc(x).sum() / x.size(0) ** 0.5),
-    "count": Uses(lambda s, x: s.fc(x).sum() / x.numel() * x.size(0)),
-    "one_hot": Uses(lambda s, x: (F.one_hot(x[:, 0].long().abs().clamp(0, 5), 6) * s.fc(x)).mean()),
+CASES: dict[str, Callable[[], Uses]] = {  # made in the test, after its seed
+    "checkpoint": lambda: Uses(lambda s, x: checkpoint(s.fc, x, use_reentrant=False).tanh().sum()),
+    "cond": lambda: Uses(_branch),
+    "attribute": lambda: Uses(_cached),
+    "mask": lambda: Uses(_mask),
+    "nonzero": lambda: Uses(lambda s, x: s.fc(x).sum() * (x[:, 0] > 0).nonzero().shape[0]),
+    "transformer": lambda: Uses(_layer, nn.TransformerEncoderLayer(6, 2, 8, batch_first=True)),
+    "weight_norm": lambda: Uses(_layer, nn.utils.parametrizations.weight_norm(nn.Linear(6, 4))),
+    "spectral_norm": lambda: Uses(_layer, nn.utils.parametrizations.spectral_norm(nn.Linear(6, 4))),
+    "similarity": lambda: Uses(_similar),
+    "solve": lambda: Uses(_solve),
+    "noise": lambda: Uses(_noise),
+    "decay": lambda: Uses(_decay),
+    "repeat": lambda: Uses(lambda s, x: s.fc(x).repeat_interleave(3, 0).view(-1, 3, 6).std()),
+    "differences": lambda: Uses(lambda s, x: (s.fc(x)[1:] - x[:-1]).pow(2).mean()),
+    "concatenated": lambda: Uses(lambda s, x: torch.cat([s.fc(x), x]).chunk(2)[0].pow(2).sum()),
+    "root": lambda: Uses(lambda s, x: s.fc(x).sum() / x.size(0) ** 0.5),
+    "count": lambda: Uses(lambda s, x: s.fc(x).sum() / x.numel() * x.size(0)),
+    "one_hot": lambda: Uses(lambda s, x: (F.one_hot(x[:, 0].long().abs().clamp(0, 5), 6) * s.fc(x)).mean()),
 }
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", CASES)
 def test_equals_eager(name: str) -> None:
-    check(CASES[name].double(), (torch.randn(5, 6),), {}, ((torch.randn(6, 6),), {}))
+    check(CASES[name]().double(), (torch.randn(5, 6),), {}, ((torch.randn(6, 6),), {}))

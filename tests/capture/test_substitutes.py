@@ -122,3 +122,22 @@ class Masked(nn.Module):
 def test_masks_of_transformers() -> None:
     inputs = torch.randn(3, 4, 8), torch.randn(3, 3, 8)
     check(Masked(), inputs, None, ((torch.randn(5, 4, 8), torch.randn(5, 3, 8)), {}), differentiable="all")
+
+
+class Selected(nn.Module):
+    """A loss of the places that a mask chooses, in both tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        chosen, rows = y > 0, y[:, :1] > 0
+        loss = F.l1_loss(self.fc(x).masked_select(chosen), torch.masked_select(y, chosen))
+        return loss + self.fc(x).masked_select(rows).square().mean()
+
+
+def test_one_mask_selects_as_many_of_both() -> None:
+    torch.manual_seed(0)
+    inputs = torch.randn(7, 3, dtype=F64), torch.randn(7, 3, dtype=F64)
+    fxdp.verify(Selected().double(), inputs, mesh={"dp": 4}).raise_if_wrong()

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from fxdp.capture import capture
 from fxdp.errors import CaptureError
 
-X = torch.randn(4, 4, dtype=torch.float64)
+X = torch.randn(4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
 
 class Gate(nn.Module):

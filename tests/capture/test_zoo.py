@@ -1,15 +1,14 @@
-"""Unmodified transformers models, captured at one batch size and compared at another."""
+"""Unmodified transformers models, captured at one batch size and compared at another, whole and on ranks."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from fxdp.capture import Captured
-from fxdp.compiler import prepare
-from fxdp.mesh import resolve_mesh
+from fxdp.compiler import LocalProgram
 from fxdp.options import Options
 from fxdp.plan import communication
+from tests.lockstep import subject
 
 from . import zoo
 from .oracle import check
@@ -22,22 +21,24 @@ def test_equals_eager(name: str) -> None:
     torch.set_default_dtype(torch.float64)
     inputs = zoo.ZOO[name][1]
     with zoo.keep_float64():
-        captured = check(model, (), inputs(3), ((), inputs(4)))
+        captured = check(model, (), inputs(3), ((), inputs(4)), differentiable="all")
+        local, ranks = subject(model, captured, 4, Options())
+        run = ranks.run((), inputs(5), (2, 0, 1, 2), seed=0)
+    assert run.ok, "\n".join(map(str, [*run.faults, *run.wrong]))
     assert not captured.static
     assert not captured.conditions
-    assert travelling(captured) == ACROSS_SAMPLES.get(name, set())
+    assert travelling(local) == ACROSS_SAMPLES.get(name, set())
 
 
 ACROSS_SAMPLES = {"clip": {"aten.mm", "aten._log_softmax", "the result"}}
 """What relates samples to one another and so does not split: CLIP sets every text beside every image."""
 
 
-def travelling(captured: Captured) -> set[str]:
+def travelling(local: LocalProgram) -> set[str]:
     """The ops of the forward that read other ranks' samples, or run whole.
 
     Where there are none, nothing that is sent grows with the batch.
     """
-    local = prepare(captured, resolve_mesh({"dp": 2}, "cpu"), Options())
     sent = communication(local.causes, {"B": 8})
     if {row.op for row in sent} == {"all_reduce"}:
         assert sent == communication(local.causes, {"B": 8000})

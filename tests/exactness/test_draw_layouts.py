@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fxdp
+from fxdp.errors import InputError
+from fxdp.rules.whole_draws import twin
 from tests.exactness.cases import Model
 from tests.lockstep import check
 from tests.ranks import RankPool
@@ -19,9 +21,18 @@ from tests.ranks import RankPool
 SPLITS = ((8,), (4, 3), (5, 2, 0, 1))
 FIRST: dict[str, Any] = {"memory_format": torch.channels_last}
 
+def _filled(z: Tensor) -> Tensor:
+    z[:, ::2].normal_()
+    z[:, 1, :, 0].normal_()
+    z[:, 2, :, 1:3].uniform_()
+    return z[..., 1:]
+
+
 LAYOUTS: dict[str, Callable[..., Tensor]] = {
     "channels_last": lambda conv, x: F.dropout(conv(x.to(**FIRST)).relu()),
     "permuted": lambda conv, x: F.dropout(conv(x).permute(0, 2, 3, 1)),
+    "fixed_batch": lambda conv, x: F.dropout(conv(x).view(int(x.shape[0]), 3, 4, 4).permute(0, 2, 3, 1)),
+    "unread": lambda conv, x: (F.dropout(conv(x)), F.dropout(conv(x)), torch.rand_like(x))[1],
     "batch_last": lambda conv, x: F.dropout(conv(x).permute(1, 3, 2, 0)),
     "sliced": lambda conv, x: F.dropout(conv(x).transpose(1, 3)[:, 1:3]),
     "expanded": lambda conv, x: F.dropout(x.transpose(1, 3)[:, :, None].expand(-1, -1, 2, -1, -1)),
@@ -30,6 +41,7 @@ LAYOUTS: dict[str, Callable[..., Tensor]] = {
     ),
     "chosen_by_the_data": lambda conv, x: torch.rand_like(conv(x)[x[:, 0, 0, 0] > 0].transpose(1, 2)),
     "in_place": lambda conv, x: F.alpha_dropout(conv(x).transpose(1, 3), training=True),
+    "slices_in_place": lambda conv, x: conv(x) * _filled(torch.zeros(x.shape[0], 3, 4, 5)),
     "noise": lambda conv, x: conv(x).transpose(0, 2) + torch.randn_like(x.transpose(0, 2)),
 }  # fmt: skip
 
@@ -38,6 +50,13 @@ LAYOUTS: dict[str, Callable[..., Tensor]] = {
 def test_numbers_are_drawn_in_the_order_of_eagers_memory(name: str) -> None:
     model, x = _subject(name, 8)
     check(model, (x,), splits=SPLITS, rng="single-device")
+
+
+def test_a_part_of_a_mask_has_memory_of_its_own() -> None:
+    """Inductor takes results of ops for aligned; of a byte per number a part begins anywhere."""
+    draw = twin(torch.ops.aten.native_dropout.default)
+    out, mask = draw(torch.ones(3, 7), 0.5, True, [8, 7], [0], [0, 1], [], 0, 1, 8, 5, 3, None)
+    assert (out.storage_offset(), mask.storage_offset(), mask.untyped_storage().nbytes()) == (0, 0, 21)
 
 
 def _train(split: list[int], names: tuple[str, ...]) -> list[Tensor]:
@@ -56,6 +75,74 @@ def _subject(name: str, batch: int) -> tuple[nn.Module, Tensor]:
     conv = nn.Conv2d(3, 3, 3, padding=1, dtype=torch.float64)
     model = Model(lambda conv, x: LAYOUTS[name](conv, x).tanh(), conv)
     return model, torch.randn(batch, 3, 4, 4, dtype=torch.float64)
+
+
+INPUTS: dict[str, Callable[[int], Tensor]] = {
+    "channels_last": lambda n: _wide(n, 3, 4, 4).to(**FIRST),
+    "channels_last_crop": lambda n: _wide(n, 4, 6, 5).to(**FIRST)[:, 1:, 2:, 1:],
+    "one_channel": lambda n: _wide(n, 1, 4, 4).to(**FIRST).expand(-1, 3, -1, -1),
+    "batch_last": lambda n: _wide(4, 4, 3, n).permute(3, 2, 0, 1),
+    "some_of_batch_last": lambda n: _wide(4, 4, 3, n + 2)[..., 1:-1].permute(3, 2, 0, 1),
+    "expanded": lambda n: _wide(3, 1, 4).expand(n, 3, 4, 4),
+}  # fmt: skip
+
+
+def _wide(*size: int) -> Tensor:
+    return torch.randn(size, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("name", INPUTS)
+def test_inputs_are_drawn_for_as_they_lie(name: str) -> None:
+    check(_noisy(), (INPUTS[name](8),), splits=SPLITS, rng="single-device")
+
+
+def _noisy() -> nn.Module:
+    conv = nn.Conv2d(3, 3, 3, padding=1, dtype=torch.float64)
+    return Model(lambda conv, x: F.dropout(conv(x) + x).tanh() + F.dropout(x) * torch.rand_like(x), conv)
+
+
+def test_an_input_that_overlaps_itself_is_refused_where_it_is_drawn_for() -> None:
+    x = _wide(8, 10).unfold(1, 3, 1)
+    check(Model(lambda x: x.sin().sum() + F.dropout(torch.ones(3))), (x,), splits=SPLITS, rng="single-device")
+    check(Model(lambda x: F.dropout(x)), (x,), splits=((4, 4),))
+    with pytest.raises(InputError, match=r"the input input_0, but this overlaps.* Pass input_0.contiguous"):
+        check(Model(lambda x: F.dropout(x)), (x,), splits=SPLITS, rng="single-device")
+
+
+def _call(parts: list[list[Tensor]]) -> list[Any]:
+    """What each of several calls returned, or why not."""
+    torch.manual_seed(0)
+    compiled, found = fxdp.compile(_noisy(), rng="single-device", compute="eager"), []
+    for step in parts:
+        torch.manual_seed(5)
+        try:
+            found.append(compiled(step[dist.get_rank()]).detach())
+        except InputError as error:
+            found.append(str(error))
+    return found
+
+
+def test_ranks_agree_on_how_the_batch_lies(ranks: RankPool) -> None:
+    x, first = _wide(4, 3, 4, 4), _wide(4, 3, 4, 4).to(**FIRST)
+    turned = _wide(3, 4, 4, 4).transpose(0, 1)
+    alone = turned[3:].contiguous()
+    steps = [
+        (x, [x[:2], x[2:]]),
+        (first, [first, torch.empty(0, 3, 4, 4, dtype=torch.float64)]),
+        (turned, [turned[:3], alone]),
+        (None, [x[:2], first[2:]]),
+        (first, [first[:2], first[2:]]),
+    ]
+    found = ranks.run(2, _call, [parts for _, parts in steps])
+    for i, (whole, _) in enumerate(steps):
+        results = [own[i] for own in found]
+        if whole is None:
+            assert all("another order on another rank. Pass input_0.contiguous()" in r for r in results)
+            continue
+        torch.manual_seed(0)
+        model = _noisy()
+        torch.manual_seed(5)
+        torch.testing.assert_close(torch.cat(results), model(whole), rtol=1e-12, atol=1e-12)
 
 
 def test_inductor_knows_how_they_lie(ranks: RankPool) -> None:

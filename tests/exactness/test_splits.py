@@ -17,7 +17,7 @@ from fxdp.options import Options
 from tests.exactness.models import BY_HAND
 from tests.lockstep import subject
 
-LARGEST, WORLDS = 9, (2, 5, 8)
+LARGEST, WORLDS = 9, (3, 8)
 
 Prepared = tuple[dict[int, Subject], tuple[Any, ...]]
 

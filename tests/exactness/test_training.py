@@ -27,12 +27,12 @@ from tests.exactness.models import (
     loss_of,
     one_seed,
     part,
+    step_both,
     token_batch,
     twin_of,
 )  # fmt: skip
+from tests.pipeline.runs import captured_once
 from tests.ranks import RankPool
-
-UNEVEN = {2: [4, 1], 4: [2, 0, 1, 2]}
 
 
 def _cut(whole: tuple[Tensor, ...], split: list[int]) -> tuple[Tensor, ...]:
@@ -76,7 +76,7 @@ def _train(name: str, split: list[int]) -> float:
 
 
 def test_three_steps_of_adamw_with_clipping(ranks: RankPool) -> None:
-    for world, split in UNEVEN.items():
+    for world, split in {2: [4, 1], 4: [2, 0, 1, 2]}.items():
         assert max(ranks.run(world, _train, "tokens", split)) <= 1e-9
         assert max(ranks.run(world, _train, "mlp", split)) <= 1e-9
 
@@ -295,7 +295,7 @@ def test_loss_outside_is_averaged_over_ranks_as_ddp_does(ranks: RankPool) -> Non
 
 
 def _one_rank() -> list[str]:
-    """No collective at all, bit-equal, two programs of the same kind."""
+    """No collective at all, bit-equal at two sizes, two programs of the same kind."""
     torch.set_default_dtype(torch.float64)
     functions = {f for name, f in vars(collectives).items() if name.startswith(("start", "finish"))}
     found = []
@@ -303,13 +303,9 @@ def _one_rank() -> list[str]:
         model = build()
         twin = twin_of(model)
         compiled = fxdp.compile(model, batch_dims=dims, compute="eager")
-        whole = inputs(4)
-        output, expected = compiled(*whole), twin(*whole)
-        loss_of(output).backward()
-        loss_of(expected).backward()
-        assert torch.equal(loss_of(output), loss_of(expected))
-        for a, b in zip(model.parameters(), twin.parameters(), strict=True):
-            assert torch.equal(a.grad, b.grad)
+        for size in (4, 5):
+            whole = inputs(size)
+            assert step_both(compiled, twin, (whole, {}), dims, [size], 0) == 0.0
         with counting() as debug:
             loss_of(compiled(*whole)).backward()
         assert debug.get_total_counts() == 0
@@ -414,6 +410,12 @@ class Wide(nn.Module):
         return F.cross_entropy(self.head(hidden).flatten(0, 1), ids.flatten()) + low
 
 
+def _all_traffic(cases: list[tuple[float, list[int]]]) -> None:
+    with captured_once():
+        for bucket_mb, split in cases:
+            _traffic(bucket_mb, split)
+
+
 def _traffic(bucket_mb: float, split: list[int]) -> None:
     torch.set_default_dtype(torch.float64)
     model = Wide()
@@ -438,6 +440,5 @@ def _traffic(bucket_mb: float, split: list[int]) -> None:
 
 def test_traffic_is_the_closed_form_and_what_runs(ranks: RankPool) -> None:
     """Gradients: the bytes of the trainable parameters, `ceil(bytes / bucket)` all-reduces per dtype."""
-    for bucket_mb in (25.0, 2**-8, 2**-10):
-        ranks.run(2, _traffic, bucket_mb, [3, 3])
-    ranks.run(2, _traffic, 2**-8, [5, 1])
+    cases = [(25.0, [3, 3]), (2**-8, [3, 3]), (2**-10, [3, 3]), (2**-8, [5, 1])]
+    ranks.run(2, _all_traffic, cases)

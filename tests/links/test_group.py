@@ -49,11 +49,11 @@ def test_sums_in_rank_order_and_gathers_on_four_ranks(ranks: RankPool) -> None:
 def _counted() -> tuple[int, int, int, int]:
     mesh = resolve_mesh(None, "cpu")
     assert mesh.links is not None
-    before = mesh.links.messages.rounds, mesh.links.messages.handed_bytes
+    before = mesh.links.messages.rounds, mesh.links.handed_bytes
     ops = torch.ops._c10d_functional
     ops.wait_tensor(ops.all_reduce(torch.ones(10), "sum", mesh.message_group_name))
     ops.wait_tensor(ops.all_reduce(torch.ones(10), "sum", mesh.group_name))
-    return (*before, mesh.links.messages.rounds, mesh.links.messages.handed_bytes)
+    return (*before, mesh.links.messages.rounds, mesh.links.handed_bytes)
 
 
 def test_what_is_handed_over_is_counted(ranks: RankPool) -> None:

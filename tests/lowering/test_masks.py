@@ -46,6 +46,18 @@ class Signs(nn.Module):
         return F.dropout(y, 0.5, self.training).square().sum()
 
 
+class Softplus(nn.Module):
+    """The partitioner saves what `y > 20` is, and computes y a second time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w, self.b = nn.Parameter(torch.randn(6)), nn.Parameter(torch.randn(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x * self.w + self.b
+        return (F.softplus(y) * y.exp()).sum()
+
+
 @pytest.fixture
 def lowered(monkeypatch: pytest.MonkeyPatch) -> list[Halves]:
     """The halves that Inductor compiles."""
@@ -60,9 +72,9 @@ def lowered(monkeypatch: pytest.MonkeyPatch) -> list[Halves]:
     return found
 
 
-def _step(model: nn.Module, x: Tensor) -> list[Tensor | None]:
+def _step(model: nn.Module, x: Tensor, rng: Any = "sharded") -> list[Tensor | None]:
     """The gradients of one compiled training step."""
-    compiled: Any = fxdp.compile(model)
+    compiled: Any = fxdp.compile(model, rng=rng)
     compiled(x).backward()
     return [p.grad for p in compiled.parameters()]
 
@@ -103,6 +115,13 @@ def test_weights_are_laid_out_once(lowered: list[Halves]) -> None:
 def test_a_buffer_is_compared_before_it_is_overwritten() -> None:
     model, x = Signs().double().eval(), torch.randn(3, 6, dtype=torch.float64)
     gradients = _step(copy.deepcopy(model), x)
+    torch.testing.assert_close(gradients, _eager(model, x), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("rng", ["sharded", "single-device"])
+def test_compared_values_are_not_computed_a_second_time(rng: Any) -> None:
+    model, x = Softplus().double(), torch.randn(3, 6, dtype=torch.float64)
+    gradients = _step(copy.deepcopy(model), x, rng)
     torch.testing.assert_close(gradients, _eager(model, x), rtol=1e-12, atol=1e-12)
 
 

@@ -49,3 +49,24 @@ def test_the_backward_repeats_the_masks(rng: str) -> None:
         torch.manual_seed(3)
         for value, expected in zip((first, again), model(x)[1:], strict=True):
             assert torch.equal(value, expected), "eager's own numbers"
+
+
+class Unread(nn.Module):
+    """Draws last what it throws away."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.dropout(x)
+        F.dropout(y.sin())
+        return y
+
+
+def test_a_draw_that_nobody_reads_is_made() -> None:
+    model, x = Unread(), torch.ones(6, 40, requires_grad=True)
+    compiled = fxdp.compile(model, rng="single-device")
+    found = []
+    for step in (compiled, model):
+        torch.manual_seed(3)
+        found.append([step(x) for _ in range(2)])
+    assert all(map(torch.equal, *found))
+    found[0][1].sum().backward()
+    assert torch.equal(x.grad, found[0][1].detach()), "the masks of the forward"

@@ -1,12 +1,19 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import pytest
 import torch
 from expecttest import assert_expected_inline
+from torch import Tensor, nn
 
+import fxdp
 from fxdp.annotations import Input, Output
+from fxdp.errors import PlacementError
 from fxdp.passes import Canonicalize
 from fxdp.symbols import B
 from tests.graphs import Sketch, after
+from tests.lockstep import check
 
 aten = torch.ops.aten
 
@@ -140,6 +147,38 @@ def test_other_strides_stay() -> None:
     assert "aten.as_strided(" in strided(False, [1, 3, 1])
     assert "aten.as_strided(" in strided(False, [3, 1, 1], layout=(1, 4))
     assert "aten.as_strided_scatter(" in strided(True, [0, 1, 1])
+
+
+class _Strided(nn.Module):
+    """`as_strided` by `read` of a value that depends on a weight."""
+
+    def __init__(self, read: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.read = read
+        self.conv = nn.Conv2d(3, 3, 3, padding=1, dtype=torch.float64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.read(self.conv(x)).sin()
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda x: x.transpose(1, 3).as_strided((x.shape[0], 12), (48, 2)),
+        lambda x: x.contiguous(memory_format=torch.channels_last).as_strided((x.shape[0], 16, 2), (48, 3, 1)),
+    ],
+)
+def test_strides_count_in_the_memory_of_one_device(read: Callable[[Tensor], Tensor]) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(8, 3, 4, 4, dtype=torch.float64)
+    check(_Strided(read), (x,), splits=((8,), (5, 2, 0, 1)))
+
+
+def test_strides_over_memory_with_gaps_are_refused() -> None:
+    model = _Strided(lambda x: x[:, :2].as_strided((x.shape[0], 2), (48, 1)))
+    where = r"gaps or overlaps(.|\n)*test_canonicalize.py:\d+ `return self.read"
+    with pytest.raises(PlacementError, match=where):
+        fxdp.plan(model, (torch.randn(8, 3, 4, 4, dtype=torch.float64),), mesh={"dp": 2})
 
 
 def test_conjugates_are_computed_and_not_marked() -> None:

@@ -40,7 +40,9 @@ def test_sums_under_way_together_travel_together() -> None:
     gm = sums.returns({Output(0): done[0], Output(1): done[1]})
     text = after(CoalesceReductions(), gm)
     verify(gm, Level.LOCAL, "coalesce-reductions")
-    assert_expected_inline(text, """\
+    assert_expected_inline(
+        text,
+        """\
 mesh(dp=2)
   %x: f32[B, 2] {dp=S(0)} = input(x)
   %total: f32[2] {dp=P(sum)} = aten.sum.dim_IntList(%x, [0])
@@ -55,7 +57,8 @@ mesh(dp=2)
   %slice_tensor_1: f32[1] {dp=R} = aten.slice.Tensor(%wait_2, 0, 2, 3)
   %view_default_1: f32[] {dp=R} = aten.view(%slice_tensor_1, [])
   return output 0=%view_default, output 1=%view_default_1
-""")
+""",
+    )
 
 
 def test_a_sum_that_waits_for_another_stays_alone() -> None:

@@ -19,6 +19,9 @@ from tests.capture import zoo
 from tests.exactness.models import step_both, twin_of
 from tests.pipeline import models
 
+_KNOWN: dict[str, dict[Any, Captured]] = {}
+"""What this rank has captured of each model, in earlier tests, too."""
+
 
 @dataclass(frozen=True)
 class Run:
@@ -54,8 +57,12 @@ def error_of(run: Run, mesh: DeviceMesh | None = None) -> float:
 
 
 def errors_of(runs: tuple[Run, ...]) -> list[float]:
-    """The same for several runs."""
-    return [error_of(run) for run in runs]
+    """The same for several runs, captured once per model: what follows depends on the run."""
+    found = []
+    for run in runs:
+        with captured_once(_KNOWN.setdefault(run.model, {})):
+            found.append(error_of(run))
+    return found
 
 
 def outcomes_of(runs: tuple[Run, ...]) -> list[float | str]:
@@ -72,9 +79,12 @@ def outcomes_of(runs: tuple[Run, ...]) -> list[float | str]:
 
 
 @contextlib.contextmanager
-def captured_once() -> Iterator[None]:
-    """Models of the same class are captured once in each mode; all after the capture is done every time."""
-    known: dict[Any, Captured] = {}
+def captured_once(known: dict[Any, Captured] | None = None) -> Iterator[None]:
+    """Models of the same class are captured once in each mode; all after the capture is done every time.
+
+    `known` holds what was captured before, on meshes of any size: a capture is of the global batch.
+    """
+    known = {} if known is None else known
 
     def remembered(module: Any, args: Any, kwargs: Any, **options: Any) -> Captured:
         modes = (module.training, torch.is_grad_enabled())

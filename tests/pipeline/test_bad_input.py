@@ -39,6 +39,18 @@ def test_a_loss_outside_of_the_graph() -> None:
         _plan(NoLoss(), inputs=_X)
 
 
+class Scales(Skips):
+    def forward(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        return super().forward(x.mul_(2), y)
+
+
+@pytest.mark.parametrize("microbatches", [1, 2])
+def test_inputs_that_the_model_changes(microbatches: int) -> None:
+    """The step would leave the caller's tensor as it was."""
+    with pytest.raises(fxdp.StageError, match=r"changes its input x in place(.|\n)*x = x.clone\(\)"):
+        _plan(Scales(), microbatches=microbatches)
+
+
 # ---- stages ----
 
 _STAGES: dict[str, tuple[Any, str]] = {

@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import functional as F
 
 import fxdp
-from fxdp.pipeline.calls import Backward, Forward
+from fxdp.pipeline.calls import Forward, InputGradient, WeightGradient
 from tests.pipeline.models import Skips, skips
 from tests.ranks import RankPool
 
@@ -39,8 +39,8 @@ def _mesh(pp: int) -> Any:
 # ---- a rank that fails in mid-schedule ----
 
 
-def _train(how: str, kind: type[Forward] | type[Backward], guilty: int) -> None:
-    """The guilty rank fails inside its third forward or second backward of a step, others under way."""
+def _train(how: str, kind: Any, guilty: int) -> None:
+    """The guilty rank fails inside its third forward or second half of a backward, others under way."""
     compiled = fxdp.compile(Skips(), _mesh(3), microbatches=4, compute="eager")
     compiled(**skips(8))["loss"].backward()
     if dist.get_rank() == guilty:
@@ -61,9 +61,9 @@ def _train(how: str, kind: type[Forward] | type[Backward], guilty: int) -> None:
 @pytest.mark.parametrize(
     ("how", "kind", "guilty", "words"),
     [
-        ("raises", Backward, 1, "failed: ValueError: the reason"),
+        ("raises", InputGradient, 1, "failed: ValueError: the reason"),
         ("is killed", Forward, 0, "ended without an error message"),
-        ("is killed", Backward, 2, "ended without an error message"),
+        ("is killed", WeightGradient, 2, "ended without an error message"),
     ],
 )
 def test_all_ranks_stop(ranks: RankPool, how: str, kind: Any, guilty: int, words: str) -> None:
@@ -97,8 +97,14 @@ def _say(action: Any) -> str:
     return "no error"
 
 
+def _batch(size: int) -> dict[str, Tensor]:
+    """The same on all ranks, whatever was drawn before."""
+    torch.manual_seed(size)
+    return skips(size)
+
+
 def _backward_twice(compiled: fxdp.CompiledModule) -> None:
-    loss = compiled(**skips(4))[0]
+    loss = compiled(**_batch(4))[0]
     loss.backward(retain_graph=True)
     loss.backward()
 
@@ -110,7 +116,7 @@ def _own_schedule(order: str) -> str:
         compiled = fxdp.compile(
             TwoLosses(), _mesh(2), microbatches=2, schedule="order.csv", stages=2, compute="eager"
         )
-        return _say(lambda: compiled(**skips(4))[0].backward())
+        return _say(lambda: compiled(**_batch(4))[0].backward())
 
 
 def _refused() -> dict[str, str]:
@@ -121,17 +127,17 @@ def _refused() -> dict[str, str]:
     found = {
         "other schedules": _own_schedule(orders[rank // 3]),
         "own schedules": _own_schedule(orders[1]),
-        "other batches": _say(lambda: compiled(**skips(column))),
-        "another output": _say(lambda: compiled(**skips(4))[1].backward()),
-        "a tensor": _say(lambda: compiled(**skips(4))[2].sum().backward()),
+        "other batches": _say(lambda: compiled(**_batch(column))),
+        "another output": _say(lambda: compiled(**_batch(4))[1].backward()),
+        "a tensor": _say(lambda: compiled(**_batch(4))[2].sum().backward()),
         "twice": _say(lambda: _backward_twice(compiled)),
-        "other models": _say(lambda: fxdp.compile(TwoLosses(8 + rank // 3), _mesh(2))(**skips(4))),
+        "other models": _say(lambda: fxdp.compile(TwoLosses(8 + rank // 3), _mesh(2))(**_batch(4))),
         "other options": _say(
-            lambda: fxdp.compile(TwoLosses(), _mesh(2), microbatches=2 + rank // 3)(**skips(4))
+            lambda: fxdp.compile(TwoLosses(), _mesh(2), microbatches=2 + rank // 3)(**_batch(4))
         ),
     }
     compiled.zero_grad()
-    compiled(**skips(4))[0].backward()
+    compiled(**_batch(4))[0].backward()
     found["works"] = str(all(p.grad is not None for p in compiled.parameters()))
     return found
 

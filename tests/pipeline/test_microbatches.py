@@ -193,6 +193,33 @@ def test_a_scaled_loss(microbatches: int) -> None:
     assert torch.allclose(model.c.grad, torch.full((5,), 0.5))  # type: ignore[arg-type]
 
 
+class Weighted(Model):
+    """Learns how much each of two losses weighs: the weights' gradients are losses of the whole batch."""
+
+    def __init__(self) -> None:
+        super().__init__(EXACT["mse"])
+        self.weights = nn.Parameter(torch.ones(2))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        hidden = self.first(x).tanh()
+        first, second = self.weights.neg().exp()
+        loss = F.cross_entropy(self.last(hidden), _labels(y)) * first + hidden.square().mean() * second
+        return loss + self.weights.sum()
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zero-bubble"])
+def test_learned_weights_of_losses(schedule: str) -> None:
+    assert _error(Weighted().double(), (7, 2), 3, stages=2, schedule=schedule) <= 1e-12
+
+
+def test_a_second_derivative_is_refused() -> None:
+    model = Model(EXACT["mse"]).double()
+    loss = fxdp.compile(model, microbatches=2, compute="eager")(*_inputs(4))
+    (gradient,) = torch.autograd.grad(loss, [model.first.weight], create_graph=True)
+    with pytest.raises(fxdp.StateError, match="a compiled module has first derivatives only"):
+        (loss + gradient.square().sum()).backward()
+
+
 def test_many_sizes_are_lowered_three_times_at_most() -> None:
     model = Model(EXACT["mse"]).double()
     twin = twin_of(model)

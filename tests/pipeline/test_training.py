@@ -181,3 +181,34 @@ def _input_gradients() -> float:
 
 def test_gradients_of_inputs(ranks: RankPool) -> None:
     assert max(ranks.run(2, _input_gradients)) <= 1e-9
+
+
+# ---- random numbers that all samples share ----
+
+
+class Gates(nn.Module):
+    """The same random gates on two stages."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(5, 5), nn.Linear(5, 5)
+
+    def forward(self, x: Tensor, gates: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        gates = torch.rand(5, dtype=x.dtype) if gates is None else gates
+        return (self.last(self.first(x) * gates).tanh() * gates).square().mean(), gates
+
+
+def _shared_gates() -> float:
+    model, x = Gates().double(), torch.randn(4, 5, dtype=torch.float64)
+    twin = twin_of(model)
+    compiled = fxdp.compile(model, _mesh(2), microbatches=2, stages=["last"], compute="eager")
+    torch.manual_seed(dist.get_rank())  # as of ranks that drew other numbers before
+    loss, gates = compiled(x)
+    expected, _ = twin(x, gates)
+    loss.backward()
+    expected.backward()
+    return max(difference(loss.detach(), expected.detach()), *gradient_errors(model, twin))
+
+
+def test_stages_draw_the_same_shared_numbers_whatever_their_ranks_drew_before(ranks: RankPool) -> None:
+    assert max(ranks.run(2, _shared_gates)) <= 1e-9

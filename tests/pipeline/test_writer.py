@@ -52,8 +52,9 @@ mm_3_mb0 sums_0 backward_0_mb0 receive_mm_3_mb1_from1 mm_3_mb1 backward_0_mb1 fi
 send_results_of0_to1 receive_results_from1 results_of1 unpacked_of1
 rank 1:
 batch receive_relu_mb0_from0 receive_relu_mb1_from0 relu_mb0 forward_1_mb0 relu_mb1 forward_1_mb1
-total_sum_1 sums_1 backward_1_mb0 send_mm_3_mb0_to0 backward_1_mb1 send_mm_3_mb1_to0 finish_1
-receive_results_from0 results_of0 unpacked_of0 results_of1 send_results_of1_to0""")
+total_sum_1 input_gradient_1_mb0 send_mm_3_mb0_to0 sums_1 weight_gradient_1_mb0 input_gradient_1_mb1
+send_mm_3_mb1_to0 weight_gradient_1_mb1 finish_1 receive_results_from0 results_of0 unpacked_of0
+results_of1 send_results_of1_to0""")
 
 
 def test_1f1b() -> None:
@@ -63,9 +64,10 @@ batch forward_0_mb0 send_relu_mb0_to1 forward_0_mb1 send_relu_mb1_to1 receive_mm
 mm_3_mb0 sums_0 backward_0_mb0 receive_mm_3_mb1_from1 mm_3_mb1 backward_0_mb1 finish_0 results_of0
 send_results_of0_to1 receive_results_from1 results_of1 unpacked_of1
 rank 1:
-batch receive_relu_mb0_from0 receive_relu_mb1_from0 relu_mb0 forward_1_mb0 sums_1 backward_1_mb0
-send_mm_3_mb0_to0 relu_mb1 forward_1_mb1 total_sum_1 backward_1_mb1 send_mm_3_mb1_to0 finish_1
-receive_results_from0 results_of0 unpacked_of0 results_of1 send_results_of1_to0""")
+batch receive_relu_mb0_from0 receive_relu_mb1_from0 relu_mb0 forward_1_mb0 input_gradient_1_mb0
+send_mm_3_mb0_to0 sums_1 weight_gradient_1_mb0 relu_mb1 forward_1_mb1 total_sum_1
+input_gradient_1_mb1 send_mm_3_mb1_to0 weight_gradient_1_mb1 finish_1 receive_results_from0
+results_of0 unpacked_of0 results_of1 send_results_of1_to0""")
 
 
 def test_interleaved() -> None:
@@ -73,14 +75,15 @@ def test_interleaved() -> None:
 rank 0:
 batch forward_0_mb0 send_mm_mb0_to1 forward_0_mb1 send_mm_mb1_to1 receive_relu_mb0_from1 relu_mb0
 forward_2_mb0 send_mm_1_mb0_to1 receive_relu_mb1_from1 relu_mb1 forward_2_mb1 send_mm_1_mb1_to1
-sums_2 backward_2_mb0 send_mm_3_mb0_to1 backward_2_mb1 send_mm_3_mb1_to1
-receive_threshold_backward_mb0_from1 threshold_backward_mb0 sums_0 backward_0_mb0
-receive_threshold_backward_mb1_from1 threshold_backward_mb1 backward_0_mb1 finish_2 finish_0
-receive_results_from1 results_of1 unpacked_of1
+input_gradient_2_mb0 send_mm_3_mb0_to1 sums_2 weight_gradient_2_mb0 input_gradient_2_mb1
+send_mm_3_mb1_to1 receive_threshold_backward_mb0_from1 weight_gradient_2_mb1
+receive_threshold_backward_mb1_from1 threshold_backward_mb0 sums_0 backward_0_mb0
+threshold_backward_mb1 backward_0_mb1 finish_2 finish_0 receive_results_from1 results_of1
+unpacked_of1
 rank 1:
 batch receive_mm_mb0_from0 receive_mm_mb1_from0 mm_mb0 forward_1_mb0 send_relu_mb0_to0
 receive_mm_1_mb0_from0 mm_mb1 forward_1_mb1 send_relu_mb1_to0 receive_mm_1_mb1_from0 mm_1_mb0
-forward_3_mb0 backward_3_mb0 mm_1_mb1 forward_3_mb1 total_sum_1 receive_mm_3_mb0_from0
+forward_3_mb0 backward_3_mb0 receive_mm_3_mb0_from0 mm_1_mb1 forward_3_mb1 total_sum_1
 backward_3_mb1 receive_mm_3_mb1_from0 mm_3_mb0 backward_1_mb0 send_threshold_backward_mb0_to0
 mm_3_mb1 backward_1_mb1 send_threshold_backward_mb1_to0 finish_3 results_of1 send_results_of1_to0""")
 
@@ -155,13 +158,16 @@ microbatch_0 = microbatch(batch, 0, 0, 4, [0])
 forward_1_mb0 = forward_1(microbatch_0, relu_mb0)
 sum_1_mb0 = getitem(forward_1_mb0, 0)
 saved_1_mb0 = getitem(forward_1_mb0, 1)
-backward_1_mb0 = backward_1(saved_1_mb0, ())
-mm_3_mb0 = getitem(backward_1_mb0, 0)
-t_5_mb0 = getitem(backward_1_mb0, 1)
-after_backward_1_mb0 = record_event(compute)
-p2p_backward_waits = wait_event(p2p_backward, after_backward_1_mb0)
+input_gradient_1_mb0 = input_gradient_1(saved_1_mb0)
+mm_3_mb0 = getitem(input_gradient_1_mb0, 0)
+rest_1_mb0 = getitem(input_gradient_1_mb0, 1)
+after_input_gradient_1_mb0 = record_event(compute)
+p2p_backward_waits = wait_event(p2p_backward, after_input_gradient_1_mb0)
 send_mm_3_mb0_to0 = send_backward(mm_3_mb0, 0, 1, stream=p2p_backward)
-reduce_waits = wait_event(reduce, after_backward_1_mb0)
+weight_gradient_1_mb0 = weight_gradient_1(rest_1_mb0, ())
+t_5_mb0 = getitem(weight_gradient_1_mb0, 0)
+after_weight_gradient_1_mb0 = record_event(compute)
+reduce_waits = wait_event(reduce, after_weight_gradient_1_mb0)
 finish_1 = finish_1(batch, sum_1_mb0, t_5_mb0, stream=reduce)
 wait = getitem(finish_1, 0)
 wait_2 = getitem(finish_1, 1)

@@ -76,6 +76,7 @@ def _tensors(rank: int) -> list[torch.Tensor]:
         tied,
         torch.randn(2, 2, generator=make).to(torch.complex64),
         torch.randn(2, generator=make).to(torch.complex128).conj(),
+        torch.randn(1, 6, generator=make)[:, 0],
         torch.tensor(rank % 2 == 0),
         torch.tensor([True, rank == 0, False]),
         torch.tensor(rank + 5),

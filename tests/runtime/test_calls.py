@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+import fxdp
 from fxdp.errors import InputError
 from fxdp.runtime.calls import Call, CallReader
 
@@ -109,3 +111,36 @@ def test_addresses_are_no_part_of_a_digest() -> None:
     kinds = [r.read((torch.ones(4, 3), s), {}).kind for r, s in ((reader, first), (other, second))]
     assert reader.digest(kinds[0]) == other.digest(kinds[1])
     assert reader.digest(kinds[0]) != reader.digest(reader.read((torch.ones(4, 3), 1), {}).kind)
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    x: Tensor
+    scale: Tensor
+
+
+class Plain:
+    def __init__(self, x: Tensor, scale: Tensor) -> None:
+        self.x, self.scale = x, scale
+
+
+@dataclasses.dataclass
+class Changeable:
+    x: Tensor
+    scale: Tensor
+
+
+class Reads(nn.Linear):
+    def forward(self, input: Any) -> Tensor:
+        return super().forward(input.x) * input.scale
+
+
+@pytest.mark.parametrize("kind", [Frozen, Plain, Changeable])
+def test_tensors_inside_of_objects_are_inputs(kind: Callable[[Tensor, Tensor], Any]) -> None:
+    model = Reads(3, 2)
+    compiled = fxdp.compile(model, compute="eager")
+    for _ in range(2):
+        value = kind(torch.randn(4, 3), torch.randn(4, 1))
+        torch.testing.assert_close(compiled(value), model(value))
+    with pytest.raises(fxdp.InputError, match=r"args\[0\]\.scale: 3 in dim 0"):
+        compiled(kind(torch.randn(4, 3), torch.randn(3, 1)))

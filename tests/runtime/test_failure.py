@@ -37,7 +37,7 @@ def _wait(mesh: DataMesh, where: str) -> None:
         if where == "stuck":
             time.sleep(60)
         if where == "python":
-            time.sleep(2)
+            time.sleep(1)
             Agreement(mesh).exchange([1])
 
 
@@ -56,14 +56,13 @@ def _fail(mesh: DataMesh, how: str) -> None:
         try:
             _fail(mesh, "raises inside")
         except ValueError:
-            time.sleep(3)
+            time.sleep(1.5)
 
 
 def _train(how: str, where: str, guilty: int) -> None:
     install_hook()
     mesh = resolve_mesh(None, "cpu")
-    if where == "stuck":
-        fxdp.links.links._STUCK_S = 1.0
+    fxdp.links.links._STUCK_S = 1.0 if where == "stuck" else 5.0
     for _ in range(3):
         _wait(mesh, "functional")
     if mesh.rank == guilty:
@@ -123,6 +122,7 @@ def test_a_rank_that_does_not_come_out_of_its_call_ends(ranks: RankPool) -> None
 
 
 def _end_early() -> None:
+    fxdp.links.links._CAUSE_S = 1.0
     mesh = resolve_mesh(None, "cpu")
     _wait(mesh, "functional")
     if mesh.rank == 0:
@@ -194,6 +194,7 @@ def test_report_errors(ranks: RankPool) -> None:
 
 
 def _late() -> str:
+    fxdp.links.links._CAUSE_S = 1.0
     if dist.get_rank() == 1:
         resolve_mesh(None, "cpu")
         time.sleep(3)

@@ -45,6 +45,10 @@ def _module(net: Any) -> None:
     net.last[1].bias = None
 
 
+def _strides(net: Any) -> None:
+    net.last.weight.data = net.last.weight.detach().t().contiguous().t()
+
+
 def _worst(compiled: fxdp.CompiledModule, twin: nn.Module) -> float:
     x = torch.randn(5, 6)
     losses = compiled(x), twin(x)
@@ -55,7 +59,7 @@ def _worst(compiled: fxdp.CompiledModule, twin: nn.Module) -> float:
 
 
 @pytest.mark.parametrize("options", [{}, {"stages": 2, "microbatches": 2}], ids=["whole", "staged"])
-@pytest.mark.parametrize("replace", [_assign, _parameter, _buffer, _module])
+@pytest.mark.parametrize("replace", [_assign, _parameter, _buffer, _module, _strides])
 def test_what_was_replaced_is_used(
     replace: Callable[[Any], None], options: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -77,6 +81,21 @@ def test_what_was_replaced_is_used(
     finally:
         torch.set_default_dtype(torch.float32)
     assert caplog.text.count("compiled anew") == 1
+
+
+class Thirds(nn.Embedding):
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input) * torch.full((), 1 / 3, dtype=self.weight.dtype)
+
+
+def test_a_model_that_is_converted_runs_in_its_new_type() -> None:
+    """`model.double()` keeps the parameters, and gives them other memory."""
+    model = Thirds(9, 6)
+    compiled = fxdp.compile(model, compute="eager")
+    ids = torch.arange(5)
+    assert compiled(ids).dtype == torch.float32
+    model.double()
+    torch.testing.assert_close(compiled(ids), model(ids), rtol=1e-12, atol=0)
 
 
 def _on_one_rank() -> str:

@@ -11,9 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fxdp
+from fxdp.arrangement import UNCLEAR
 from fxdp.errors import FxdpError, InputError
 from fxdp.runtime.calls import CallReader
-from fxdp.runtime.lengths import padded, spread_pad
+from fxdp.runtime.lengths import common_orders, padded, spread_pad
 from tests.ranks import RankPool
 
 PAD = ((0, -100), {})
@@ -127,6 +128,25 @@ def test_pad_values_that_fit_no_input(pad: Any) -> None:
     x = torch.ones(2, 3)
     with pytest.raises(InputError, match=r"pad.* is no prefix of the inputs there"):
         spread_pad(pad, (x, x), {"mask": x})
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ([(3, (1, 0)), (2, (1, 0))], (1, 0)),
+        ([(3, (1, 0)), (0, (0, 1))], (1, 0)),
+        ([(3, (1, 0)), (1, (0, 1))], (1, 0)),
+        ([(1, (0, 2, 1)), (5, (0, 1, 2))], UNCLEAR),
+        ([(3, (1, 0)), (2, (0, 1))], UNCLEAR),
+        ([(1, (1, 0)), (1, (0, 1)), (0, (0, 1))], UNCLEAR),
+        ([(1, (1, 0)), (0, (0, 1))], (1, 0)),
+    ],
+    ids=str,
+)
+def test_orders_are_told_by_ranks_with_samples(given: list[tuple[int, Any]], expected: Any) -> None:
+    rows = [(batch, ((),), (order,)) for batch, order in given]
+    assert common_orders(rows, (0,)) == (expected,)
+    assert common_orders([(batch, ((),), ()) for batch, _ in given], (0,)) == ()
 
 
 def test_padding_grows_ends_and_lets_gradients_back() -> None:

@@ -86,6 +86,18 @@ def test_strided_inputs_and_tangents() -> None:
     assert scaled.w.grad == torch.tensor(2.0)
 
 
+def test_a_strided_input_that_the_model_changes_is_changed() -> None:
+    g = Sketch()
+    x = g.add(Input(0, "x"), "f32[B]", S(0))
+    more = g.call(aten.add.Tensor, x, 1, type="f32[B]", at=S(0), reads=(S(0),))
+    gm = g.returns({Output(0): more, Mutation(Input(0, "x")): more})
+    program = Program.bind(gm, lower_eager(gm), {}, world=1, rank=0, seeded=False)
+    memory = torch.zeros(4)
+    for _ in range(2):
+        program.run([memory[::2]], {}, None)
+    assert memory.tolist() == [2.0, 0.0, 2.0, 0.0]
+
+
 def test_a_second_derivative_is_refused() -> None:
     scaled = Scaled()
     (grad,) = torch.autograd.grad(scaled(1.0)[0].sum(), scaled.w, create_graph=True)

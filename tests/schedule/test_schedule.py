@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from fxdp.errors import DeadlockError, ScheduleError
-from fxdp.schedule import Action, Costs, Kind, Schedule
+from fxdp.schedule import Action, Costs, Kind, Schedule, make
 
 
 def schedule(
@@ -83,6 +85,22 @@ def test_mixed_backwards() -> None:
     mixed = schedule("0F0 0B0", "1F0 1I0 1W0")
     assert [str(action) for _, action in mixed.order()] == ["0F0", "1F0", "1I0", "1W0", "0B0"]
     assert mixed.in_flight() == (1, 1)
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b"])
+@pytest.mark.parametrize("microbatches", [1, 4, 8])
+@pytest.mark.parametrize("stages", [2, 3, 4])
+def test_gradients_first(name: str, stages: int, microbatches: int) -> None:
+    """The same order of work; p - 1 ranks less wait for a W than in the 3 (m + p - 1) units of whole Bs."""
+    whole = make(name, stages, stages, microbatches)
+    split = whole.gradients_first(range(1, stages))
+    assert whole.timeline().span == 3 * (microbatches + stages - 1)
+    assert split.timeline().span == 3 * microbatches + 2 * (stages - 1)
+    assert split.in_flight() == whole.in_flight()
+    assert split.ranks[0] == whole.ranks[0]
+    for row, cut in zip(whole.ranks[1:], split.ranks[1:], strict=True):
+        joined = " ".join(str(action) for action in row)
+        assert re.sub(r"(\d+)I(\d+) \1W\2", r"\1B\2", " ".join(map(str, cut))) == joined
 
 
 def test_time_axis() -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor, nn
 
 TOKENS = 40
@@ -67,3 +68,13 @@ def pixels(batch: int, side: int = SIDE) -> Inputs:
 def pairs(batch: int) -> Inputs:
     """Texts, images, and the contrastive loss between them."""
     return {"input_ids": tokens(batch), **pixels(batch), "return_loss": True}
+
+
+def built(model: str, **sizes: Any) -> Callable[[], nn.Module]:
+    """Builds a transformers model of this class, its own config class given the sizes."""
+
+    def build() -> nn.Module:
+        made = getattr(transformers, model)
+        return made(made.config_class(**sizes))  # type: ignore[no-any-return]
+
+    return build

@@ -31,3 +31,6 @@ SEQ2SEQ: Sizes = {
     "decoder_start_token_id": 2,
 }  # fmt: skip
 """Encoders and decoders in the names of BART."""
+
+EXPERTS: Sizes = {**GROUPED, "num_experts_per_tok": 2, "experts_implementation": "batched_mm"}
+"""Mixtures of experts; their number and width have many names."""

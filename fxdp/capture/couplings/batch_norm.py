@@ -108,7 +108,9 @@ def _no_stats(
     return done.out, done.mean, done.invstd
 
 
-@couples(aten._native_batch_norm_legit.default, aten.native_batch_norm.default)
+@couples(
+    aten._native_batch_norm_legit.default, aten.native_batch_norm.default, aten.miopen_batch_norm.default
+)  # fmt: skip
 def _in_place(
     batch: Batch,
     x: Any,
@@ -152,24 +154,6 @@ def _cudnn(
         return NotImplemented
     done = _normalize_in_place(batch, x, weight, bias, means, variances, momentum, eps)
     return done.out, done.mean, done.invstd, torch.empty([0], dtype=torch.uint8, device=x.device)
-
-
-@couples(aten.miopen_batch_norm.default)
-def _miopen(
-    batch: Batch,
-    x: Any,
-    weight: Any,
-    bias: Any,
-    means: Any,
-    variances: Any,
-    training: bool,
-    momentum: float,
-    eps: float,
-) -> Any:
-    if not training or not batch.among(x.shape):
-        return NotImplemented
-    done = _normalize_in_place(batch, x, weight, bias, means, variances, momentum, eps)
-    return done.out, done.mean, done.invstd
 
 
 def _normalize_in_place(

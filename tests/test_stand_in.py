@@ -1,0 +1,79 @@
+"""A compiled module is its model in all but its call."""
+
+from __future__ import annotations
+
+import copy
+import io
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fxdp
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(3, 2)
+        self.scale = 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(x) * self.scale
+
+
+def _compiled() -> tuple[Net, fxdp.CompiledModule]:
+    model = Net()
+    return model, fxdp.compile(model, compute="eager")
+
+
+def test_what_is_set_on_it_is_set_on_the_model() -> None:
+    model, compiled = _compiled()
+    x = torch.randn(4, 3)
+    compiled(x)
+    compiled.scale = 2.0
+    compiled.fc = nn.Linear(3, 5)
+    assert model.scale == 2.0
+    assert compiled(x).shape == (4, 5)
+    torch.testing.assert_close(compiled(x), model.fc(x) * 2)
+    compiled.register_buffer("seen", torch.zeros(1))
+    compiled.register_parameter("bias", nn.Parameter(torch.zeros(2)))
+    compiled.add_module("extra", nn.Identity())
+    assert {"seen", "bias", "fc.weight"} <= model.state_dict().keys() == compiled.state_dict().keys()
+    assert model.extra is compiled.extra
+    del compiled.extra
+    assert not hasattr(model, "extra")
+
+
+def test_its_mode_is_the_models() -> None:
+    model = Net().eval()
+    compiled = fxdp.compile(model, compute="eager")
+    assert not compiled.training
+    assert compiled.train() is compiled
+    assert model.training
+    model.eval()
+    assert not compiled.training
+    assert not copy.deepcopy(compiled).training
+
+
+def test_apply_sees_the_model_and_not_what_stands_in_for_it() -> None:
+    seen: list[nn.Module] = []
+    model = nn.Linear(2, 2)
+    compiled = fxdp.compile(model)
+    assert compiled.apply(seen.append) is compiled
+    assert seen == [model]
+
+
+def test_pickling_says_what_to_save() -> None:
+    _, compiled = _compiled()
+    with pytest.raises(fxdp.StateError, match="state_dict"):
+        torch.save(compiled, io.BytesIO())
+
+
+def test_a_model_must_stay_on_its_type_of_device() -> None:
+    model, compiled = _compiled()
+    compiled(torch.randn(4, 3))
+    compiled.to("meta")
+    with pytest.raises(fxdp.MeshError, match="moved to meta after it was compiled for cpu"):
+        compiled(torch.randn(4, 3))
+    assert model.fc.weight.is_meta
