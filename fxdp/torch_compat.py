@@ -398,6 +398,7 @@ def compile_with_inductor(
     from torch._inductor.cudagraph_utils import BoxedDeviceIndex
     from torch._inductor.virtualized import V
 
+    _call_products_into_buffers()
     settings = {"cpp.vec_isa_ok": True} if _compiler_knows_vectors() else {}
     context = TracingContext(fake_mode)
     with (
@@ -421,6 +422,19 @@ def compile_with_inductor(
 
 
 _graph_ids = itertools.count()
+
+
+def _call_products_into_buffers() -> None:
+    """Tell Inductor to call the kernel of `addmm_`, which it never sees otherwise.
+
+    Left to itself it does the same, but not where the environment says `CI`: there it raises, since the op
+    has a decomposition (which would compute the product beside the buffer). It also copies transposed
+    operands, which this kernel takes as they are.
+    """
+    from torch._inductor.lowering import lowerings, make_fallback
+
+    if torch.ops.aten.addmm_.default not in lowerings:
+        make_fallback(torch.ops.aten.addmm_.default, warn=False)  # type: ignore[no-untyped-call]
 
 
 class CppBuilding(NamedTuple):

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor, fx
+from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
 from fxdp.lowering.sums import add_to_buffers
+from fxdp.torch_compat import compile_with_inductor, static_mode
 
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.:DeprecationWarning")
 aten = torch.ops.aten
 
 
@@ -58,3 +62,21 @@ def test_a_constant_needs_no_other_input() -> None:
     buffer = torch.ones(2)
     assert changed(buffer) == ()
     assert buffer.tolist() == [2, 2]
+
+
+def test_inductor_calls_the_kernel_that_adds_a_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the environment says `CI`, which makes Inductor refuse ops that it has not met."""
+    monkeypatch.setenv("CI", "true")
+
+    def backward(x: Tensor, g: Tensor) -> tuple[Tensor, ...]:
+        return aten.neg.default(g), aten.mm.default(aten.permute.default(g, [1, 0]), x)
+
+    x, g, buffer = torch.randn(5, 3), torch.randn(5, 2), torch.ones(2, 3)
+    changed = add_to_buffers(fx.symbolic_trace(backward), (1,))
+    with static_mode() as fake_mode:
+        examples = [fake_mode.from_tensor(value) for value in (x, g, buffer)]
+        FakeTensorProp(changed, fake_mode).propagate_dont_convert_inputs(*examples)
+    run, _ = compile_with_inductor(changed, examples, fake_mode, backward=True, inference=False, fixed=0)
+    (rest,) = run([x, g, buffer])
+    torch.testing.assert_close(rest, -g)
+    torch.testing.assert_close(buffer, 1 + g.T @ x)
