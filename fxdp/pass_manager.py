@@ -7,17 +7,16 @@ runner checks both with `verifier.verify`. Passes know nothing of one another; t
 
 from __future__ import annotations
 
-import contextlib
 import enum
-import gc
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 from torch import fx
 
+from fxdp.collection import no_collection
 from fxdp.errors import VerifierError
 from fxdp.graph_text import graph_text
 from fxdp.mesh import DataMesh
@@ -96,7 +95,7 @@ class PassManager:
                     f"pass {step.name} requires {step.requires.name}, the graph is {self.level.name}"
                 )
             self.level = max(step.ensures, self.level)
-            with _without_garbage_collection():
+            with no_collection():
                 gm = self._run_one(gm, step)
             self._dump(gm, step.name)
         return gm
@@ -120,15 +119,3 @@ class PassManager:
         self._dumps += 1
 
     _dumps: int = 0
-
-
-@contextlib.contextmanager
-def _without_garbage_collection() -> Iterator[None]:
-    """A full collection goes through all that a model holds in memory, which takes longer than the passes."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import builtins
 import contextlib
-import gc
 import logging
 import sys
 import traceback
@@ -27,6 +26,7 @@ from fxdp import torch_compat
 from fxdp.annotations import Site
 from fxdp.capture.ctc import capturable_ctc_loss
 from fxdp.capture.substitutes import SUBSTITUTES
+from fxdp.collection import no_collection
 from fxdp.errors import CaptureError
 
 _WRONGLY_DECOMPOSED = torch.ops.aten.multilabel_margin_loss_forward.default
@@ -42,7 +42,7 @@ def capture_patches(module: nn.Module, loss_fn: Callable[..., Any] | None) -> It
         stack.enter_context(_quiet())
         stack.enter_context(torch_compat.silent_export())
         stack.enter_context(_kept_random_state())
-        stack.enter_context(_no_collection())
+        stack.enter_context(no_collection())
         stack.enter_context(_symbolic_len(module, loss_fn))
         stack.enter_context(_batch_norm_forward())
         stack.enter_context(_idle_conversions())
@@ -135,18 +135,6 @@ def _kept_random_state() -> Iterator[None]:
         torch.set_rng_state(cpu)
         if cuda is not None:
             torch.cuda.set_rng_state_all(cuda)
-
-
-@contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
-    """Tracing makes a million objects that live on; walking them again and again costs a fifth of it."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _cuda_in_use() -> bool:
