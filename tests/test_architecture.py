@@ -28,6 +28,7 @@ GROUND = (
     "moments",
     "standardize",
     "arrangement",
+    "collection",
 )
 """Import nothing of ours but one another."""
 
