@@ -18,7 +18,7 @@ from fxdp.capture import Captured
 from fxdp.coverage import coverage
 from fxdp.graph_text import graph_text
 from fxdp.lowering import Halves, lower_eager, lower_inductor
-from fxdp.lowering.inductor import Shapes
+from fxdp.lowering.shapes import Shapes
 from fxdp.lowering.turns import Turn
 from fxdp.mesh import DataMesh
 from fxdp.options import Options

@@ -34,6 +34,7 @@ from fxdp.lowering.joint import joint_function, unread_draws
 from fxdp.lowering.layouts import chooses_layouts, save_laid_out_weights
 from fxdp.lowering.masks import save_compared_values
 from fxdp.lowering.redraws import save_draws
+from fxdp.lowering.shapes import Shapes, SizesFixedError
 from fxdp.lowering.tangents import usual_zeros
 from fxdp.lowering.turns import Turn
 from fxdp.placements import Shard
@@ -47,30 +48,10 @@ from fxdp.torch_compat import (
     interpret_sympy,
     joint_passes_for_inference,
     partition_for_inductor,
-    static_mode,
-    symbolic_sizes,
     trace_for_inductor,
 )
 
 aten = torch.ops.aten
-
-
-class SizesFixedError(Exception):
-    """Some op made a constant of a size that was to stay open: the program is good for one size only."""
-
-
-@dataclass(frozen=True)
-class Shapes:
-    """What the program is compiled for.
-
-    `sizes`: the value of every size symbol (`B`, `b`, `offset`, ...), hints where `generic`.
-    `generic`: sizes stay inputs of the compiled code.
-    `single`: one rank, so that the local batch is the global one.
-    """
-
-    sizes: Mapping[str, int]
-    generic: bool
-    single: bool
 
 
 def lower_inductor(
@@ -84,7 +65,7 @@ def lower_inductor(
     once, default: those that a training loop leaves out; `summed` numbers the backward's results that it adds
     to buffers; with `first` the backward is compiled in two, those of its results first.
     """
-    fake_mode, sizes = _sizes(shapes)
+    fake_mode, sizes = shapes.trace_sizes()
     inputs = forward_inputs(gm.graph)
     tangents = backward_inputs(gm.graph)
     env = {named_size(name): value for name, value in sizes.items()}
@@ -113,15 +94,6 @@ def lower_inductor(
     if constants := fixed_sizes(sizes):
         raise SizesFixedError(constants)
     return halves
-
-
-def _sizes(shapes: Shapes) -> tuple[FakeTensorMode, dict[str, Any]]:
-    if shapes.generic:
-        # 0 and 1 would be taken for constants: let the hints be ordinary numbers
-        return symbolic_sizes(
-            {name: max(value, 2 + i) for i, (name, value) in enumerate(shapes.sizes.items())}
-        )
-    return static_mode(), dict(shapes.sizes)
 
 
 def _fake(

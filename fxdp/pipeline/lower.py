@@ -14,7 +14,7 @@ from fxdp import ir
 from fxdp.annotations import Size, Slot, TensorType, note
 from fxdp.compiler import copy_graph, slot_values
 from fxdp.lowering import Halves, lower_eager, lower_inductor
-from fxdp.lowering.inductor import Shapes, SizesFixedError
+from fxdp.lowering.shapes import Shapes, SizesFixedError
 from fxdp.lowering.turns import Turn
 from fxdp.pass_manager import Level, PassManager
 from fxdp.passes import EmitProgram

@@ -22,7 +22,7 @@ from fxdp.annotations import Input, Site, TensorType, note
 from fxdp.capture import Captured, Condition, capture
 from fxdp.compiler import LocalProgram, emit, prepare
 from fxdp.errors import AgreementError, InputError
-from fxdp.lowering.inductor import SizesFixedError
+from fxdp.lowering.shapes import SizesFixedError
 from fxdp.mesh import DataMesh
 from fxdp.options import Options
 from fxdp.plan import evaluate
