@@ -33,6 +33,7 @@ from fxdp.lowering.halves import Boxed, Halves
 from fxdp.lowering.joint import joint_function, unread_draws
 from fxdp.lowering.layouts import chooses_layouts, save_laid_out_weights
 from fxdp.lowering.masks import save_compared_values
+from fxdp.lowering.order import collectives, put_in_order
 from fxdp.lowering.redraws import save_draws
 from fxdp.lowering.shapes import Shapes, SizesFixedError
 from fxdp.lowering.tangents import usual_zeros
@@ -138,11 +139,14 @@ class _Compiler:
         zero: frozenset[int],
     ) -> Halves:  # fmt: skip
         kept = self.outputs + len(self.mutations)
+        order = collectives(joint.graph)
         forward, backward = partition_for_inductor(joint, inputs, kept + self.unread, self.fake_mode)
         save_draws(forward, backward, kept)
         if self.device.type == "cpu":
             save_compared_values(forward, backward, kept)
         saved_order = self._save_what_is_read(forward, backward, len(tangents))
+        for half in (forward, backward):
+            put_in_order(half, order)
         self._write_back(forward)
         halves = Halves(
             _not_compiled, self.outputs, forward, backward, saved_order, len(tangents),

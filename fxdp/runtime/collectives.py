@@ -114,5 +114,8 @@ def shard(value: Tensor, dim: int, outer: int, batch: int, start: int, size: int
 
 
 def partial(value: Tensor, rank: int) -> Tensor:
-    """The value as a term of a sum over ranks: rank 0 keeps it."""
-    return value if rank == 0 else torch.zeros_like(value)
+    """The value as a term of a sum over ranks: rank 0 keeps it.
+
+    All ranks read it. Else the others would drop what it is computed from, and with it collectives.
+    """
+    return torch.where(value.new_full((), rank == 0, dtype=torch.bool), value, 0)

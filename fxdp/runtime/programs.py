@@ -22,6 +22,7 @@ from fxdp.annotations import Input, Site, TensorType, note
 from fxdp.capture import Captured, Condition, capture
 from fxdp.compiler import LocalProgram, emit, prepare
 from fxdp.errors import AgreementError, InputError
+from fxdp.lowering.order import order_lines
 from fxdp.lowering.shapes import SizesFixedError
 from fxdp.mesh import DataMesh
 from fxdp.options import Options
@@ -38,7 +39,6 @@ from fxdp.symbols import B, named_size
 from fxdp.torch_compat import compile_lock
 
 _log = logging.getLogger("fxdp")
-
 _CALLS, _ROWS = 1024, 256  # sizes of calls that are remembered, per kind and per program
 
 
@@ -219,6 +219,7 @@ class Programs:
         even = len(set(batches)) == 1 and not (generic and self._mesh.size > 1)
         with _plain_modes():
             program, graph = emit(local, self._module, sizes, generic=generic, even=even)
+        agree(self._mesh, order_lines(program.halves), "compiled programs")
         self.compiled += 1
         _log.info("compiled program %d: %s", self.compiled, "any size" if generic else f"batches {batches}")
         return Served(program, graph, local, sizes)

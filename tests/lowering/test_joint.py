@@ -12,8 +12,9 @@ from fxdp import ir
 from fxdp.annotations import Cause, Input, Output, Site
 from fxdp.lowering.eager import forward_inputs
 from fxdp.lowering.joint import joint_function
+from fxdp.lowering.order import collectives
 from fxdp.passes import EmitProgram
-from fxdp.placements import R, S
+from fxdp.placements import P, R, S
 from fxdp.torch_compat import static_mode, trace_for_inductor
 from tests.graphs import Sketch, mesh
 
@@ -52,6 +53,27 @@ def test_no_bools_are_sent_and_all_dtypes_return(dtype: torch.dtype) -> None:
     assert [_dtype(n) for n in sent] == [torch.uint8 if dtype == torch.bool else dtype] * 2
     results: Any = traced.graph.output_node().args[0]
     assert [_dtype(n) for n in results] == [dtype] * 2
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_sum_of_which_one_rank_keeps_the_value_runs_on_all(rank: int) -> None:
+    """Nobody else needs it; if they left it out, their next one would meet it."""
+    g = Sketch()
+    x = g.add(Input(0, "x"), "f32[4]", P)
+    cause = Cause("a", "b", Site())
+    whole = g.call(ir.wait, g.call(ir.all_reduce, x, "sum", type="f32[4]", at=R, reads=(P,), cause=cause),
+                   type="f32[4]", at=R, reads=(R,))  # fmt: skip
+    kept = g.call(ir.partial, whole, type="f32[4]", at=P, reads=(R,), cause=cause)
+    again = g.call(ir.wait, g.call(ir.all_reduce, kept, "sum", type="f32[4]", at=R, reads=(P,), cause=cause),
+                   type="f32[4]", at=R, reads=(R,))  # fmt: skip
+    gm = EmitProgram(_SIZES, part=rank).run(g.returns({Output(0): again}, (R,)), mesh())
+    mode = static_mode()
+    with mode:
+        value = torch.empty(4)
+    inputs = forward_inputs(gm.graph)
+    traced = trace_for_inductor(joint_function(gm, inputs, [], _CPU), mode, [value], [])
+    traced.graph.eliminate_dead_code(is_impure_node=lambda node: node.op in ("placeholder", "output"))
+    assert collectives(traced.graph) == ["all_reduce", "all_reduce_1"]
 
 
 _TAKE_A_NUMBER = (

@@ -1,0 +1,65 @@
+"""The order of the collectives in the halves of a traced program: the same on all ranks.
+
+Ranks trace the same ops in the same order. But what the partitioner saves depends on sizes, which may differ
+between ranks, and it orders a backward by what is saved:
+
+    joint graph     %a = all_reduce(..)     %b = all_reduce(..)
+    backward        %b, then %a             as %a happens to be needed late on this rank; put back as %a, %b
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from torch import fx
+
+from fxdp.lowering.halves import Halves
+
+__all__ = ["collectives", "order_lines", "put_in_order"]
+
+_WAITS = ("wait_tensor",)
+
+
+def collectives(graph: fx.Graph) -> list[str]:
+    """The names of the nodes that start collectives, in the order in which they run."""
+    return [node.name for node in graph.nodes if _starts(node)]
+
+
+def put_in_order(gm: fx.GraphModule, names: Sequence[str]) -> None:
+    """Run the collectives in the order of `names`, each after what it needs; nothing moves without need."""
+    graph = gm.graph
+    place = {name: i for i, name in enumerate(names)}
+    wanted = sorted(filter(_starts, graph.nodes), key=lambda node: place.get(node.name, len(place)))
+    if [node.name for node in wanted] == collectives(graph):
+        return
+    inputs = graph.find_nodes(op="placeholder")
+    order: dict[fx.Node, None] = dict.fromkeys(inputs)
+    for node in wanted:
+        order |= dict.fromkeys(_needed(graph, node))
+    order |= dict.fromkeys(graph.nodes)
+    for before, node in pairwise(order):
+        before.append(node)
+    graph.lint()
+
+
+def order_lines(halves: Halves) -> list[str]:
+    """The order as text, to be compared between ranks."""
+    graphs = {"forward": halves.forward_graph, "backward": halves.backward_graph}
+    return [f"{half}: {name}" for half, gm in graphs.items() if gm for name in collectives(gm.graph)]
+
+
+def _needed(graph: fx.Graph, node: fx.Node) -> list[fx.Node]:
+    """The node and all that it depends on, in the graph's order."""
+    found = {node}
+    for other in reversed(graph.nodes):
+        if other in found:
+            found.update(other.all_input_nodes)
+    return [other for other in graph.nodes if other in found]
+
+
+def _starts(node: fx.Node) -> bool:
+    return (
+        getattr(node.target, "namespace", "") == "_c10d_functional"
+        and getattr(node.target, "_opname", "") not in _WAITS
+    )
