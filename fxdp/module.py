@@ -117,6 +117,7 @@ class CompiledModule(StandIn):
             served = self._programs.find(call, batches)
             if served is None:
                 served = self._programs.make(call, batches, args, kwargs)
+                self._reader.watch(served.local.captured.numbers)
             self._served = served
             return self._programs.run(served, call, batches)
 

@@ -43,11 +43,13 @@ from torch._functorch._aot_autograd.descriptors import (
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._guards import TracingContext, tracing
 from torch._ops import OpOverload, OpOverloadPacket
+from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
 from torch.export import _trace as export_trace
 from torch.fx._lazy_graph_module import _LazyGraphModule
+from torch.fx.experimental import proxy_tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import (
     ConstraintViolationError,
@@ -102,6 +104,7 @@ __all__ = [
     "float_power",
     "in_function_transform",
     "joint_graph",
+    "larger_constants",
     "overload_of",
     "register_group",
     "replay",
@@ -533,3 +536,17 @@ def as_if_exporting() -> Iterator[None]:
     finally:
         for flag, value in before.items():
             setattr(torch.compiler, flag, value)
+
+
+@contextlib.contextmanager
+def larger_constants(elements: int) -> Iterator[None]:
+    """Let Python read constant tensors of up to so many elements while they are traced; torch lets one."""
+    name = "CONSTANT_NUMEL_LIMIT"
+    before = [(vars(module), vars(module)[name]) for module in (fake_tensor, proxy_tensor)]
+    for names, _ in before:
+        names[name] = elements
+    try:
+        yield
+    finally:
+        for names, limit in before:
+            names[name] = limit

@@ -95,5 +95,7 @@ class Captured:
     """Outputs beyond the model's own: what its code raises on."""
     static: bool = False
     """Whether the model fixed its batch size and the graph was fitted from several static traces."""
+    numbers: tuple[str, ...] = ()
+    """The buffers whose values the program was made for."""
     orders: tuple[Arrangement, ...] = ()
     """How the inputs lie in memory; empty where they count as lying in the order of their dims."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -20,6 +21,7 @@ from fxdp.capture.hooks import check_module_hooks
 from fxdp.capture.joint import Request, trace
 from fxdp.capture.memory import check_memory
 from fxdp.capture.module_state import unchanged
+from fxdp.capture.numbers import WrittenError, numbers_of
 from fxdp.capture.patches import capture_patches
 from fxdp.capture.program import Program, flatten_inputs
 from fxdp.capture.sizes import Sizes
@@ -80,9 +82,19 @@ def _capture(request: Request, hint: int) -> Captured:
         raise
     except Exception as error:
         if is_data_dependent(error):
-            reads = survey(request.module, request.inputs, request.program.loss_fn).reads
-            raise capture_error(error, reads=reads) from error
+            found = survey(request.module, request.inputs, request.program.loss_fn)
+            return _with_numbers(error, request, hint, found)
         return _fall_back(error, request)
+
+
+def _with_numbers(error: Exception, request: Request, hint: int, found: Survey) -> Captured:
+    """Capture once more with small buffers as numbers: it may be their values that the code reads."""
+    numbers = {} if request.program.numbers else numbers_of(request.module, found.read, found.written)
+    if numbers:
+        program = Program(request.module, request.inputs, request.program.loss_fn, numbers)
+        with contextlib.suppress(CaptureError, WrittenError):
+            return replace(_capture(replace(request, program=program), hint), numbers=tuple(numbers))
+    raise capture_error(error, reads=found.reads) from error
 
 
 def _capture_symbolic(request: Request, hint: int) -> Captured:

@@ -20,6 +20,7 @@ from fxdp.capture.data import traced_data
 from fxdp.capture.functions import whole_functions
 from fxdp.capture.hooks import deferred_hooks
 from fxdp.capture.module_state import assigned_buffers
+from fxdp.capture.numbers import Number, as_numbers
 from fxdp.capture.patches import refuse_autograd
 from fxdp.capture.python_draws import refused_draws
 from fxdp.capture.skip_marks import SkipPoint
@@ -73,12 +74,24 @@ class _Cell:
 class Program(nn.Module):
     """`loss_fn(module(*args, **kwargs), target)` as a function of the flat tensor inputs."""
 
-    def __init__(self, module: nn.Module, inputs: Inputs, loss_fn: Callable[..., Any] | None) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        inputs: Inputs,
+        loss_fn: Callable[..., Any] | None,
+        numbers: Mapping[str, Number] | None = None,
+    ) -> None:
         super().__init__()
         self.module = module
         self.loss_fn = loss_fn
         self._inputs = inputs
+        self._numbers = numbers or {}
         self._cell = _Cell()
+
+    @property
+    def numbers(self) -> Mapping[str, Number]:
+        """The buffers that count as numbers."""
+        return self._numbers
 
     @property
     def record(self) -> OutputRecord:
@@ -98,6 +111,7 @@ class Program(nn.Module):
             stack.enter_context(noting_checks(asked))
             stack.enter_context(refused_draws())
             assigned = stack.enter_context(assigned_buffers(self.module))
+            stack.enter_context(as_numbers(self.module, self._numbers))
             before = Attributes(self.module)
             tensors = self._run(args, kwargs)
             changed = before.changed(Attributes(self.module))

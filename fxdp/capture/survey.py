@@ -9,7 +9,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -54,7 +54,11 @@ class _Listener(TorchFunctionMode):
     """Notes every read while a module runs."""
 
     path: list[str]
+    sources: dict[int, tuple[Tensor, frozenset[str]]]
+    """Buffers, and what is computed of them alone, by identity: the tensor and the buffers' names."""
     found: dict[Read, None] = field(default_factory=dict)
+    read: set[str] = field(default_factory=set)
+    """The buffers whose values were read, or what was computed of them alone."""
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -63,7 +67,24 @@ class _Listener(TorchFunctionMode):
         how = _READS.get(func)
         if how is not None and args and isinstance(args[0], Tensor):
             self.found[Read(how, _shown(args[0]), _here(self.path[-1] if self.path else ""))] = None
-        return func(*args, **(kwargs or {}))
+            self.read |= self._sources(args[0]) or set()
+        for arg in args[1:]:
+            if isinstance(arg, (tuple, list)):  # sizes
+                self.read |= self._sources(arg) or set()
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, Tensor) and (sources := self._sources((args, kwargs))):
+            self.sources[id(result)] = result, sources
+        return result
+
+    def _sources(self, values: Any) -> frozenset[str] | None:
+        """The buffers of which these values are computed; None if of anything else, too."""
+        found: set[str] = set()
+        for leaf in pytree.tree_leaves(values):
+            if isinstance(leaf, Tensor):
+                if id(leaf) not in self.sources:
+                    return None
+                found |= self.sources[id(leaf)][1]
+        return frozenset(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +95,10 @@ class Survey:
     runs: bool
     error: Exception | None = None
     """What the model raised by itself."""
+    read: frozenset[str] = frozenset()
+    """The buffers of whose values, and nothing else, some reads were."""
+    written: frozenset[str] = frozenset()
+    """The buffers that it wrote or assigned."""
 
 
 def survey(
@@ -84,7 +109,6 @@ def survey(
 ) -> Survey:
     """Run a copy of the module on copies of the inputs (of `tensors` in their place), as far as it gets."""
     path: list[str] = []
-    listener = _Listener(path)
     try:
         with (
             torch.random.fork_rng(),
@@ -97,14 +121,34 @@ def survey(
                 Tensor, torch.clone, inputs.rebuild(tensors or inputs.tensors)
             )
             _name_modules(twin, path)
+            before = _states(twin)
+            sources = {id(b): (b, frozenset({name})) for name, b in twin.named_buffers()}
+            listener = _Listener(path, sources)
+            raised: Exception | None = None
             try:
                 with listener:
                     _run(twin, args, kwargs, loss_fn)
             except Exception as error:
-                return Survey(tuple(listener.found), runs=False, error=error)
+                raised = error
+            after = _states(twin)
     except Exception:  # no copy to run
         return Survey((), runs=False)
-    return Survey(tuple(listener.found), runs=True)
+    written = frozenset(name for name, state in before.items() if not _same(state, after.get(name)))
+    return Survey(tuple(listener.found), raised is None, raised, frozenset(listener.read), written)
+
+
+_State: TypeAlias = "tuple[Tensor, int, Tensor]"
+
+
+def _states(module: nn.Module) -> dict[str, _State]:
+    """Each buffer, how often it was written, and its values: BatchNorm writes without being counted."""
+    return {name: (b, b._version, b.clone()) for name, b in module.named_buffers()}
+
+
+def _same(before: _State, after: _State | None) -> bool:
+    if after is None or before[0] is not after[0] or before[1] != after[1]:
+        return False
+    return torch.equal(before[2], after[2])
 
 
 def _run(module: nn.Module, args: Any, kwargs: dict[str, Any], loss_fn: Callable[..., Any] | None) -> None:

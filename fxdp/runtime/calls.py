@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
@@ -92,6 +92,10 @@ class CallReader:
         )
         orders = tuple(map(arrangement, tensors)) if self._ordered else ()
         return Call(tensors, batch, dims, (spec, others, signature, *self._modes()), batch_dims, orders)
+
+    def watch(self, buffers: Iterable[str]) -> None:
+        """From now on the values of these buffers decide on the kind of a call, too."""
+        self._state.watch(buffers)
 
     def _modes(self) -> tuple[Any, ...]:
         device = self._device_type

@@ -1,13 +1,14 @@
 """The Python attributes and hooks of a model, which its programs were captured with.
 
 Eager code sees at once what the user changes between two calls (`model.beta = 0.5`, a hook). A program does
-not, so each call asks here, by comparing the identities of a few hundred objects.
+not, so each call asks here, by comparing the identities of a few hundred objects. Buffers whose values a
+program was made for (`capture/numbers.py`) are watched like attributes.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from operator import is_
 from typing import Any, TypeAlias
 
@@ -35,6 +36,8 @@ class ModelState:
     def __init__(self, *roots: nn.Module) -> None:
         named = [(name, module) for root in roots for name, module in root.named_modules()]
         modules = [module for _, module in named]
+        self._root = roots[0]
+        self._numbers: dict[str, _Number] = {}
         self._hooks = [vars(m)[kind] for m in modules for kind in _HOOKS]
         self._slots = [(vars(m), name) for m in modules for name in own_attributes(m)]
         self._names = [f"{name} of {path or 'the model'}" for path, m in named for name in own_attributes(m)]
@@ -43,6 +46,15 @@ class ModelState:
         self._last_key: Key = ()
         self._seen: set[Key] = {()}
         self._objects: list[Any] = []
+
+    def watch(self, names: Iterable[str]) -> None:
+        """From now on the values of these buffers of the first root count as attributes."""
+        for name in names:
+            if name not in self._numbers:
+                number = self._numbers[name] = _Number(self._root.get_buffer(name))
+                self._names.append(f"value of buffer {name}")
+                self._first = [*self._first, number.value()]
+                self._last = [*self._last, number.value()]
 
     def changed(self) -> Key:
         """The Python attributes that are no longer what they were; other ones need another program."""
@@ -61,7 +73,7 @@ class ModelState:
 
     def _values(self) -> list[Any]:
         own = [attributes.get(name) for attributes, name in self._slots]
-        return [*own, *map(len, self._hooks)]
+        return [*own, *map(len, self._hooks), *(number.value() for number in self._numbers.values())]
 
     def _changes(self, values: Sequence[Any]) -> Key:
         rows = zip(self._names, values, self._first, strict=True)
@@ -77,6 +89,22 @@ class ModelState:
         if index == len(self._objects):
             self._objects.append(value)
         return type(value).__name__, f"object {index}"
+
+
+class _Number:
+    """A buffer, read again only after it was written."""
+
+    def __init__(self, buffer: torch.Tensor) -> None:
+        self._buffer = buffer
+        self._version, self._value = buffer._version, (buffer.tolist(),)
+
+    def value(self) -> tuple[Any, ...]:
+        """The contents: the same object as long as they are the same."""
+        if self._buffer._version != self._version:
+            self._version, now = self._buffer._version, (self._buffer.tolist(),)
+            if now != self._value:
+                self._value = now
+        return self._value
 
 
 def _equal(a: Any, b: Any) -> bool:
