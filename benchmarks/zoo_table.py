@@ -8,6 +8,8 @@ from typing import Any
 Result = dict[str, Any]
 Modes = dict[str, Result]
 
+_MODES = ("train", "eval", "no_grad")
+
 _HEAD = """# The model zoo
 
 Made by `python benchmarks/zoo_sweep.py` ({versions}); do not edit by hand.
@@ -37,7 +39,7 @@ def markdown(kinds: dict[str, dict[str, Modes]], versions: dict[str, str]) -> st
     """The whole page."""
     models = {name: modes for rows in kinds.values() for name, modes in rows.items()}
     measured = {name: modes for name, modes in models.items() if modes}
-    exact = [name for name, modes in measured.items() if not any("failed" in r for r in modes.values())]
+    exact = [name for name, modes in measured.items() if _is_exact(modes)]
     splits = next(
         (list(r["errors"]) for modes in models.values() for r in modes.values() if "errors" in r), []
     )
@@ -50,13 +52,18 @@ def markdown(kinds: dict[str, dict[str, Modes]], versions: dict[str, str]) -> st
     for kind, rows in kinds.items():
         if any(rows.values()):
             page.append(_table(kind, {name: modes for name, modes in rows.items() if modes}))
-    failures = {name: modes for name, modes in measured.items() if name not in exact}
+    failures = {name: modes for name, modes in measured.items() if any("failed" in r for r in modes.values())}
     if failures:
         page.append(_failures(failures))
-    missing = [name for name in models if name not in measured]
+    missing = [name for name, modes in models.items() if not modes.keys() >= set(_MODES)]
     if missing:
         page.append(f"Not measured here yet (`--missing` does it): {', '.join(missing)}.\n")
     return "\n".join(page)
+
+
+def _is_exact(modes: Modes) -> bool:
+    """Whether all modes were measured, and none failed."""
+    return all(mode in modes and "failed" not in modes[mode] for mode in _MODES)
 
 
 def _table(kind: str, rows: dict[str, Modes]) -> str:
@@ -79,7 +86,7 @@ def _row(name: str, modes: Modes) -> str:
             str(measured["gathers"]),
             str(whole or ""),
         ]
-    states = [state(modes[mode]) if mode in modes else "" for mode in ("train", "eval", "no_grad")]
+    states = [state(modes[mode]) if mode in modes else "" for mode in _MODES]
     return f"| {' | '.join([name, *states, *counts])} |"
 
 
