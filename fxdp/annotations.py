@@ -14,6 +14,7 @@ import torch
 from torch import fx
 
 from fxdp.placements import Dim, Placement
+from fxdp.symbols import hint
 from fxdp.torch_compat import OpOverload
 
 _KEY = "fxdp"
@@ -177,6 +178,7 @@ class Note:
     stage: int | None = None  # of a program that is cut into stages; None: belongs to no single one
     once: bool = False  # runs once per step, after the last micro-batch
     rewrite: Any = None  # how a rule wants its size arguments localized (`rules.registry.Rewrite`)
+    draws_for: Layout | None = None  # what a random op draws for, where it lies other than was captured
 
 
 def note(node: fx.Node) -> Note:
@@ -221,6 +223,15 @@ def example_layout(node: fx.Node) -> Layout | None:
     """The same in numbers, as it was for the example; a size that only the data fixes is None."""
     kept: Layout | None = node.meta.get(_LAYOUT)
     return kept or _layout(node, "hint")
+
+
+def typical_layout(node: fx.Node) -> Layout | None:
+    """The same with some number for a size that only the data fixes."""
+    found, open_ = example_layout(node), memory_layout(node)
+    if found is None or open_ is None or None not in (*found.sizes, *found.strides):
+        return found
+    sizes, strides = (tuple(max(1, hint(n)) for n in given) for given in (open_.sizes, open_.strides))
+    return Layout(sizes, strides, open_.offset)
 
 
 def keep_layout(node: fx.Node) -> None:

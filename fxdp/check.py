@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.utils import _pytree as pytree
 
 from fxdp.arrangement import arrangement
-from fxdp.capture import Captured, capture
+from fxdp.capture import Captured, capture, check_layouts, unusual
 from fxdp.capture.program import flatten_inputs
 from fxdp.capture.twins import twin_of
 from fxdp.compiler import LocalProgram, copy_graph, prepare
@@ -50,19 +50,33 @@ def verify_model(
     data = resolve_mesh(axes, device)
     batch = CallReader(model, options.batch_dims, device).read(args, kwargs).batch
     chosen = check_splits(splits, batch, data.size)
-    module, example, found, note = _captured(model, (args, kwargs), options, precision, batch)
-    for split in chosen:
-        _check_conditions(found, example, sum(split))
-    subject, invariants = _subject(module, found, data, options, precision, tolerance)
-    runs = (
-        tuple(subject.run(example[0], example[1], split, seed) for split in chosen)
-        if subject is not None
-        else ()
-    )
-    compared = _compared(subject, data, note)
-    narrow = casts(found.gm) if note.startswith("in float64") else ()
     shown = ", ".join(f"{name}={size}" for name, size in axes.items())
-    return Report(type(model).__name__, f"mesh({shown})", runs, compared, narrow, invariants)
+    reports: list[Report] = []
+    for size, some in _by_program(chosen, batch, options):
+        module, example, found, note = _captured(model, (args, kwargs), options, precision, size)
+        for split in some:
+            _check_conditions(found, example, sum(split))
+        subject, invariants = _subject(module, found, data, options, precision, tolerance)
+        runs = (
+            tuple(subject.run(example[0], example[1], split, seed) for split in some)
+            if subject is not None
+            else ()
+        )
+        compared = _compared(subject, data, note)
+        narrow = casts(found.gm) if note.startswith("in float64") else ()
+        reports.append(Report(type(model).__name__, f"mesh({shown})", runs, compared, narrow, invariants))
+    invariants = next((report.invariants for report in reports if report.invariants), "")
+    return replace(reports[0], splits=sum((r.splits for r in reports), ()), invariants=invariants)
+
+
+def _by_program(
+    splits: Sequence[tuple[int, ...]], batch: int, options: Options
+) -> list[tuple[int, list[tuple[int, ...]]]]:
+    """The splits that one capture serves, with a batch: one device may draw otherwise for a single sample."""
+    if not options.single_device_rng:
+        return [(batch, list(splits))]
+    one, several = ([s for s in splits if (sum(s) == 1) is alone] for alone in (True, False))
+    return [(size, some) for size, some in ((batch, several), (1, one)) if some]
 
 
 def prepare_subject(
@@ -89,11 +103,14 @@ def capture_for(
 ) -> Captured:
     """The joint graph, as a compiled module captures it."""
     tensors = flatten_inputs(module, args, kwargs).tensors
-    return capture(
-        module, args, kwargs,
-        batch_dims=options.batch_dims, loss_fn=options.loss_fn, differentiable="all", hint=hint,
-        orders=tuple(map(arrangement, tensors)) if options.single_device_rng else (),
+    orders = tuple(map(arrangement, tensors)) if options.single_device_rng else ()
+    found = capture(
+        module, args, kwargs, batch_dims=options.batch_dims, loss_fn=options.loss_fn,
+        differentiable="all", hint=hint, orders=orders,
     )  # fmt: skip
+    if unusual(found, tensors):
+        check_layouts(found, module, args, kwargs, options.loss_fn)
+    return found
 
 
 def _captured(
@@ -129,7 +146,8 @@ def _why_not_wide(module: nn.Module, inputs: Any, options: Options) -> str:
 def _capture_at(module: nn.Module, inputs: Any, options: Options, batch: int) -> Captured:
     """A capture that is valid at this batch, where the model's code branches on sizes."""
     args, kwargs = inputs
-    found = capture_for(module, args, kwargs, options)
+    hint = 1 if batch == 1 and options.single_device_rng else None
+    found = capture_for(module, args, kwargs, options, hint)
     if _broken(found, inputs, batch) and batch >= 2:
         found = capture_for(module, args, kwargs, options, hint=batch)
     return found

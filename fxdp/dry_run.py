@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from fxdp.capture import capture
+from fxdp.capture import capture, check_layouts, unusual
 from fxdp.compiler import LocalProgram, prepare
 from fxdp.mesh import resolve_mesh
 from fxdp.models import check_model, device_type
@@ -58,6 +58,8 @@ def local_program(
         own_statistics=options.own_statistics,
         orders=call.orders,
     )
+    if unusual(captured, call.tensors):
+        check_layouts(captured, model, args, kwargs, options.loss_fn)
     seconds = time.perf_counter() - start
     local = prepare_staged(captured, data, options) if staged else prepare(captured, data, options)
     local.seconds = {"capture": seconds, **local.seconds}

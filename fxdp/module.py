@@ -119,6 +119,7 @@ class CompiledModule(StandIn):
                 served = self._programs.make(call, batches, args, kwargs)
                 self._reader.watch(served.local.captured.numbers)
             self._served = served
+            self._programs.check_layouts(served, call, args, kwargs)
             return self._programs.run(served, call, batches)
 
     def _renew(self) -> None:

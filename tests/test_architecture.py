@@ -77,7 +77,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("runtime.chains",),
     ("compiler",),
     ("pipeline",),
-    ("runtime.programs", "runtime.staged", "dry_run", "check"),
+    ("runtime.programs", "runtime.sizes", "runtime.staged", "dry_run", "check"),
     ("module",),
     ("__init__",),
     ("demo", "commands", "cli", "__main__"),

@@ -4,6 +4,7 @@ from fxdp.capture.attributes import own_attributes
 from fxdp.capture.batch_dims import resolve_batch_dims
 from fxdp.capture.captured import Captured, Check, Condition, OutputLeaf, Route, SizeLeaf
 from fxdp.capture.driver import capture
+from fxdp.capture.layouts import check_layouts, unusual
 from fxdp.capture.program import register_containers
 
 __all__ = [
@@ -14,7 +15,9 @@ __all__ = [
     "Route",
     "SizeLeaf",
     "capture",
+    "check_layouts",
     "own_attributes",
     "register_containers",
     "resolve_batch_dims",
+    "unusual",
 ]

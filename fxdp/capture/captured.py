@@ -71,6 +71,18 @@ class Check:
     site: Site
 
 
+@dataclass(frozen=True, slots=True)
+class LayoutRead:
+    """A place at which the user's code reads how a tensor lies in memory."""
+
+    how: str
+    """The function that reads it."""
+    told: str
+    site: Site
+    offset: bool = False
+    """Whether it tells where in its storage the tensor begins."""
+
+
 @dataclass(frozen=True)
 class Captured:
     """One flat joint graph in global shapes, and the way back to the model's inputs and outputs."""
@@ -99,3 +111,5 @@ class Captured:
     """The buffers whose values the program was made for."""
     orders: tuple[Arrangement, ...] = ()
     """How the inputs lie in memory; empty where they count as lying in the order of their dims."""
+    layout_reads: tuple[LayoutRead, ...] = ()
+    """Where the model's code reads how its tensors lie."""

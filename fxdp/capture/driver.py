@@ -19,6 +19,7 @@ from fxdp.capture.diagnose import capture_error, eager_error, is_data_dependent
 from fxdp.capture.examples import batch_hint
 from fxdp.capture.hooks import check_module_hooks
 from fxdp.capture.joint import Request, trace
+from fxdp.capture.lone_draws import draws_numbers, for_one, for_several
 from fxdp.capture.memory import check_memory
 from fxdp.capture.module_state import unchanged
 from fxdp.capture.numbers import WrittenError, numbers_of
@@ -54,13 +55,14 @@ def capture(
                     without these every output; "all": every output
     couple          spell out ops that couple samples as sums and counts; False keeps eager's own ops
     own_statistics  BatchNorm normalizes each part of the batch by the part's own statistics
-    hint            batch size to trace with, at least 2: for code that branches on the batch size, whose
-                    `Captured.conditions` do not hold at the size that is wanted
+    hint            batch size to trace with: for code that branches on the batch size, whose
+                    `Captured.conditions` do not hold at the size that is wanted; 1, with `orders`: the
+                    capture is for a single sample, for which random numbers may come in another order
     orders          how the inputs lie in memory; default: in the order of their dims
 
     Under `torch.no_grad()` the graph is the forward alone.
     """
-    _check_request(module, kwargs, loss_fn, differentiable, hint)
+    _check_request(module, kwargs, loss_fn, differentiable, hint, 1 if orders else 2)
     check_module_hooks(module)
     inputs = flatten_inputs(module, args, kwargs)
     batch = tuple(resolve_batch_dims(args, kwargs, batch_dims))
@@ -70,31 +72,52 @@ def capture(
         request = Request(
             program, module, inputs, batch, dynamic, differentiable, couple, own_statistics, orders
         )
-        found = _capture(request, hint or batch_hint(inputs.tensors, batch))
-    check_memory(program.record.changed, module, inputs, loss_fn)
-    return replace(found, orders=tuple(orders))
+        several = hint if hint is not None and hint > 1 else batch_hint(inputs.tensors, batch)
+        found, request = _capture(request, several)
+        if orders:
+            found = _for_one(found, request) if hint == 1 else for_several(found)
+    record = request.program.record
+    check_memory(record.changed, module, inputs, loss_fn)
+    return replace(found, orders=tuple(orders), layout_reads=record.layout_reads)
 
 
-def _capture(request: Request, hint: int) -> Captured:
+def _capture(request: Request, hint: int) -> tuple[Captured, Request]:
+    """The capture, and the request that led to it."""
     try:
-        return _capture_symbolic(request, hint)
+        return _capture_symbolic(request, hint), request
     except (CaptureError, InputError):
         raise
     except Exception as error:
         if is_data_dependent(error):
             found = survey(request.module, request.inputs, request.program.loss_fn)
             return _with_numbers(error, request, hint, found)
-        return _fall_back(error, request)
+        return _fall_back(error, request), request
 
 
-def _with_numbers(error: Exception, request: Request, hint: int, found: Survey) -> Captured:
+def _with_numbers(
+    error: Exception, request: Request, hint: int, found: Survey
+) -> tuple[Captured, Request]:
     """Capture once more with small buffers as numbers: it may be their values that the code reads."""
     numbers = {} if request.program.numbers else numbers_of(request.module, found.read, found.written)
     if numbers:
         program = Program(request.module, request.inputs, request.program.loss_fn, numbers)
         with contextlib.suppress(CaptureError, WrittenError):
-            return replace(_capture(replace(request, program=program), hint), numbers=tuple(numbers))
+            captured, request = _capture(replace(request, program=program), hint)
+            return replace(captured, numbers=tuple(numbers)), request
     raise capture_error(error, reads=found.reads) from error
+
+
+def _for_one(found: Captured, request: Request) -> Captured:
+    """The capture with its draws as those of a single sample."""
+    if not draws_numbers(found.gm.graph):
+        return found
+    try:
+        raw = trace(request, 1, symbolic=False)
+    except (CaptureError, InputError):
+        raise
+    except Exception as error:
+        raise capture_error(error) from error
+    return for_one(found, convert(raw, request.module, request.inputs, Sizes()).gm.graph)
 
 
 def _capture_symbolic(request: Request, hint: int) -> Captured:
@@ -165,12 +188,13 @@ def _check_request(
     loss_fn: Callable[..., Any] | None,
     differentiable: str,
     hint: int | None,
+    least: int,
 ) -> None:
     """Refuse requests that cannot be meant."""
     if differentiable not in ("loss", "all"):
         raise InputError(f'differentiable must be "loss" or "all", got {differentiable!r}')
-    if hint is not None and hint < 2:
-        raise InputError(f"hint must be a batch size of at least 2, got {hint}")
+    if hint is not None and hint < least:
+        raise InputError(f"hint must be a batch size of at least {least}, got {hint}")
     if loss_fn is not None and "target" not in kwargs:
         raise InputError(
             "with loss_fn= the call needs the keyword argument target=, the loss's second argument"

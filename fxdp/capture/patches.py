@@ -46,10 +46,10 @@ def capture_patches(module: nn.Module, loss_fn: Callable[..., Any] | None) -> It
         stack.enter_context(_symbolic_len(module, loss_fn))
         stack.enter_context(_batch_norm_forward())
         stack.enter_context(_idle_conversions())
-        stack.enter_context(_replaced(F, "ctc_loss", capturable_ctc_loss))
+        stack.enter_context(replaced(F, "ctc_loss", capturable_ctc_loss))
         for owner, name, function in SUBSTITUTES:
-            stack.enter_context(_replaced(owner, name, function))
-        stack.enter_context(_replaced(CheckpointFunction, "apply", _checkpoint))
+            stack.enter_context(replaced(owner, name, function))
+        stack.enter_context(replaced(CheckpointFunction, "apply", _checkpoint))
         stack.enter_context(torch_compat.without_autograd_kernel(_WRONGLY_DECOMPOSED))
         if torch.is_inference_mode_enabled():
             stack.enter_context(torch.inference_mode(False))
@@ -85,12 +85,12 @@ def refuse_autograd() -> Iterator[None]:
             (torch.autograd, "backward"),
             (torch.Tensor, "backward"),
         ):
-            stack.enter_context(_replaced(owner, name, refuse))
+            stack.enter_context(replaced(owner, name, refuse))
         yield
 
 
 @contextlib.contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
     """Set an attribute and put the old one back; an inherited one is inherited again."""
     inherited = name not in vars(owner)
     old = getattr(owner, name)
@@ -188,7 +188,7 @@ def _idle_conversions() -> Iterator[None]:
             return self
         return convert(self, fn, recurse)  # type: ignore[no-untyped-call,no-any-return]
 
-    with _replaced(nn.Module, "_apply", apply):
+    with replaced(nn.Module, "_apply", apply):
         yield
 
 
@@ -204,7 +204,7 @@ def _batch_norm_forward() -> Iterator[None]:
             return _cumulative_batch_norm(self, input)
         return plain(self, input)
 
-    with _replaced(_BatchNorm, "forward", forward), _replaced(nn.SyncBatchNorm, "forward", forward):
+    with replaced(_BatchNorm, "forward", forward), replaced(nn.SyncBatchNorm, "forward", forward):
         yield
 
 

@@ -14,11 +14,12 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from fxdp.capture.attributes import Attributes
-from fxdp.capture.captured import Check, OutputLeaf
+from fxdp.capture.captured import Check, LayoutRead, OutputLeaf
 from fxdp.capture.checks import Asked, noting_checks
 from fxdp.capture.data import traced_data
 from fxdp.capture.functions import whole_functions
 from fxdp.capture.hooks import deferred_hooks
+from fxdp.capture.layout_reads import noting_layouts
 from fxdp.capture.module_state import assigned_buffers
 from fxdp.capture.numbers import Number, as_numbers
 from fxdp.capture.patches import refuse_autograd
@@ -62,6 +63,8 @@ class OutputRecord:
     """The Python attributes that the forward changed."""
     assigned: tuple[str, ...] = ()
     """The program's buffers to which the forward assigns another tensor."""
+    layout_reads: tuple[LayoutRead, ...] = ()
+    """What the code read of how tensors lie in memory."""
 
 
 @dataclass
@@ -102,24 +105,32 @@ class Program(nn.Module):
         """Run the user's code and flatten what it returns."""
         args, kwargs = self._inputs.rebuild(tensors)
         asked = Asked()
+        reads: list[LayoutRead] = []
         with contextlib.ExitStack() as stack:
             stack.enter_context(refuse_autograd())
             stack.enter_context(whole_functions())
             stack.enter_context(deferred_hooks())
             stack.enter_context(traced_data())
+            stack.enter_context(noting_layouts(reads, tensors))
             tracker = stack.enter_context(captured_skips(self.module))
             stack.enter_context(noting_checks(asked))
             stack.enter_context(refused_draws())
             assigned = stack.enter_context(assigned_buffers(self.module))
             stack.enter_context(as_numbers(self.module, self._numbers))
             before = Attributes(self.module)
-            tensors = self._run(args, kwargs)
+            results = self._run(args, kwargs)
             changed = before.changed(Attributes(self.module))
-        checks = tuple(Check(i, *answer) for i, answer in enumerate(asked.answers, len(tensors)))
+        checks = tuple(Check(i, *answer) for i, answer in enumerate(asked.answers, len(results)))
         skips = tuple(tracker.points)
-        self._cell.record = replace(self._cell.record, skips=skips, checks=checks, changed=changed)
-        self._cell.record = replace(self._cell.record, assigned=tuple(f"module.{name}" for name in assigned))
-        return (*tensors, *asked.tensors)
+        self._cell.record = replace(
+            self._cell.record,
+            skips=skips,
+            checks=checks,
+            changed=changed,
+            assigned=tuple(f"module.{name}" for name in assigned),
+            layout_reads=tuple(reads),
+        )
+        return (*results, *asked.tensors)
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torch.Tensor, ...]:
         if self.loss_fn is None:

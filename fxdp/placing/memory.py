@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from fxdp.annotations import Layout, example_layout, memory_layout, tensor_operands
-from fxdp.symbols import hint
+from fxdp.annotations import Layout, note, tensor_operands, typical_layout
 
 
 def memory_order(node: fx.Node) -> tuple[int, ...]:
@@ -16,7 +15,7 @@ def memory_order(node: fx.Node) -> tuple[int, ...]:
     with gaps), torch makes dense memory by a rule of its own, so torch is asked. Empty where capture kept no
     layout.
     """
-    layout = _in_numbers(next(iter(tensor_operands(node)), node))
+    layout = _drawn_for(node)
     if layout is None:
         return ()
     like = torch.empty_strided(layout.sizes, layout.strides, device="meta")
@@ -26,7 +25,7 @@ def memory_order(node: fx.Node) -> tuple[int, ...]:
 
 def memory_gaps(node: fx.Node) -> tuple[int, ...]:
     """The dims of the first operand whose elements lie further apart than what is in them: it was sliced."""
-    layout = _in_numbers(next(iter(tensor_operands(node)), node))
+    layout = _drawn_for(node)
     found, step = [], 1
     for dim in reversed(memory_order(node)):
         assert layout is not None
@@ -37,12 +36,5 @@ def memory_gaps(node: fx.Node) -> tuple[int, ...]:
     return tuple(found)
 
 
-def _in_numbers(node: fx.Node) -> Layout | None:
-    """The example's layout, or a typical one where only the data fixes a size."""
-    found = example_layout(node)
-    if found is None or None not in (*found.sizes, *found.strides):
-        return found
-    open_ = memory_layout(node)
-    assert open_ is not None
-    sizes, strides = (tuple(max(1, hint(n)) for n in found) for found in (open_.sizes, open_.strides))
-    return Layout(sizes, strides, open_.offset)
+def _drawn_for(node: fx.Node) -> Layout | None:
+    return note(node).draws_for or typical_layout(next(iter(tensor_operands(node)), node))

@@ -10,23 +10,20 @@ import contextlib
 import logging
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import sympy
 import torch
 from torch import Tensor, fx, nn
 
-from fxdp.annotations import Input, Site, TensorType, note
-from fxdp.capture import Captured, Condition, capture
+from fxdp.capture import Captured, Condition, capture, check_layouts, unusual
 from fxdp.compiler import LocalProgram, emit, prepare
 from fxdp.errors import AgreementError, InputError
 from fxdp.lowering.order import order_lines
 from fxdp.lowering.shapes import SizesFixedError
 from fxdp.mesh import DataMesh
 from fxdp.options import Options
-from fxdp.plan import evaluate
 from fxdp.runtime.agreement import agree, gather_objects, tensor_lines
 from fxdp.runtime.calls import Call
 from fxdp.runtime.chains import chained
@@ -35,6 +32,7 @@ from fxdp.runtime.failure import everywhere, refusing
 from fxdp.runtime.kinds import Kinds
 from fxdp.runtime.outputs import has_size_leaves, packed, raise_if_checked
 from fxdp.runtime.recent import Recent
+from fxdp.runtime.sizes import fixed_dims, row_numbers, size_values
 from fxdp.symbols import B, named_size
 from fxdp.torch_compat import compile_lock
 
@@ -80,6 +78,8 @@ class Programs:
         self._kinds: Kinds[Kind] = Kinds()
         self.compiled = 0
         """How many programs were compiled."""
+        self._layouts: Recent[Any, bool] = Recent(_CALLS)
+        """The layouts of inputs that were found to be read as those of a program."""
 
     def find(self, call: Call, batches: tuple[int, ...]) -> Served | None:
         """The program that serves the call without compiling anything."""
@@ -148,16 +148,18 @@ class Programs:
         for local in known:
             if not self._broken(local, call, batches):
                 return local
-        local = self._capture(call, args, kwargs, dynamic=dynamic, hint=None)
-        if self._broken(local, call, batches) and sum(batches) >= 2:
-            local = self._capture(call, args, kwargs, dynamic=dynamic, hint=sum(batches))
+        batch = sum(batches)
+        hint = 1 if batch == 1 and self._options.single_device_rng else None
+        local = self._capture(call, args, kwargs, dynamic=dynamic, hint=hint)
+        if self._broken(local, call, batches) and batch >= 2:
+            local = self._capture(call, args, kwargs, dynamic=dynamic, hint=batch)
         broken = self._broken(local, call, batches)
         if broken:
             listing = "\n  ".join(f"{c.expr} at {c.site}" for c in broken)
             raise everywhere(
                 InputError(
                     "the model's Python code decided on a size in a way that does not hold for this call, "
-                    f"whose global batch is {sum(batches)}:\n  {listing}\nUse tensor operations instead of "
+                    f"whose global batch is {batch}:\n  {listing}\nUse tensor operations instead of "
                     "Python conditions on sizes there, or keep the sizes within the condition"
                 )
             )
@@ -168,7 +170,7 @@ class Programs:
         """What the capture relies on and this call does not fulfil."""
         values = size_values(local.captured, call, batches, self._mesh.rank)
         sizes = {B if name == "B" else named_size(name): value for name, value in values.items()}
-        relied = [*local.captured.conditions, *_fixed_dims(local, call, values)]
+        relied = [*local.captured.conditions, *fixed_dims(local.gm, local.captured.batch, call, values)]
         return [c for c in relied if not c.holds(sizes)]
 
     def _capture(
@@ -224,6 +226,23 @@ class Programs:
         _log.info("compiled program %d: %s", self.compiled, "any size" if generic else f"batches {batches}")
         return Served(program, graph, local, sizes)
 
+    def check_layouts(
+        self, served: Served, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """Refuse this rank's inputs if the model's code reads how they lie, and they lie otherwise.
+
+        Raises
+        ------
+        InputError : names the line and the inputs.
+        """
+        captured = served.local.captured
+        found = unusual(captured, call.tensors)
+        if not found or (key := (call.kind, captured.orders, found)) in self._layouts:
+            return
+        with _plain_modes():
+            check_layouts(captured, self._module, args, kwargs, self._options.loss_fn)
+        self._layouts[key] = True
+
     def run(self, served: Served, call: Call, batches: tuple[int, ...]) -> Any:
         """Run a call; the model's own output structure."""
         captured, program = served.local.captured, served.program
@@ -244,43 +263,6 @@ class Programs:
         if captured.checks:
             raise_if_checked(captured.checks, outputs)
         return packed(captured, outputs, sizes)
-
-
-def size_values(captured: Captured, call: Call, batches: Sequence[int], rank: int) -> dict[str, int]:
-    """The value of each size slot for this rank."""
-    sizes = {
-        "B": sum(batches),
-        "b": batches[rank],
-        "offset": sum(batches[:rank]),
-        "b_max": max(batches),
-    }
-    for name, (index, dim) in captured.symbols.items():
-        sizes[name] = call.tensors[index].shape[dim]
-    return sizes
-
-
-def _fixed_dims(local: LocalProgram, call: Call, values: Mapping[str, int]) -> list[Condition]:
-    """The call's sizes that are not those of the captured inputs: a loop over a dim fixes its size."""
-    found = []
-    for node in local.gm.graph.find_nodes(op="placeholder"):
-        slot, type_ = note(node).slot, note(node).type
-        if not isinstance(slot, Input) or not isinstance(type_, TensorType):
-            continue
-        sizes = zip(type_.shape, call.tensors[slot.index].shape, strict=True)
-        for dim, (captured, own) in enumerate(sizes):
-            if dim != local.captured.batch[slot.index] and evaluate(captured, values) != own:
-                found.append(Condition(sympy.false, Site(code=f"{slot.path}.shape[{dim}] == {captured}")))
-    return found
-
-
-def row_numbers(batches: Sequence[int]) -> Tensor:
-    """Where the real rows lie in a buffer of parts that are padded to the largest one.
-
-    batches (2, 0, 1) -> 0 1 . . 4 .  -> [0, 1, 4]
-    """
-    largest = max(batches)
-    starts = [i * largest for i in range(len(batches))]
-    return torch.cat([torch.arange(start, start + n) for start, n in zip(starts, batches, strict=True)])
 
 
 @contextlib.contextmanager

@@ -21,7 +21,8 @@ from fxdp.rules.randomness import node_draws
 from fxdp.runtime.agreement import Agreement, agree
 from fxdp.runtime.calls import Call
 from fxdp.runtime.chains import chained
-from fxdp.runtime.programs import Kind, Programs, Served, _plain_modes, row_numbers, size_values
+from fxdp.runtime.programs import Kind, Programs, Served, _plain_modes
+from fxdp.runtime.sizes import row_numbers, size_values
 from fxdp.runtime.step import Step
 from fxdp.runtime.streams import Streams
 from fxdp.schedule import csv

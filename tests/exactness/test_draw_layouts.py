@@ -52,6 +52,40 @@ def test_numbers_are_drawn_in_the_order_of_eagers_memory(name: str) -> None:
     check(model, (x,), splits=SPLITS, rng="single-device")
 
 
+ALONE: dict[str, Callable[..., Tensor]] = {
+    "product": lambda conv, x: F.dropout(torch.einsum("bti,ij->bjt", conv(x).flatten(2), _matrix(conv))),
+    "reshaped": lambda conv, x: F.dropout(conv(x).flatten(2).transpose(1, 2).reshape(-1, 3)),
+    "in_place": lambda conv, x: torch.einsum("bti,ij->bjt", x.flatten(2), _matrix(conv)).uniform_(),
+    "chosen_by_the_data": LAYOUTS["chosen_by_the_data"],
+    "as_with_others": LAYOUTS["channels_last"],
+}
+"""What one device lays out otherwise, or not, if it has a single sample."""
+
+
+def _matrix(conv: nn.Module) -> Any:
+    return conv.weight.flatten()[:80].view(16, 5)
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_a_single_sample_is_drawn_for_as_it_lies(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(LAYOUTS, name, ALONE[name])
+    model, x = _subject(name, 8)
+    check(model, (x,), splits=((1,), (0, 1), (2, 0)), rng="single-device")
+
+
+def test_the_number_of_samples_decides_which_program_draws() -> None:
+    torch.manual_seed(0)
+    model = Model(ALONE["product"], nn.Conv2d(3, 3, 3, padding=1, dtype=torch.float64))
+    compiled = fxdp.compile(model, rng="single-device", compute="eager")
+    for n in (1, 3, 1, 2):
+        x = _wide(n, 3, 4, 4)
+        torch.manual_seed(n)
+        found = compiled(x)
+        torch.manual_seed(n)
+        torch.testing.assert_close(found, model(x), rtol=1e-12, atol=1e-12)
+    fxdp.verify(model, (x,), mesh={"dp": 2}, rng="single-device", splits=[(1, 1), (0, 1)]).raise_if_wrong()
+
+
 def test_a_part_of_a_mask_has_memory_of_its_own() -> None:
     """Inductor takes results of ops for aligned; of a byte per number a part begins anywhere."""
     draw = twin(torch.ops.aten.native_dropout.default)

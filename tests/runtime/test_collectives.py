@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from fxdp.parts import join_parts, take_part
 from fxdp.runtime import collectives
-from fxdp.runtime.programs import row_numbers
+from fxdp.runtime.sizes import row_numbers
 from tests.ranks import RankPool
 
 CASES = [((7, 2), 0, 1), ((2, 14, 3), 1, 1), ((2, 28), 1, 2), ((42, 2), 0, 3)]
