@@ -17,6 +17,7 @@ from fxdp.capture.conditions import find_conditions, guards_of, kept_dims
 from fxdp.capture.convert import convert
 from fxdp.capture.diagnose import capture_error, eager_error, is_data_dependent
 from fxdp.capture.examples import batch_hint
+from fxdp.capture.generators import seeding_error
 from fxdp.capture.hooks import check_module_hooks
 from fxdp.capture.joint import Request, trace
 from fxdp.capture.lone_draws import draws_numbers, for_one, for_several
@@ -74,6 +75,9 @@ def capture(
         )
         several = hint if hint is not None and hint > 1 else batch_hint(inputs.tensors, batch)
         found, request = _capture(request, several)
+        seeded = request.program.record.seeded
+        if seeded and draws_numbers(found.gm.graph):
+            raise seeding_error(*seeded[0])
         if orders:
             found = _for_one(found, request) if hint == 1 else for_several(found)
     record = request.program.record
@@ -94,9 +98,7 @@ def _capture(request: Request, hint: int) -> tuple[Captured, Request]:
         return _fall_back(error, request), request
 
 
-def _with_numbers(
-    error: Exception, request: Request, hint: int, found: Survey
-) -> tuple[Captured, Request]:
+def _with_numbers(error: Exception, request: Request, hint: int, found: Survey) -> tuple[Captured, Request]:
     """Capture once more with small buffers as numbers: it may be their values that the code reads."""
     numbers = {} if request.program.numbers else numbers_of(request.module, found.read, found.written)
     if numbers:

@@ -13,11 +13,13 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from fxdp.annotations import Site
 from fxdp.capture.attributes import Attributes
 from fxdp.capture.captured import Check, LayoutRead, OutputLeaf
 from fxdp.capture.checks import Asked, noting_checks
 from fxdp.capture.data import traced_data
 from fxdp.capture.functions import whole_functions
+from fxdp.capture.generators import noting_generators
 from fxdp.capture.hooks import deferred_hooks
 from fxdp.capture.layout_reads import noting_layouts
 from fxdp.capture.module_state import assigned_buffers
@@ -65,6 +67,8 @@ class OutputRecord:
     """The program's buffers to which the forward assigns another tensor."""
     layout_reads: tuple[LayoutRead, ...] = ()
     """What the code read of how tensors lie in memory."""
+    seeded: tuple[tuple[str, Site], ...] = ()
+    """Where the code seeds torch's generators, and by which function."""
 
 
 @dataclass
@@ -106,12 +110,14 @@ class Program(nn.Module):
         args, kwargs = self._inputs.rebuild(tensors)
         asked = Asked()
         reads: list[LayoutRead] = []
+        seeded: list[tuple[str, Site]] = []
         with contextlib.ExitStack() as stack:
             stack.enter_context(refuse_autograd())
             stack.enter_context(whole_functions())
             stack.enter_context(deferred_hooks())
             stack.enter_context(traced_data())
             stack.enter_context(noting_layouts(reads, tensors))
+            stack.enter_context(noting_generators(seeded))
             tracker = stack.enter_context(captured_skips(self.module))
             stack.enter_context(noting_checks(asked))
             stack.enter_context(refused_draws())
@@ -129,6 +135,7 @@ class Program(nn.Module):
             changed=changed,
             assigned=tuple(f"module.{name}" for name in assigned),
             layout_reads=tuple(reads),
+            seeded=tuple(seeded),
         )
         return (*results, *asked.tensors)
 

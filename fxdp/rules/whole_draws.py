@@ -95,7 +95,8 @@ def _eager_form(target: OpOverload) -> OpOverload:
 def _call(target: OpOverload, names: Sequence[str], values: Sequence[Any]) -> Any:
     keywords = {a.name for a in target._schema.arguments if a.kwarg_only}
     args = [v for n, v in zip(names, values, strict=True) if n not in keywords]
-    return target(*args, **{n: v for n, v in zip(names, values, strict=True) if n in keywords})
+    given = {n: v for n, v in zip(names, values, strict=True) if n in keywords}
+    return target(*args, **given, **dict.fromkeys(keywords & {"generator"}))
 
 
 class _Part:

@@ -27,6 +27,7 @@ RANDOM = {
     "noise": lambda fc, x: fc(x + torch.randn_like(x)) + torch.rand(x.shape[0], 1),
     "shared_noise": lambda fc, x: fc(x) * torch.rand(D),
     "bernoulli": lambda fc, x: fc(x) * torch.bernoulli(x.sigmoid()),
+    "no_generator": lambda fc, x: fc(x) * torch.randn(x.shape, generator=None),
     "gumbel": lambda fc, x: F.gumbel_softmax(fc(x), hard=False),
     "reparametrized": lambda fc, x: fc(x) * torch.empty_like(x).normal_() + torch.normal(x, 1.0),
     "permutation": lambda fc, x: fc(x)[torch.randperm(len(x))].square() * x,
