@@ -29,6 +29,8 @@ from fxdp.torch_compat import OpOverload
 _BY_VALUE = frozenset(
     {"poisson", "binomial", "_standard_gamma", "_sample_dirichlet", "rrelu_with_noise_functional"}
 )
+_IN_ORDER = frozenset({"rrelu_with_noise_functional"})
+"""Ops that draw in the order of the dims, however their operands lie; their noise must lie so, too."""
 _UNREAD = -2  # a tensor of which the op reads the shape only
 _ALIKE = 0.5  # stands for other ranks' values: a probability, a mean, a deviation, a weight
 
@@ -171,11 +173,13 @@ def drawn_whole(
 ) -> Iterator[Alternative]:
     """The ways to draw `op` as one device would: kept in parts for nothing, or whole."""
     target = op.target
-    found = registry.get(target)
+    found, name = registry.get(target), target._schema.name.removeprefix("aten::")
     if found is None or found.family != "random":
         yield op.alternative()
         return
-    if not one_rank and target._schema.name.removeprefix("aten::") not in _BY_VALUE:
+    if name in _IN_ORDER:
+        order, gaps = tuple(range(len(op.output.shape))), ()
+    if not one_rank and name not in _BY_VALUE:
         for alternative in found.rule(op):
             shard = alternative.outputs[0]
             if isinstance(shard, Shard) and all(p == shard or p is None for p in alternative.outputs):

@@ -42,6 +42,7 @@ LAYOUTS: dict[str, Callable[..., Tensor]] = {
     "chosen_by_the_data": lambda conv, x: torch.rand_like(conv(x)[x[:, 0, 0, 0] > 0].transpose(1, 2)),
     "in_place": lambda conv, x: F.alpha_dropout(conv(x).transpose(1, 3), training=True),
     "slices_in_place": lambda conv, x: conv(x) * _filled(torch.zeros(x.shape[0], 3, 4, 5)),
+    "rrelu": lambda conv, x: F.rrelu(conv(x).transpose(1, 3), training=True),
     "noise": lambda conv, x: conv(x).transpose(0, 2) + torch.randn_like(x.transpose(0, 2)),
 }  # fmt: skip
 
