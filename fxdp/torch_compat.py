@@ -169,10 +169,25 @@ def overload_of(op: Any) -> Any:
     return getattr(op, "_opoverload", op)
 
 
+_REGIONS = frozenset(
+    {torch.ops.higher_order.wrap_with_set_grad_enabled, torch.ops.higher_order.wrap_with_autocast}
+)
+"""What `torch.no_grad()` and `torch.autocast()` become: calls of graphs of their own."""
+
+
 def replay(module: fx.GraphModule, *args: Any) -> Any:
     """Run an exported graph node by node so that what is traced meanwhile keeps its source lines."""
     with preserve_node_meta():
-        return PropagateUnbackedSymInts(module).run(*args)
+        return _Replay(module).run(*args)
+
+
+class _Replay(PropagateUnbackedSymInts):
+    """Runs the graphs of `torch.no_grad()` and `torch.autocast()` node by node, too."""
+
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if target in _REGIONS:
+            args = tuple(_Replay(a).run if isinstance(a, fx.GraphModule) else a for a in args)
+        return super().call_function(target, args, kwargs)
 
 
 def joint_graph(

@@ -4,6 +4,7 @@
 |---|---|
 | `Canonicalize` | CAPTURED |
 | `ExposeCounts` | CAPTURED (programs with micro-batches) |
+| `LiftNumbers` | CAPTURED (programs with micro-batches) |
 | `BatchDimAnalyzer` | PLACED |
 | `ExpandRecipes` | PLACED |
 | `InsertCollectives` | EXPLICIT |
@@ -25,6 +26,7 @@ from fxdp.passes.emit_program import EmitProgram
 from fxdp.passes.expand_recipes import ExpandRecipes
 from fxdp.passes.expose_counts import ExposeCounts
 from fxdp.passes.insert_collectives import InsertCollectives
+from fxdp.passes.lift_numbers import LiftNumbers
 from fxdp.passes.localize_shapes import LocalizeShapes
 
 __all__ = [
@@ -37,5 +39,6 @@ __all__ = [
     "ExpandRecipes",
     "ExposeCounts",
     "InsertCollectives",
+    "LiftNumbers",
     "LocalizeShapes",
 ]

@@ -52,8 +52,8 @@ def capture(
     batch_dims      pytree prefix over `(args, kwargs)` of int or None; default: dim 0 of every tensor
     loss_fn         the program becomes `loss_fn(module(*args, **kwargs), target)`; `target` is a keyword
     dynamic         make all sizes of the inputs symbolic, not only the batch
-    differentiable  "loss": only the scalar output named `loss` gets a tangent, without one all scalars, and
-                    without these every output; "all": every output
+    differentiable  "loss": only the scalar output named `loss` gets a tangent, without one the first scalar,
+                    and without scalars every output; "all": every output
     couple          spell out ops that couple samples as sums and counts; False keeps eager's own ops
     own_statistics  BatchNorm normalizes each part of the batch by the part's own statistics
     hint            batch size to trace with: for code that branches on the batch size, whose

@@ -77,11 +77,12 @@ class _Differentiated(nn.Module):
     def forward(self, *tensors: Any) -> tuple[Any, ...]:
         """The outputs: those without a tangent detached, those that alias something cloned."""
         outputs = list(torch_compat.replay(self.exported, *tensors))
-        wanted = [_is_loss(output) for output in outputs]
-        if self.loss is not None and wanted[self.loss]:
-            wanted = [i == self.loss for i in range(len(outputs))]
-        if self.differentiable == "all" or not any(wanted):
+        scalars = [i for i, output in enumerate(outputs) if _is_loss(output)]
+        if self.differentiable == "all" or not scalars:
             wanted = [output.requires_grad for output in outputs]
+        else:
+            chosen = self.loss if self.loss in scalars else scalars[0]
+            wanted = [i == chosen for i in range(len(outputs))]
         self.detached = tuple(i for i, o in enumerate(outputs) if o.requires_grad and not wanted[i])
         outputs = [o.detach() if i in self.detached else o for i, o in enumerate(outputs)]
         seen = {id(tensor) for tensor in (*tensors, *self.parameters())}

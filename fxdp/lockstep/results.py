@@ -36,13 +36,13 @@ def compare_results(
     `changed` are the buffers and inputs that one device writes.
 
     A value that is zero but for rounding counts against what it was made from: a gradient (a key's bias)
-    against the other gradients, a buffer (the running mean after another BatchNorm) against its terms, as
-    `floors` tells.
+    against the other gradients, a buffer (the running mean after another BatchNorm) and an output (a policy's
+    loss, the mean of its normalized advantages) against its terms, as `floors` tells.
     """
     own = {_key(slot): (result_name(slot), value, tolerances[slot]) for slot, value in found.items()}
     gradients = [magnitude(value) for slot, value in expected.items() if isinstance(slot, Gradient)]
     largest = max(gradients, default=0.0)
-    terms = {_key(slot): floor for slot, floor in floors.items() if isinstance(slot, Mutation)}
+    terms = {_key(slot): floor for slot, floor in floors.items() if not isinstance(slot, Gradient)}
     rows = []
     for slot, (name, value, tolerance) in own.items():
         if slot not in expected:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
 
-import torch
 from torch import fx
 
 from fxdp.annotations import Crossing, ResultSlot, Tangent, TensorType, note
@@ -16,13 +14,18 @@ from fxdp.errors import MeshError, StageError
 from fxdp.mesh import DataMesh
 from fxdp.options import Options
 from fxdp.pass_manager import Level, Pass, PassManager
-from fxdp.passes import AssignStages, BucketGradients, CoalesceReductions, ExposeCounts, LocalizeShapes
+from fxdp.passes import (
+    AssignStages,
+    BucketGradients,
+    CoalesceReductions,
+    ExposeCounts,
+    LiftNumbers,
+    LocalizeShapes,
+)
 from fxdp.pipeline.program import StagedProgram
 from fxdp.refusals import refuse_fallbacks
 from fxdp.schedule import make
 from fxdp.staging import Part, recall_phases, split
-
-aten = torch.ops.aten
 
 
 def staging_passes(captured: Captured, options: Options, mesh: DataMesh) -> list[Pass]:
@@ -82,13 +85,12 @@ def prepare_staged(captured: Captured, mesh: DataMesh, options: Options) -> Stag
     PlacementError : with `strict=True`, an op would run replicated because it has no rule.
     """
     check_options(options)
-    outputs = {slot.index for n in captured.gm.graph.nodes if isinstance(slot := note(n).slot, Tangent)}
-    loss = keep_loss_tangent(captured.gm.graph)
+    loss = loss_index(captured.gm.graph)
     parts = mesh if options.microbatches == 1 else mesh.in_parts(options.microbatches)
     dump_dir = Path(options.dump_dir) if options.dump_dir is not None and mesh.rank == 0 else None
     manager = PassManager(parts, options.verify, dump_dir)
     nodes = len(captured.gm.graph.nodes)
-    first: list[Pass] = [ExposeCounts()] if options.microbatches > 1 else []
+    first: list[Pass] = [ExposeCounts(), LiftNumbers()] if options.microbatches > 1 else []
     gm = manager.run(captured.gm, [*first, *global_passes(captured, options)])
     if options.strict:
         refuse_fallbacks(gm)
@@ -104,7 +106,7 @@ def prepare_staged(captured: Captured, mesh: DataMesh, options: Options) -> Stag
     return StagedProgram(
         captured, gm, mesh, options, causes, manager.seconds, nodes,
         partition=replace(partition, epilogues=epilogues), loss=loss,
-        not_differentiated=frozenset({*captured.detached, *outputs} - {loss}),
+        not_differentiated=frozenset(captured.detached),
         schedule=schedule if loss is not None else schedule.forward_only(),
     )  # fmt: skip
 
@@ -120,10 +122,10 @@ def _finish(part: Part | None, mesh: DataMesh, options: Options) -> Part | None:
     return replace(part, gm=gm)
 
 
-def keep_loss_tangent(graph: fx.Graph) -> int | None:
-    """Leave the tangent of the first scalar output alone; others are zero in a staged step.
+def loss_index(graph: fx.Graph) -> int | None:
+    """The output that is differentiated: the only scalar with a tangent (see `differentiable` of `capture`).
 
-    Returns the index of that output, None for a graph without backward.
+    None for a graph without backward.
 
     Raises
     ------
@@ -132,29 +134,12 @@ def keep_loss_tangent(graph: fx.Graph) -> int | None:
     tangents = [n for n in graph.find_nodes(op="placeholder") if isinstance(note(n).slot, Tangent)]
     if not tangents:
         return None
-    scalars = [n for n in tangents if cast(TensorType, note(n).type).shape == ()]
-    if not scalars:
-        raise StageError(
-            "a step in stages or micro-batches runs the backward inside of the call, so the loss must be in "
-            "the graph; the model returns no scalar that depends on its parameters. Pass loss_fn= to "
-            "fxdp.compile, or let the model return its loss; for outputs alone, call it under torch.no_grad()"
-        )
     for node in tangents:
-        if node is not scalars[0]:
-            _replace_by_zeros(graph, node)
-    slot = note(scalars[0]).slot
-    assert isinstance(slot, Tangent)
-    return slot.index
-
-
-def _replace_by_zeros(graph: fx.Graph, node: fx.Node) -> None:
-    type_ = note(node).type
-    assert isinstance(type_, TensorType)
-    last = graph.find_nodes(op="placeholder")[-1]
-    with graph.inserting_after(last):
-        # only scalars have tangents here: see `differentiable="loss"` of the capture
-        zeros = graph.call_function(aten.full.default, ([], 0.0), {"dtype": type_.dtype})
-    known = note(zeros)
-    known.type, known.backward = type_, True
-    node.replace_all_uses_with(zeros)
-    graph.erase_node(node)
+        slot, type_ = note(node).slot, note(node).type
+        if isinstance(slot, Tangent) and isinstance(type_, TensorType) and type_.shape == ():
+            return slot.index
+    raise StageError(
+        "a step in stages or micro-batches runs the backward inside of the call, so the loss must be in "
+        "the graph; the model returns no scalar that depends on its parameters. Pass loss_fn= to "
+        "fxdp.compile, or let the model return its loss; for outputs alone, call it under torch.no_grad()"
+    )

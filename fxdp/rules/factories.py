@@ -31,6 +31,11 @@ def filled(op: Op) -> Iterator[Alternative]:
         mentions_batch(stride) for stride in op.arg("stride")
     ):
         return
+    for operand in op.operands:  # gradients begin as zeros beside which their operand lies
+        for shard in operand.shards:
+            at = slice(shard.dim, shard.dim + 1)
+            if operand.shape[at] == op.output.shape[at]:
+                yield op.alternative(unread, shard)
     for dim, size in enumerate(op.output.shape):
         if batch_factor(size) is not None:
             yield op.alternative(unread, Shard(dim))

@@ -3,7 +3,8 @@
 Law: with operands broadcast from the right, sharding one dim of the result shards that dim of each
 operand that has it and leaves whole those that lack it or broadcast it (size 1).
 A sum of terms survives only where the op is linear: `add(P, P)`, `mul(P, R)`, `neg(P)`, `where(R, P, P)`,
-a gradient through a pointwise op. Never `add(P, 1.0)`, which would add the number once per rank.
+a gradient through a pointwise op. Never `add(P, 1.0)`, which would add the number once per rank; `add(P, 0)`,
+with which a sum of losses begins, adds nothing.
 """
 
 from __future__ import annotations
@@ -75,6 +76,8 @@ LINEAR: dict[OpOverload, tuple[tuple[str, ...], ...]] = {
 }  # fmt: skip
 """For each linear op the groups of arguments in which it is linear, all others held fixed."""
 
+_ADDITIONS = frozenset({aten.add.Tensor, aten.add.Scalar, aten.sub.Tensor, aten.sub.Scalar})
+
 _CASTS = frozenset({aten._to_copy.default, aten.copy.default, aten.fill.Tensor})
 
 
@@ -140,9 +143,16 @@ def _aligned_inputs(
 def _linear_groups(op: Op) -> list[list[Operand]]:
     if op.target in _CASTS and not _cast_is_linear(op):
         return []
+    if _adds_nothing(op):
+        return [[op.operands[0]]]
     names = LINEAR.get(op.target) or _gradient(op)
     groups = [[operand_or_none(op.arg(name)) for name in group] for group in names]
     return [[o for o in group if o is not None] for group in groups if None not in group]
+
+
+def _adds_nothing(op: Op) -> bool:
+    same = bool(op.operands) and op.operands[0].type.dtype == op.output.dtype
+    return same and op.target in _ADDITIONS and op.arg("other") == 0
 
 
 def _gradient(op: Op) -> tuple[tuple[str, ...], ...]:

@@ -289,6 +289,28 @@ def test_sites_name_the_users_line() -> None:
     assert all(note(node).site.file.endswith("test_structure.py") for node in backward)
 
 
+def test_sites_without_gradients_and_in_autocast() -> None:
+    """Export makes graphs of their own of them."""
+
+    class Regions(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.no_grad():
+                mean = self.fc(x).mean(0)
+            with torch.autocast("cpu", torch.bfloat16):
+                low = self.fc(x)
+            return (low - mean).pow(2).sum()
+
+    captured = check(Regions(), (torch.randn(5, 4),), tol=1e-2)
+    calls = [node for node in captured.gm.graph.nodes if node.op == "call_function"]
+    assert not [node for node in calls if not note(node).site.file]
+    sites = {note(node).site.code for node in calls}
+    assert {"mean = self.fc(x).mean(0)", "low = self.fc(x)"} <= sites
+
+
 def test_loss_function_with_buffers() -> None:
     weight = torch.rand(3)
     captured = check(

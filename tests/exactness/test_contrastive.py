@@ -135,6 +135,18 @@ def test_supervised_contrastive() -> None:
     assert large(exact_body(body, rows(), classes(count=3))) == [ONE_SIDE[0], labels, ONE_SIDE[1]]
 
 
+def test_preferences() -> None:
+    """DPO: chosen and rejected rows in one batch, their log-probabilities taken apart again."""
+
+    def body(fc: nn.Linear, x: Tensor, y: Tensor, labels: Tensor, others: Tensor) -> Tensor:
+        logp = fc(torch.cat([x, y])).log_softmax(-1)
+        taken = logp.gather(1, torch.cat([labels, others]).unsqueeze(1)).squeeze(1)
+        chosen, rejected = taken[: len(x)], taken[len(x) :]
+        return -F.logsigmoid(chosen - rejected).mean()
+
+    assert large(exact_body(body, rows(), rows(), classes(), classes())) == []
+
+
 def test_siglip() -> None:
     def body(fc: nn.Linear, x: Tensor, y: Tensor) -> Tensor:
         logits = fc(x) @ fc(y).T

@@ -47,6 +47,10 @@ EXACT: dict[str, Loss] = {
     "mean over dims": lambda z, y, m: (z - y).square().mean(1).mean(),
     "cosine": lambda z, y, m: F.cosine_embedding_loss(z, y, torch.where(y[:, 0] > 0, 1, -1)),
     "a constant": lambda z, y, m: F.mse_loss(z, y) + 1.5,
+    "a sum that begins with 0": lambda z, y, m: sum(F.l1_loss(z[:, i], y[:, i]) for i in range(D)),  # type: ignore[misc]
+    "1 minus a mean": lambda z, y, m: (
+        (1 - z.sigmoid().mean()) + F.mse_loss(z, y) + (2 * z.cos().mean() - 1) + F.l1_loss(z, y)
+    ),
     "weight decay": lambda z, y, m: F.mse_loss(z, y) + 0.1 * sum((p * p).sum() for p in m.parameters()),  # type: ignore[misc]
     "group norm": lambda z, y, m: (
         (F.group_norm(z.unsqueeze(-1).expand(-1, D, 3), 1) - y.unsqueeze(-1)).abs().mean()
@@ -91,6 +95,19 @@ def _error(model: nn.Module, batches: tuple[int, ...], microbatches: int, **opti
 @pytest.mark.parametrize("name", EXACT)
 def test_exact(name: str) -> None:
     assert _error(Model(EXACT[name]).double(), (7, 8, 2), 3) <= 1e-12
+
+
+class Metrics(Model):
+    """Returns numbers beside its loss, which nobody differentiates, though they depend on parameters."""
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
+        loss = super().forward(x, y)
+        return loss, loss.exp(), -10 * loss.log10(), (loss - loss).sqrt()
+
+
+def test_metrics_beside_the_loss() -> None:
+    """Their gradients would need the whole loss in the midst; that of the last one is infinite."""
+    assert _error(Metrics(EXACT["mse"]).double(), (7, 2), 3) <= 1e-12
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -21,6 +21,8 @@ CASES: list[tuple[OpOverload, tuple[Any, ...], str]] = [
     (aten.new_zeros.default, (X, ["B", 2]), "* -> R; * -> S(0)"),
     (aten.new_ones.default, (X, [2]), "* -> R"),
     (aten.new_full.default, (X, [2, "B"], 3.0), "* -> R; * -> S(1)"),
+    (aten.new_zeros.default, (T("2*B", 1), ["2*B", 3]), "* -> R; * -> S(0); * -> S(0, 2)"),
+    (aten.new_zeros.default, (T("2*B", 1), [3, "2*B"]), "* -> R; * -> S(1)"),
     (aten.zeros_like.default, (X,), "S(0) -> S(0); P -> R"),
     (aten.ones_like.default, (T("2*B"),), "S(0) -> S(0); S(0, 2) -> S(0, 2); P -> R"),
     (aten.full_like.default, (X, 2.0), "S(0) -> S(0); P -> R"),

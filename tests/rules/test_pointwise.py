@@ -140,6 +140,13 @@ def test_add_of_a_number_is_not_linear() -> None:
     assert check(aten.add.Tensor, T("B", 3), 1.0) == listed("S(0) -> S(0)")
 
 
+@pytest.mark.parametrize("target", [aten.add.Tensor, aten.sub.Tensor, aten.add.Scalar], ids=str)
+def test_add_of_zero_is_linear(target: OpOverload) -> None:
+    """`sum(losses)` begins with it; not if it makes a number of another dtype, which may be rounded."""
+    assert check(target, T("B", 3), 0) == listed("S(0) -> S(0); P -> P")
+    assert check(target, T("B", 3, dtype=I64), 0.0) == listed("S(0) -> S(0)")
+
+
 def test_add_of_a_number_tensor_is_linear() -> None:
     assert check(aten.add.Tensor, T("B", 3), T(), alpha=2) == listed("S(0), R -> S(0); P, P -> P")
 
