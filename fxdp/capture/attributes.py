@@ -42,7 +42,8 @@ def _own(module: nn.Module) -> dict[str, Any]:
     return made | {name: _content(vars(module)[name]) for name in own_attributes(module)}
 
 
-_TORCHS = frozenset(vars(nn.Module()))
+_TORCHS = frozenset({*vars(nn.Module()), "_flat_weights", "_flat_weight_refs"})
+"""The last two are lists that `nn.LSTM` and its kin make of their parameters, anew where these changed."""
 
 
 def _content(value: Any) -> Any:

@@ -25,12 +25,16 @@ from torch.utils.checkpoint import CheckpointFunction
 from fxdp import torch_compat
 from fxdp.annotations import Site
 from fxdp.capture.ctc import capturable_ctc_loss
+from fxdp.capture.sites import is_user_file
 from fxdp.capture.substitutes import SUBSTITUTES
 from fxdp.collection import no_collection
 from fxdp.errors import CaptureError
 
 _WRONGLY_DECOMPOSED = torch.ops.aten.multilabel_margin_loss_forward.default
 """torch 2.13's Python decomposition counts targets after the first -1; its kernel does not."""
+
+_REVERSE = ("grad", "grad_and_value", "vjp", "jacrev", "hessian")
+"""What torch.func has of derivatives from the result back to the operands."""
 
 _LIBRARIES = frozenset({"builtins", "fxdp", "numpy", "sympy", "torch", "mpmath", "networkx"})
 
@@ -72,11 +76,13 @@ def refuse_autograd() -> Iterator[None]:
     """While the user's code runs, refuse derivatives inside it: torch's export would detach them."""
 
     def refuse(*args: Any, **kwargs: Any) -> Any:
-        frame = traceback.extract_stack(limit=2)[0]
+        frames = traceback.extract_stack()[:-1]
+        frame = next((f for f in reversed(frames) if is_user_file(f.filename)), frames[-1])
         raise CaptureError(
-            f"at {Site(frame.filename, frame.lineno or 0, frame.line or '')}: torch.autograd.grad and "
-            "backward inside the captured code are not supported. Compute such a term (a gradient penalty, "
-            "say) outside of the model, or write the derivative with tensor operations"
+            f"at {Site(frame.filename, frame.lineno or 0, frame.line or '')}: torch.autograd.grad, backward "
+            "and torch.func.grad and its kin inside the captured code are not supported. Compute such a term "
+            "(a gradient penalty, say) outside of the model, or write the derivative with tensor operations "
+            "or with torch.func.jvp, which is captured"
         )
 
     with contextlib.ExitStack() as stack:
@@ -84,6 +90,7 @@ def refuse_autograd() -> Iterator[None]:
             (torch.autograd, "grad"),
             (torch.autograd, "backward"),
             (torch.Tensor, "backward"),
+            *((torch.func, name) for name in _REVERSE),
         ):
             stack.enter_context(replaced(owner, name, refuse))
         yield

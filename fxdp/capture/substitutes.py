@@ -2,7 +2,8 @@
 
 `cov` asks in C++ whether the degrees of freedom are positive, which no graph can. `embedding_bag` of a
 matrix lays all bags end to end, where no rank can tell its own. `nn.TransformerEncoder` and `Decoder` look
-whether a mask is causal. Two `masked_select` by one mask are as long, which export knows of indexing only.
+whether a mask is causal, `MultivariateNormal` whether its matrix is symmetric before it factors that. Two
+`masked_select` by one mask are as long, which export knows of indexing only.
 Each is replaced while the user's code is captured, by the same values and gradients.
 """
 
@@ -14,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributions import constraints
 from torch.nn import functional as F
 
 from fxdp import torch_compat
@@ -128,6 +130,22 @@ def is_told_causal(mask: Tensor | None, is_causal: bool | None = None, size: int
     return is_causal is True
 
 
+def is_symmetric(self: constraints.Constraint, value: Tensor) -> Tensor:
+    """Of each matrix, whether it is symmetric."""
+    if value.shape[-2] != value.shape[-1]:
+        return torch.full(value.shape[:-2], False, device=value.device)
+    return torch.isclose(value, value.mT, atol=1e-6).all(-2).all(-1)
+
+
+def is_positive_definite(self: constraints.Constraint, value: Tensor) -> Tensor:
+    """Of each matrix, whether it is symmetric and has a Cholesky factor, both computed in any case."""
+    symmetric = is_symmetric(self, value)
+    if value.shape[-2] != value.shape[-1]:
+        return symmetric
+    factored: Tensor = torch.linalg.cholesky_ex(value).info.eq(0)
+    return symmetric & factored
+
+
 SUBSTITUTES: tuple[tuple[Any, str, Callable[..., Any]], ...] = (
     (F, "embedding_bag", embedding_bag),
     (torch, "masked_select", masked_select),
@@ -137,5 +155,7 @@ SUBSTITUTES: tuple[tuple[Any, str, Callable[..., Any]], ...] = (
     (torch.Tensor, "cov", cov),
     (torch.Tensor, "corrcoef", corrcoef),
     (*torch_compat.CAUSAL_MASK_TEST, is_told_causal),
+    (type(constraints.symmetric), "check", is_symmetric),
+    (type(constraints.positive_definite), "check", is_positive_definite),
 )
 """Where each stands in."""

@@ -68,6 +68,17 @@ class Gradient(Base):
         return (g**2).sum()
 
 
+class Functional(Base):
+    def forward(self, x):
+        g = torch.func.grad(lambda v: self.fc(v).sum())(x)
+        return (g**2).sum()
+
+
+class Jacobian(Base):
+    def forward(self, x):
+        return torch.func.vmap(torch.func.jacrev(self.fc))(x).square().sum()
+
+
 class Chunked(Base):
     def forward(self, x):
         return self.fc(x.view(2, x.shape[0] // 2, 4)).sum()
@@ -104,6 +115,8 @@ X = torch.randn(4, 4, dtype=torch.float64, generator=torch.Generator().manual_se
         (Lists, [".tolist() of a tensor of shape [4]", "lengths = x.gt(0).sum(1).tolist()"]),
         (TwoMasks, ["F.l1_loss(", "mask once", "output[chosen]"]),
         (Gradient, ["torch.autograd.grad", "outside of the model"]),
+        (Functional, ["g = torch.func.grad(lambda v", "torch.func.jvp", "test_errors.py"]),
+        (Jacobian, ["torch.func.jacrev(self.fc)", "torch.func.jvp"]),
         (Chunked, ["x.view(2, x.shape[0] // 2, 4)", "test_errors.py"]),
         (Loose, ["nn.Parameter"]),
         (Sized, ["constant", "depends on the batch size", "torch.tensor([float(i) for i in range("]),

@@ -91,6 +91,14 @@ def test_weights_computed_before_each_forward_are_no_memory(caplog: pytest.LogCa
     assert not [record for record in caplog.records if record.name == "fxdp"]
 
 
+def test_recurrent_layers_list_their_weights(caplog: pytest.LogCaptureFixture) -> None:
+    """They make the lists anew while they are traced, which is no memory of a model's."""
+    model = nn.Sequential(nn.GRU(4, 3))
+    model.forward = lambda x: model[0](x)[0].sum()  # type: ignore[method-assign]
+    fxdp.compile(model, compute="eager", batch_dims=1)(torch.randn(5, 2, 4)).backward()
+    assert not caplog.messages
+
+
 def test_a_rank_without_samples_has_a_mean_of_nothing() -> None:
     """Its NaN is the same at both calls, so nothing is remembered."""
 

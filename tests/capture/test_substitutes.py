@@ -9,11 +9,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributions import constraints
 from torch.nn import functional as F
 
 import fxdp
 from fxdp.capture import substitutes
 from fxdp.capture.patches import capture_patches
+from fxdp.capture.substitutes import is_positive_definite, is_symmetric
+from tests import lockstep
 from tests.capture.oracle import check
 
 F64 = torch.float64
@@ -141,3 +144,30 @@ def test_one_mask_selects_as_many_of_both() -> None:
     torch.manual_seed(0)
     inputs = torch.randn(7, 3, dtype=F64), torch.randn(7, 3, dtype=F64)
     fxdp.verify(Selected().double(), inputs, mesh={"dp": 4}).raise_if_wrong()
+
+
+class Gaussians(nn.Module):
+    """A covariance for each sample, which torch's distribution checks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(3, 6)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        out = self.fc(x)
+        root = out[:, 2:].view(-1, 2, 2)
+        covariance = root @ root.mT + torch.eye(2, dtype=x.dtype)
+        return -torch.distributions.MultivariateNormal(out[:, :2], covariance).log_prob(y).mean()
+
+
+def test_covariances_of_gaussians() -> None:
+    """Whether they are positive definite is checked at each step, as in eager."""
+    inputs = torch.randn(8, 3).double(), torch.randn(8, 2).double()
+    local = lockstep.check(Gaussians().double(), inputs)
+    assert local.captured.checks
+    skewed = torch.tensor([[1.0, 0.5], [0.0, 1.0]])
+    for matrix in (skewed, -torch.eye(2), torch.eye(2), skewed @ skewed.mT, torch.ones(2, 3)):
+        for constraint in (constraints.symmetric, constraints.positive_definite):
+            wanted = constraint.check(matrix)  # type: ignore[no-untyped-call]
+            mine = is_symmetric if constraint is constraints.symmetric else is_positive_definite
+            assert torch.equal(mine(constraint, matrix), wanted)
