@@ -59,12 +59,12 @@ def noting_checks(asked: Asked) -> Iterator[None]:
             return item(self)
         return self.reshape(())  # a number that is compared in the statement: compare the tensor
 
-    with _method("__bool__", noted_truth), _method("item", noted_item):
+    with shadowed("__bool__", noted_truth), shadowed("item", noted_item):
         yield
 
 
 @contextlib.contextmanager
-def _method(name: str, value: Any) -> Iterator[None]:
+def shadowed(name: str, value: Any) -> Iterator[None]:
     """Shadow a method that `torch.Tensor` inherits."""
     own = vars(torch.Tensor).get(name)
     setattr(torch.Tensor, name, value)

@@ -22,8 +22,12 @@ _REMEDY_DATA = (
 )
 _REMEDY_LOOP = (
     "The Python code loops over the rows of a tensor, and how many there are depends on the data. Loop over "
-    "a fixed number of rows, or compute all of them and choose with a mask; mixtures of experts of "
-    'transformers do so after model.set_experts_implementation("batched_mm")'
+    "a fixed number of rows, or compute all of them and choose with a mask; those mixtures of experts of "
+    'transformers that can do so after model.set_experts_implementation("batched_mm")'
+)
+_REMEDY_DRAWN = (
+    "The Python code decides by a random number, and a graph would go the one way that it went while it was "
+    "captured. Switch off what draws it (layerdrop=0), or compute both and choose with torch.where"
 )
 _REMEDY_SELECTIONS = (
     "Two values whose sizes depend on the data meet, and nothing says that the sizes are equal. Compute the "
@@ -64,8 +68,9 @@ def capture_error(
     """
     site = site_of_exception(error)
     if is_data_dependent(error):
+        remedy = _data_remedy(error, site, reads)
         return CaptureError(
-            f"{_at(site)}: data-dependent control flow. {_data_remedy(error)}.{_listing(reads)}\n"
+            f"{_at(site)}: data-dependent control flow. {remedy}.{_listing(reads)}\n"
             f"torch: {_first_line(error)}"
         )
     if _is_autograd_inside(error):
@@ -105,7 +110,9 @@ def _listing(reads: Sequence[Read]) -> str:
     return f"\nAll places that read the value of a tensor ({len(reads)}):{lines}" if reads else ""
 
 
-def _data_remedy(error: BaseException) -> str:
+def _data_remedy(error: BaseException, site: Site, reads: Sequence[Read]) -> str:
+    if any(read.drawn and (read.site.file, read.site.line) == (site.file, site.line) for read in reads):
+        return _REMEDY_DRAWN
     if _is_loop_over_rows(error):
         return _REMEDY_LOOP
     return _REMEDY_SELECTIONS if _TWO_SELECTIONS.search(_first_line(error)) else _REMEDY_DATA

@@ -28,6 +28,7 @@ from fxdp.capture.patches import refuse_autograd
 from fxdp.capture.python_draws import refused_draws
 from fxdp.capture.skip_marks import SkipPoint
 from fxdp.capture.skip_tracker import captured_skips
+from fxdp.capture.unit_draws import answered_draws
 from fxdp.errors import CaptureError
 
 
@@ -121,6 +122,7 @@ class Program(nn.Module):
             tracker = stack.enter_context(captured_skips(self.module))
             stack.enter_context(noting_checks(asked))
             stack.enter_context(refused_draws())
+            stack.enter_context(answered_draws())
             assigned = stack.enter_context(assigned_buffers(self.module))
             stack.enter_context(as_numbers(self.module, self._numbers))
             before = Attributes(self.module)

@@ -35,6 +35,9 @@ _READS: dict[Any, str] = {
     torch.allclose: "torch.allclose",
     torch.is_nonzero: "torch.is_nonzero",
 }
+_DRAWS = frozenset({torch.rand, torch.randn, torch.randint})
+_DRAWN = "a random number"
+"""Stands among the names of buffers for what these draw."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,8 @@ class Read:
     how: str
     tensor: str
     site: Site
+    drawn: bool = False
+    """Whether the value is a random number, whatever the inputs are."""
 
     def __str__(self) -> str:
         return f"{self.how} of {self.tensor} at {self.site}"
@@ -55,7 +60,7 @@ class _Listener(TorchFunctionMode):
 
     path: list[str]
     sources: dict[int, tuple[Tensor, frozenset[str]]]
-    """Buffers, and what is computed of them alone, by identity: the tensor and the buffers' names."""
+    """Buffers, random numbers, and what is computed of them alone, by identity: the tensor, their names."""
     found: dict[Read, None] = field(default_factory=dict)
     read: set[str] = field(default_factory=set)
     """The buffers whose values were read, or what was computed of them alone."""
@@ -66,18 +71,21 @@ class _Listener(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         how = _READS.get(func)
         if how is not None and args and isinstance(args[0], Tensor):
-            self.found[Read(how, _shown(args[0]), _here(self.path[-1] if self.path else ""))] = None
-            self.read |= self._sources(args[0]) or set()
+            of = self._sources(args[0]) or frozenset()
+            where = _here(self.path[-1] if self.path else "")
+            self.found[Read(how, _shown(args[0]), where, _DRAWN in of)] = None
+            self.read |= of
         for arg in args[1:]:
             if isinstance(arg, (tuple, list)):  # sizes
                 self.read |= self._sources(arg) or set()
         result = func(*args, **(kwargs or {}))
-        if isinstance(result, Tensor) and (sources := self._sources((args, kwargs))):
+        sources = frozenset({_DRAWN}) if func in _DRAWS else self._sources((args, kwargs))
+        if isinstance(result, Tensor) and sources:
             self.sources[id(result)] = result, sources
         return result
 
     def _sources(self, values: Any) -> frozenset[str] | None:
-        """The buffers of which these values are computed; None if of anything else, too."""
+        """The buffers (and draws) of which these values are computed; None if of anything else, too."""
         found: set[str] = set()
         for leaf in pytree.tree_leaves(values):
             if isinstance(leaf, Tensor):
@@ -134,7 +142,7 @@ def survey(
     except Exception:  # no copy to run
         return Survey((), runs=False)
     written = frozenset(name for name, state in before.items() if not _same(state, after.get(name)))
-    return Survey(tuple(listener.found), raised is None, raised, frozenset(listener.read), written)
+    return Survey(tuple(listener.found), raised is None, raised, frozenset(listener.read - {_DRAWN}), written)
 
 
 _State: TypeAlias = "tuple[Tensor, int, Tensor]"

@@ -118,3 +118,22 @@ def test_a_model_that_fails_by_itself_shows_its_own_error() -> None:
             raise ValueError("always")
 
     assert "always" in refusal(Wrong())
+
+
+class LayerDrop(nn.Module):
+    """Skips its layer now and then, as transformers' models do."""
+
+    def __init__(self, probability: float) -> None:
+        super().__init__()
+        self.layer, self.probability = nn.Linear(4, 4), probability
+
+    def forward(self, x: Tensor) -> Tensor:
+        drawn = torch.rand([])
+        if drawn < self.probability:
+            return x
+        return self.layer(x)
+
+
+def test_a_decision_by_a_random_number_has_its_own_remedy() -> None:
+    assert "`if drawn < self.probability:`: data-dependent" in (message := refusal(LayerDrop(0.1)))
+    assert "Switch off what draws it (layerdrop=0)" in message

@@ -11,6 +11,7 @@ from tests.zoo.entry import Entry
 from tests.zoo.experts import MIXTURES
 from tests.zoo.listening import LISTENING
 from tests.zoo.matching import MATCHING
+from tests.zoo.newest import NEWEST
 from tests.zoo.others import MULTIMODAL, OTHERS, SPEECH
 from tests.zoo.pictures import PICTURES
 from tests.zoo.pixelwise import PIXELWISE
@@ -28,6 +29,7 @@ KINDS: dict[str, dict[str, Entry]] = {
     "visible zoo": VISIBLE,
     "decoders": DECODERS,
     "recent decoders": RECENT,
+    "newest decoders": NEWEST,
     "mixtures of experts": MIXTURES,
     "encoders": ENCODERS,
     "more encoders": TEXTS,
