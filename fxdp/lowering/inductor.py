@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 
 from fxdp.annotations import (
     Buffer,
@@ -36,6 +36,8 @@ from fxdp.lowering.masks import save_compared_values
 from fxdp.lowering.order import collectives, put_in_order
 from fxdp.lowering.redraws import save_draws
 from fxdp.lowering.shapes import Shapes, SizesFixedError
+from fxdp.lowering.strides import copied, moved, protected, restride
+from fxdp.lowering.strides import results as flat_results
 from fxdp.lowering.tangents import usual_zeros
 from fxdp.lowering.turns import Turn
 from fxdp.placements import Shard
@@ -156,7 +158,7 @@ class _Compiler:
         def compile_forward() -> None:
             halves.forward, strides = self._compile(forward, backward=False, inference=False)
             if not self.keeps_strides:
-                _restride(backward, strides[self.outputs :], saved_order)
+                restride(backward, strides[self.outputs :], saved_order)
 
         def compile_backward() -> None:
             if self.first is None:
@@ -182,18 +184,23 @@ class _Compiler:
     def _compile(
         self, gm: fx.GraphModule, *, backward: bool, inference: bool, exact: bool = False
     ) -> tuple[Any, list[Any]]:
-        gm.recompile()
-        inputs = [n.meta["val"] for n in gm.graph.nodes if n.op == "placeholder"]
-        output = gm.graph.output_node()
-        visible = range(len(_results(gm)) if self.keeps_strides else self.outputs)
-        if exact:
-            visible = range(len(_results(gm)))
-        output.meta["user_visible_output_idxs"] = [] if backward and not exact else list(visible)
-        fixed = 0 if backward else self.fixed
-        with kernels_built_together():
-            return compile_with_inductor(
-                gm, inputs, self.fake_mode, backward=backward, inference=inference, fixed=fixed
-            )
+        """Compile a copy of a half; its code, and how that lays out its results."""
+        kept = range(len(flat_results(gm)) if exact or self.keeps_strides else self.outputs)
+        visible = kept if exact or not backward else range(0)
+
+        def compiled(gm: fx.GraphModule) -> tuple[Any, list[Any]]:
+            inputs = [n.meta["val"] for n in gm.graph.nodes if n.op == "placeholder"]
+            gm.graph.output_node().meta["user_visible_output_idxs"] = list(visible)
+            fixed = 0 if backward else self.fixed
+            with kernels_built_together():
+                return compile_with_inductor(
+                    gm, inputs, self.fake_mode, backward=backward, inference=inference, fixed=fixed
+                )
+
+        code, strides = compiled(copied(gm))
+        if others := moved(gm, strides, visible):
+            code, strides = compiled(copied(gm, others))
+        return code, strides
 
     def _save_what_is_read(
         self, forward: fx.GraphModule, backward: fx.GraphModule, tangents: int
@@ -210,7 +217,7 @@ class _Compiler:
         for node in saved:
             if not node.users:
                 backward.graph.erase_node(node)
-        results = _results(forward)
+        results = flat_results(forward)
         first = self.outputs + len(self.mutations)
         read = [n for n in results[first:] if n.name in names]
         forward.graph.output_node().args = ((*results[:first], *read),)
@@ -223,24 +230,17 @@ class _Compiler:
         if not self.mutations:
             return
         output = forward.graph.output_node()
-        values = _results(forward)
+        values = flat_results(forward)
         placeholders = [n for n in forward.graph.nodes if n.op == "placeholder"]
         targets = [placeholders[self.slots.index(m.of)] for m in self.mutations]
         new = values[self.outputs : self.outputs + len(self.mutations)]
         kept = values[: self.outputs] + values[self.outputs + len(self.mutations) :]
         with forward.graph.inserting_before(output):
-            kept = [_protected(forward.graph, n) if n in targets else n for n in kept]
+            kept = [protected(forward.graph, n) if n in targets else n for n in kept]
             for target, value in zip(targets, new, strict=True):
                 copy = forward.graph.call_function(aten.copy_.default, (target, value))
                 copy.meta["val"] = target.meta["val"]
         output.args = (tuple(kept),)
-
-
-def _results(gm: fx.GraphModule) -> list[Any]:
-    """The flat results of a traced graph."""
-    values = gm.graph.output_node().args[0]
-    assert isinstance(values, (list, tuple))
-    return list(values)
 
 
 def _keep_ancestors(graph: fx.Graph, also: list[fx.Node]) -> None:
@@ -252,23 +252,6 @@ def _keep_ancestors(graph: fx.Graph, also: list[fx.Node]) -> None:
     for node in reversed(list(graph.nodes)):
         if node not in needed and node.op != "placeholder":
             graph.erase_node(node)
-
-
-def _protected(graph: fx.Graph, node: Any) -> fx.Node:
-    """A copy of a value that is overwritten at the end but still needed."""
-    made = graph.call_function(aten.clone.default, (node,))
-    made.meta["val"] = node.meta["val"]
-    return made
-
-
-def _restride(backward: fx.GraphModule, strides: list[Any], saved_order: tuple[int, ...]) -> None:
-    """Tell the backward how Inductor laid out what the forward saves."""
-    placeholders = [n for n in backward.graph.nodes if n.op == "placeholder"]
-    for node, position in zip(placeholders, saved_order, strict=False):
-        value = node.meta["val"]
-        stride = strides[position] if position < len(strides) else None
-        if isinstance(value, Tensor) and stride is not None and tuple(value.stride()) != tuple(stride):
-            node.meta["val"] = value.as_strided(value.shape, stride)
 
 
 def _not_compiled(_: list[Any]) -> Any:

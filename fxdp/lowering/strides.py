@@ -1,0 +1,98 @@
+"""The strides of what one half hands to the other, and to the user.
+
+Both halves are compiled for the strides with which results were traced. Inductor keeps those of a result
+that has memory of its own, but not always of a view: what is concatenated later may be computed inside of the
+larger buffer at once.
+
+    %kept = permute(%x)                 traced [6, 8, 2] with strides (16, 1, 8)
+    %all = cat([%x, ..], 2)             %x lies in %all: %kept has (112, 1, 8)
+
+Such results are copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from fxdp.torch_compat import graph_module
+
+aten = torch.ops.aten
+
+__all__ = ["copied", "moved", "protected", "restride", "results"]
+
+
+def results(gm: fx.GraphModule) -> list[Any]:
+    """The flat results of a traced graph."""
+    values = gm.graph.output_node().args[0]
+    assert isinstance(values, (list, tuple))
+    return list(values)
+
+
+def moved(gm: fx.GraphModule, strides: Sequence[Any], among: Collection[int]) -> list[int]:
+    """Which of the results numbered `among` are laid out in another way than they were traced.
+
+    `strides` are those of the compiled code's results, as far as they are known.
+    """
+    values = results(gm)
+    known = [i for i in among if i < len(strides) and strides[i] is not None]
+    return [i for i in known if _differs(values[i], strides[i])]
+
+
+def _differs(node: Any, stride: Sequence[int]) -> bool:
+    value = node.meta.get("val") if isinstance(node, fx.Node) else None
+    if not isinstance(value, Tensor) or 0 in map(_hint, value.shape):
+        return False
+    rows = zip(value.shape, value.stride(), stride, strict=True)
+    return any(_hint(size) != 1 and _hint(traced) != _hint(found) for size, traced, found in rows)
+
+
+def _hint(size: Any) -> Any:
+    return size.node.hint if isinstance(size, torch.SymInt) else size
+
+
+def copied(gm: fx.GraphModule, which: Collection[int] = ()) -> fx.GraphModule:
+    """A copy of a graph, in which the results numbered `which` have memory of their own."""
+    graph = fx.Graph()
+    values = graph.graph_copy(gm.graph, {})
+    assert isinstance(values, (list, tuple))
+    made = {node: _with_own_memory(graph, node) for node in {values[i] for i in which}}
+    graph.output(tuple(made.get(v, v) if i in which else v for i, v in enumerate(values)))
+    return graph_module(gm, graph)
+
+
+def _with_own_memory(graph: fx.Graph, node: fx.Node) -> fx.Node:
+    """The value in dense memory, its dims in the order in which they were traced."""
+    value: Tensor = node.meta["val"]
+    order = sorted(range(value.dim()), key=lambda d: -_hint(value.stride(d)))
+    back = [order.index(d) for d in range(value.dim())]
+    made, found = node, value
+    steps = (
+        (aten.permute.default, (order,)),
+        (aten.lift_fresh_copy.default, ()),
+        (aten.permute.default, (back,)),
+    )
+    for target, args in steps:  # Inductor leaves a clone out, not a lift_fresh_copy
+        made, found = graph.call_function(target, (made, *args)), target(found, *args)
+        made.meta["val"] = found
+    return made
+
+
+def protected(graph: fx.Graph, node: fx.Node) -> fx.Node:
+    """A copy of a value that is overwritten at the end of the graph as it is so far, but still needed."""
+    made = graph.call_function(aten.clone.default, (node,))
+    made.meta["val"] = node.meta["val"]
+    return made
+
+
+def restride(backward: fx.GraphModule, strides: Sequence[Any], saved_order: Sequence[int]) -> None:
+    """Tell the backward how Inductor laid out what the forward saves."""
+    placeholders = [n for n in backward.graph.nodes if n.op == "placeholder"]
+    for node, position in zip(placeholders, saved_order, strict=False):
+        value = node.meta["val"]
+        stride = strides[position] if position < len(strides) else None
+        if isinstance(value, Tensor) and stride is not None and tuple(value.stride()) != tuple(stride):
+            node.meta["val"] = value.as_strided(value.shape, stride)
