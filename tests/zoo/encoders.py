@@ -217,7 +217,20 @@ SEQ2SEQS: dict[str, Entry] = {
     "pegasus": Entry(partial(_make, hf.PegasusForConditionalGeneration, hf.PegasusConfig, **SEQ2SEQ), masked),
     "mbart": Entry(partial(_make, hf.MBartForConditionalGeneration, hf.MBartConfig, **SEQ2SEQ), masked),
     "marian": Entry(partial(_make, hf.MarianMTModel, hf.MarianConfig, **SEQ2SEQ), masked),
-    "m2m_100": Entry(partial(_make, hf.M2M100ForConditionalGeneration, hf.M2M100Config, **SEQ2SEQ), masked),
+    "m2m_100": Entry(
+        partial(
+            _make,
+            hf.M2M100ForConditionalGeneration,
+            hf.M2M100Config,
+            **SEQ2SEQ,
+            encoder_layerdrop=0.0,
+            decoder_layerdrop=0.0,
+        ),
+        masked,
+    ),
+    "m2m_100_layerdrop": Entry(  # skips layers by random numbers
+        partial(_make, hf.M2M100ForConditionalGeneration, hf.M2M100Config, **SEQ2SEQ), masked
+    ),
     "blenderbot": Entry(
         partial(_make, hf.BlenderbotForConditionalGeneration, hf.BlenderbotConfig, **SEQ2SEQ), masked
     ),

@@ -156,7 +156,7 @@ _SERIES = {
     "prediction_length": 3, "context_length": 6, "lags_sequence": [1, 2], "num_time_features": 1,
     "d_model": 16,
     "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2, "decoder_attention_heads": 2,
-    "encoder_ffn_dim": 24, "decoder_ffn_dim": 24,
+    "encoder_ffn_dim": 24, "decoder_ffn_dim": 24, "encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0,
 }  # fmt: skip
 
 
