@@ -111,7 +111,8 @@ def compile(
     bucket_mb : MiB of gradients that are reduced in one all-reduce.
     rng : `"sharded"`: ranks draw different random numbers, reproducible from one seed at a given mesh;
         `"single-device"`: all ranks draw what one device would (with `compute="eager"`, bit for bit), also
-        for inputs that are not contiguous; a program is compiled for each order of their dims in memory.
+        for inputs that are not contiguous; a program is compiled for each order of their dims in memory. The
+        ranks' generators must be in one state (`torch.manual_seed` with one number).
     uneven : False: you promise that at each call the inputs of all ranks have the same sizes, in all dims,
         which saves a small exchange per call; only the first call of each size is checked.
     compute : `"inductor"`: compiled; `"eager"`: run the graph's ops as they are.

@@ -20,6 +20,7 @@ from fxdp.options import Options
 from fxdp.plan import Plan
 from fxdp.runtime.agreement import Agreement, agree, broadcast_tensors, gather_objects, model_lines
 from fxdp.runtime.calls import Call, CallReader, call_lines
+from fxdp.runtime.drawing import drawing_apart, generator_state
 from fxdp.runtime.failure import everywhere, guard, install_hook, refusing
 from fxdp.runtime.held import Held
 from fxdp.runtime.lengths import common_lengths, common_orders, padded, spread_pad
@@ -109,7 +110,7 @@ class CompiledModule(StandIn):
                 self._renew()
             with self._refusing():
                 call = self._reader.read(args, kwargs)
-            batches, alike = self._exchange(call)
+            batches, alike, apart = self._exchange(call)
             if not self._shared:
                 self._share()
             if not alike:
@@ -118,6 +119,8 @@ class CompiledModule(StandIn):
             if served is None:
                 served = self._programs.make(call, batches, args, kwargs)
                 self._reader.watch(served.local.captured.numbers)
+            if apart and served.draws:
+                raise drawing_apart()
             self._served = served
             self._programs.check_layouts(served, call, args, kwargs)
             return self._programs.run(served, call, batches)
@@ -155,18 +158,18 @@ class CompiledModule(StandIn):
         args, kwargs = padded(args, kwargs, call, common_lengths(rows, call, pads), pads)
         return replace(self._reader.read(args, kwargs), orders=orders), args, kwargs
 
-    def _exchange(self, call: Call) -> tuple[tuple[int, ...], bool]:
-        """All ranks' batch sizes, and whether all other sizes and the orders of their inputs are the same.
-
-        The ranks must make the same kind of call.
+    def _exchange(self, call: Call) -> tuple[tuple[int, ...], bool, bool]:
+        """All ranks' batch sizes; whether their other sizes and the orders of inputs are the same; whether
+        their generators are in other states, where that counts. The ranks must make the same kind of call.
         """
         if self._mesh.world == 1:
-            return (_nonempty((call.batch,))[0],), True
+            return (_nonempty((call.batch,))[0],), True, False
         key = (call.kind, call.dims, call.orders, call.batch)
         if not self._options.uneven and key in self._even:
-            return (call.batch,) * self._mesh.size, True
+            return (call.batch,) * self._mesh.size, True, False
         alike = self._reader.digest((call.dims, call.orders))
-        own = (call.batch, self._reader.digest(call.kind), alike)
+        state = generator_state(self._mesh.device_type) if self._options.single_device_rng else 0
+        own = (call.batch, self._reader.digest(call.kind), alike, state)
         rows = self._agreement.exchange(own)
         if len({row[1] for row in rows}) > 1:
             agree(self._mesh, call_lines(call), "calls")
@@ -177,7 +180,7 @@ class CompiledModule(StandIn):
                     InputError(f"uneven=False promises equal local batches, but the ranks have {batches}")
                 )
             self._even[key] = True
-        return batches, len({row[2] for row in rows}) == 1
+        return batches, len({row[2] for row in rows}) == 1, len({row[3] for row in rows}) > 1
 
     def _batches(self, sizes: Sequence[int]) -> tuple[int, ...]:
         """The batch size of each data rank; pipeline ranks with the same data must have the same."""

@@ -54,6 +54,7 @@ LAYERS: list[tuple[str, ...]] = [
         "runtime.collectives",
         "runtime.extrema",
         "runtime.agreement",
+        "runtime.drawing",
         "runtime.failure",
         "runtime.first_only",
         "runtime.held",

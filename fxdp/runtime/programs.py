@@ -24,6 +24,7 @@ from fxdp.lowering.order import order_lines
 from fxdp.lowering.shapes import SizesFixedError
 from fxdp.mesh import DataMesh
 from fxdp.options import Options
+from fxdp.rules.randomness import node_draws
 from fxdp.runtime.agreement import agree, gather_objects, tensor_lines
 from fxdp.runtime.calls import Call
 from fxdp.runtime.chains import chained
@@ -50,6 +51,8 @@ class Served:
     local: LocalProgram
     sizes: dict[str, int]
     rows: Recent[tuple[int, ...], Tensor] = field(default_factory=lambda: Recent(_ROWS))
+    draws: bool = False
+    """Whether the program draws random numbers."""
 
 
 @dataclass
@@ -224,7 +227,7 @@ class Programs:
         agree(self._mesh, order_lines(program.halves), "compiled programs")
         self.compiled += 1
         _log.info("compiled program %d: %s", self.compiled, "any size" if generic else f"batches {batches}")
-        return Served(program, graph, local, sizes)
+        return Served(program, graph, local, sizes, draws=any(map(node_draws, graph.graph.nodes)))
 
     def check_layouts(
         self, served: Served, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]

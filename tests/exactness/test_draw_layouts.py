@@ -154,6 +154,11 @@ def _call(parts: list[list[Tensor]]) -> list[Any]:
             found.append(compiled(step[dist.get_rank()]).detach())
         except InputError as error:
             found.append(str(error))
+    torch.manual_seed(dist.get_rank())
+    with pytest.raises(InputError, match=r"generators .* are in different states\. Call torch.manual_seed"):
+        compiled(parts[0][dist.get_rank()])
+    torch.manual_seed(5)
+    found.append(compiled(parts[0][dist.get_rank()]).detach())
     return found
 
 
@@ -169,7 +174,7 @@ def test_ranks_agree_on_how_the_batch_lies(ranks: RankPool) -> None:
         (first, [first[:2], first[2:]]),
     ]
     found = ranks.run(2, _call, [parts for _, parts in steps])
-    for i, (whole, _) in enumerate(steps):
+    for i, (whole, _) in enumerate([*steps, steps[0]]):
         results = [own[i] for own in found]
         if whole is None:
             assert all("another order on another rank. Pass input_0.contiguous()" in r for r in results)
