@@ -11,6 +11,7 @@ backward (BatchNorm's statistics) would need all micro-batches at once: with sev
 from __future__ import annotations
 
 import enum
+import operator
 from dataclasses import dataclass, field, replace
 
 from torch import fx
@@ -85,7 +86,7 @@ def recall_phases(graph: fx.Graph, microbatches: int) -> Phases:
 def _without_epilogue(graph: fx.Graph, microbatches: int) -> Phases:
     early = _prologue(graph, microbatches)
     free = free_nodes(graph, early)
-    free |= {n.args[0] for n in early if n.target is ir.wait}  # type: ignore[misc]
+    free |= {n.args[0] for n in early if n.target in (ir.wait, operator.getitem)}  # type: ignore[misc]
     views = parameter_views(graph) - free
     elsewhere = free | views
     backward = {n for n in graph.nodes if n.op == "call_function" and note(n).backward and n not in elsewhere}

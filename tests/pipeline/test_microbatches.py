@@ -187,6 +187,25 @@ def test_masks_differ_between_micro_batches() -> None:
     assert torch.equal(first, compiled(torch.ones(2, 64))[1])
 
 
+def test_a_mask_of_all_samples_is_one_for_all_micro_batches() -> None:
+    class Gated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bias = nn.Parameter(torch.zeros(64))
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            gates = F.dropout(torch.ones(64)) + F.alpha_dropout(torch.ones(64), training=True)
+            gated = (x + self.bias) * gates
+            return gated.sum(), gated, gates
+
+    model = Gated()
+    loss, gated, gates = fxdp.compile(model, microbatches=3, compute="eager")(torch.ones(5, 64))
+    loss.backward()
+    torch.testing.assert_close(gated, gates.expand(5, -1))
+    torch.testing.assert_close(model.bias.grad, 5 * gates)
+    assert len(gates.unique()) == 4
+
+
 class Shared(nn.Module):
     """The gradients of `a` and `b` are one value, and that of `c` is a number spread out."""
 

@@ -194,7 +194,8 @@ class Gates(nn.Module):
         self.first, self.last = nn.Linear(5, 5), nn.Linear(5, 5)
 
     def forward(self, x: Tensor, gates: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        gates = torch.rand(5, dtype=x.dtype) if gates is None else gates
+        if gates is None:  # numbers, and a mask
+            gates = torch.rand(5, dtype=x.dtype) + F.dropout(torch.ones(5, dtype=x.dtype))
         return (self.last(self.first(x) * gates).tanh() * gates).square().mean(), gates
 
 
