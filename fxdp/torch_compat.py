@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import sympy
 import torch
+import torch.utils.checkpoint
 from torch import fx, nn
 from torch._C._distributed_c10d import ProcessGroup, Store, TCPStore, Work, _register_process_group
 from torch._decomp import decomposition_table as torch_decompositions
@@ -70,8 +71,12 @@ with_effects = torch.ops.higher_order.with_effects
 CAUSAL_MASK_TEST = (nn.modules.transformer, "_detect_is_causal_mask")
 """Where `nn.TransformerEncoder` and `nn.TransformerDecoder` read a mask to see whether it is causal."""
 
+CHECKPOINT = (torch.utils.checkpoint, "_checkpoint_without_reentrant_generator")
+"""What runs around a checkpointed function, up to its first `yield` before and from there on after it."""
+
 __all__ = [
     "CAUSAL_MASK_TEST",
+    "CHECKPOINT",
     "AOTInput",
     "AOTOutput",
     "BufferAOTInput",

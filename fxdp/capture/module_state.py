@@ -59,15 +59,28 @@ def read_old_values(gm: fx.GraphModule, names: Sequence[str]) -> None:
     before: `%div = div(%x, %v)`, ..., `copy_(%v, %new)`     changes what the backward of div saved
     after:  `%old = clone(%v)`, `%div = div(%x, %old)`, ..., `copy_(%v, %new)`
     """
+    known = {id(gm.get_buffer(name)) for name in names}
+    first: dict[int, fx.Node] = {}
     for node in gm.graph.find_nodes(op="get_attr"):
-        if node.target not in names:
-            continue
-        last = next(n for n in reversed(gm.graph.nodes) if n in node.users)
-        with gm.graph.inserting_after(node):
-            old = gm.graph.call_function(torch.ops.aten.clone.default, (node,))
-        old.meta = dict(node.meta)
-        node.replace_all_uses_with(old, lambda user, kept=(old, last): user not in kept)
+        value = _tensor(gm, str(node.target))
+        if id(value) in known:  # a shared module's buffer has several names
+            node.replace_all_uses_with(first.setdefault(id(value), node))
+    for node in first.values():
+        _let_copy_be_read(node)
     gm.recompile()
+
+
+def _let_copy_be_read(node: fx.Node) -> None:
+    last = next(n for n in reversed(node.graph.nodes) if n in node.users)
+    with node.graph.inserting_after(node):
+        old = node.graph.call_function(torch.ops.aten.clone.default, (node,))
+    old.meta = dict(node.meta)
+    node.replace_all_uses_with(old, lambda user: user is not old and user is not last)
+
+
+def _tensor(gm: fx.GraphModule, name: str) -> Any:
+    owner, _, attribute = name.rpartition(".")
+    return getattr(gm.get_submodule(owner), attribute)
 
 
 @contextlib.contextmanager

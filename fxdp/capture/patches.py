@@ -11,7 +11,6 @@ import builtins
 import contextlib
 import logging
 import sys
-import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -23,9 +22,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import CheckpointFunction
 
 from fxdp import torch_compat
-from fxdp.annotations import Site
 from fxdp.capture.ctc import capturable_ctc_loss
-from fxdp.capture.sites import is_user_file
+from fxdp.capture.sites import site_of_call
 from fxdp.capture.substitutes import SUBSTITUTES
 from fxdp.collection import no_collection
 from fxdp.errors import CaptureError
@@ -76,13 +74,10 @@ def refuse_autograd() -> Iterator[None]:
     """While the user's code runs, refuse derivatives inside it: torch's export would detach them."""
 
     def refuse(*args: Any, **kwargs: Any) -> Any:
-        frames = traceback.extract_stack()[:-1]
-        frame = next((f for f in reversed(frames) if is_user_file(f.filename)), frames[-1])
         raise CaptureError(
-            f"at {Site(frame.filename, frame.lineno or 0, frame.line or '')}: torch.autograd.grad, backward "
-            "and torch.func.grad and its kin inside the captured code are not supported. Compute such a term "
-            "(a gradient penalty, say) outside of the model, or write the derivative with tensor operations "
-            "or with torch.func.jvp, which is captured"
+            f"at {site_of_call()}: torch.autograd.grad, backward and torch.func.grad and its kin inside the "
+            "captured code are not supported. Compute such a term (a gradient penalty, say) outside of the "
+            "model, or write the derivative with tensor operations or with torch.func.jvp, which is captured"
         )
 
     with contextlib.ExitStack() as stack:

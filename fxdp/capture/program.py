@@ -26,6 +26,7 @@ from fxdp.capture.module_state import assigned_buffers
 from fxdp.capture.numbers import Number, as_numbers
 from fxdp.capture.patches import refuse_autograd
 from fxdp.capture.python_draws import refused_draws
+from fxdp.capture.recomputed import repeated_updates
 from fxdp.capture.skip_marks import SkipPoint
 from fxdp.capture.skip_tracker import captured_skips
 from fxdp.capture.unit_draws import answered_draws
@@ -126,7 +127,8 @@ class Program(nn.Module):
             assigned = stack.enter_context(assigned_buffers(self.module))
             stack.enter_context(as_numbers(self.module, self._numbers))
             before = Attributes(self.module)
-            results = self._run(args, kwargs)
+            with repeated_updates(self.module):
+                results = self._run(args, kwargs)
             changed = before.changed(Attributes(self.module))
         checks = tuple(Check(i, *answer) for i, answer in enumerate(asked.answers, len(results)))
         skips = tuple(tracker.points)

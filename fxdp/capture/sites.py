@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import linecache
 import os
 import re
@@ -55,6 +56,13 @@ def site_of_exception(error: BaseException) -> Site:
             return Site(last.filename, last.lineno or 0, last.line or "")
         seen = seen.__cause__ or seen.__context__
     return Site()
+
+
+def site_of_call() -> Site:
+    """The innermost line of the user's code that is running now, else the innermost of all."""
+    frames = [f for f in traceback.extract_stack()[:-2] if f.filename != contextlib.__file__]
+    last = next((f for f in reversed(frames) if is_user_file(f.filename)), frames[-1])
+    return Site(last.filename, last.lineno or 0, last.line or "")
 
 
 def site_of_frame(frame: FrameType) -> Site:

@@ -1,0 +1,201 @@
+"""What a checkpoint computes again in the backward it also writes again: running statistics move twice.
+
+    y = checkpoint(block, x)     eager: block's BatchNorm moves its statistics here,
+    y.sum().backward()           and once more, by the same numbers, when its activations are computed anew
+
+A graph keeps activations or computes them again as it sees fit, which is no second run of the user's code. So
+the second moves of BatchNorm are written at the end of the forward, in the order in which the backward makes
+them, the last checkpoint first. Other writes in a checkpoint are refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.checkpoint import CheckpointFunction
+
+from fxdp import torch_compat
+from fxdp.capture.sites import site_of_call
+from fxdp.errors import CaptureError
+
+
+@dataclass(frozen=True)
+class _Move:
+    """One update of a BatchNorm: its statistics before and after, and how many there have been."""
+
+    norm: _BatchNorm
+    before: tuple[Tensor, ...]
+    after: tuple[Tensor, ...]
+    count: Tensor | None
+
+    def again(self) -> None:
+        """Move the statistics as they are now by the same batch."""
+        norm = self.norm
+        if norm.num_batches_tracked is not None:
+            norm.num_batches_tracked.add_(1)
+        for name, before, after in zip(_STATISTICS, self.before, self.after, strict=True):
+            now = getattr(norm, name)
+            if norm.momentum is not None:
+                moved = (1 - norm.momentum) * now + (after - (1 - norm.momentum) * before)
+            elif self.count is not None and norm.num_batches_tracked is not None:
+                batch = before + (after - before) * self.count.to(now.dtype)
+                moved = now + (batch - now) / norm.num_batches_tracked.to(now.dtype)
+            setattr(norm, name, moved)  # not in place: the backward holds what was there
+
+
+@dataclass
+class _Region:
+    """One run of a checkpointed function; the recomputation ends with the last tensor that it must save."""
+
+    buffers: dict[str, tuple[int, int]]
+    moves: list[_Move] = field(default_factory=list)
+    repeated: int = 0
+    saved: bool = False
+
+    def save(self, tensor: Tensor) -> Tensor:
+        """Note that the backward needs what was computed so far."""
+        self.repeated, self.saved = len(self.moves), True
+        return tensor
+
+
+class _Recorder:
+    """All checkpoints of a forward."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._open: list[_Region] = []
+        self.done: list[_Region] = []
+
+    @contextlib.contextmanager
+    def region(self) -> Iterator[_Region]:
+        """Around the run of a checkpointed function."""
+        region = _Region(self._buffers())
+        self._open.append(region)
+        try:
+            yield region
+        finally:
+            self._open.pop()
+        if region.saved:
+            self._check(region)
+            self.done.append(region)
+
+    def forward(self, norm: _BatchNorm, run: Callable[..., Tensor], x: Tensor) -> Tensor:
+        """Run a BatchNorm; note how it moves its statistics."""
+        moves = norm.training and norm.track_running_stats and norm.running_mean is not None
+        if not self._open or not moves:
+            return run(norm, x)
+        if len(self._open) > 1:
+            raise CaptureError(
+                f"at {site_of_call()}: a BatchNorm in training is in a checkpoint inside of another one: one "
+                "device moves its running statistics each time it runs, which depends on what is computed "
+                "again. Take one of the two checkpoints away"
+            )
+        (region,) = self._open
+        before = _statistics(norm)
+        place = len(region.moves)
+        result = run(norm, x)
+        count = None if norm.num_batches_tracked is None else norm.num_batches_tracked.clone()
+        after = _statistics(norm)
+        region.moves.append(_Move(norm, before, after, count))
+        if region.repeated == place and result.requires_grad:  # its own kernel saved the last tensor
+            region.repeated += 1
+        return result
+
+    def _buffers(self) -> dict[str, tuple[int, int]]:
+        """The identity and the version of all buffers that are no statistics of a BatchNorm."""
+        return {
+            f"{path}.{name}".lstrip("."): (id(value), value._version)
+            for path, owner in self._module.named_modules()
+            if not isinstance(owner, _BatchNorm)
+            for name, value in owner._buffers.items()
+            if value is not None
+        }
+
+    def _check(self, region: _Region) -> None:
+        now = self._buffers()
+        written = [name for name, state in now.items() if region.buffers.get(name) != state]
+        if written:
+            raise CaptureError(
+                f"at {site_of_call()}: a function under torch.utils.checkpoint writes {', '.join(written)}: "
+                "one device writes it again when its backward runs the function anew. Write buffers outside "
+                "of the checkpoint"
+            )
+
+
+_STATISTICS = ("running_mean", "running_var")
+
+
+def _statistics(norm: _BatchNorm) -> tuple[Tensor, ...]:
+    return tuple(getattr(norm, name).clone() for name in _STATISTICS)
+
+
+@contextlib.contextmanager
+def repeated_updates(module: nn.Module) -> Iterator[None]:
+    """Inside, a forward is traced; at its end what its checkpoints compute again is written again.
+
+    Raises
+    ------
+    CaptureError : a checkpoint writes other buffers than running statistics, or is in another one.
+    """
+    recorder = _Recorder(module)
+    with contextlib.ExitStack() as stack:
+        for kind in (_BatchNorm, nn.SyncBatchNorm):
+            stack.enter_context(_forward_noted(kind, recorder))
+        stack.enter_context(_checkpoints_noted(recorder))
+        yield
+    with torch.no_grad():
+        for region in reversed(recorder.done):
+            for move in region.moves[: region.repeated]:
+                move.again()
+
+
+@contextlib.contextmanager
+def _forward_noted(kind: type[_BatchNorm], recorder: _Recorder) -> Iterator[None]:
+    run = kind.forward
+
+    def forward(self: _BatchNorm, input: Tensor) -> Tensor:
+        return recorder.forward(self, run, input)
+
+    kind.forward = forward  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        kind.forward = run  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def _checkpoints_noted(recorder: _Recorder) -> Iterator[None]:
+    owner, name = torch_compat.CHECKPOINT
+    plain, reentrant = getattr(owner, name), CheckpointFunction.apply
+
+    def generator(*args: Any, **kwargs: Any) -> Iterator[None]:
+        whole = plain(*args, **kwargs)
+        next(whole)
+        with (
+            recorder.region() as region,
+            torch.autograd.graph.saved_tensors_hooks(region.save, lambda tensor: tensor),
+        ):
+            yield
+        with contextlib.suppress(StopIteration):
+            next(whole)
+
+    def apply(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
+        with recorder.region() as region:
+            result = reentrant(function, preserve, *args)  # type: ignore[no-untyped-call]
+            if any(isinstance(arg, Tensor) and arg.requires_grad for arg in args):
+                region.repeated, region.saved = len(region.moves), True
+        return result
+
+    setattr(owner, name, generator)
+    CheckpointFunction.apply = apply  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        setattr(owner, name, plain)
+        CheckpointFunction.apply = reentrant  # type: ignore[method-assign]
