@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import fx
@@ -57,10 +56,7 @@ class LiftNumbers:
 def _lifted(node: fx.Node, number: float) -> fx.Node:
     type_ = note(node).type
     assert isinstance(type_, TensorType)
-    options: dict[str, Any] = {"dtype": type_.dtype}
-    if isinstance(node.meta.get("val"), torch.Tensor):
-        options["device"] = node.meta["val"].device
     with node.graph.inserting_before(node):
-        made = node.graph.call_function(aten.full.default, ([], number), options)
+        made = node.graph.call_function(aten.full.default, ([], number), {"dtype": type_.dtype})
     copy_note(node, made, slot=None)
     return made
