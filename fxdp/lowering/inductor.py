@@ -213,9 +213,10 @@ class _Compiler:
         _keep_ancestors(backward.graph, [])
         placeholders = [n for n in backward.graph.nodes if n.op == "placeholder"]
         saved = placeholders[: len(placeholders) - tangents]
-        names = [n.name for n in saved if n.users]
+        # sizes stay: `8 * B` may be read as one number, whose code is then written in terms of `B`
+        names = [n.name for n in saved if n.users or isinstance(n.meta["val"], torch.SymInt)]
         for node in saved:
-            if not node.users:
+            if node.name not in names:
                 backward.graph.erase_node(node)
         results = flat_results(forward)
         first = self.outputs + len(self.mutations)

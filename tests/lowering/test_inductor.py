@@ -12,7 +12,11 @@ import torch
 from torch import Tensor, nn
 
 import fxdp
+from fxdp.compiler import emit
+from fxdp.dry_run import local_program
+from fxdp.lowering import inductor
 from fxdp.module import CompiledModule
+from fxdp.options import Options
 
 # torch warns when it imports Inductor
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.:DeprecationWarning")
@@ -124,3 +128,31 @@ def test_the_first_model_of_a_process_may_pool() -> None:
         "trace_for_inductor(lambda p, t: [pool(p[0], [2, 2])[0]], mode, [x], [])"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+class _Normed(nn.Module):
+    """Its counts are 4 times the batch, of which nothing else in the backward depends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(4, 4), nn.BatchNorm1d(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.linear(x)).square().sum()
+
+
+def test_a_backward_takes_all_sizes_of_which_its_numbers_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inductor writes `4 * B` out, wherever it was computed."""
+    monkeypatch.setattr(inductor, "compile_with_inductor", lambda *_, **__: (None, []))
+    model = _Normed().double()
+    x = torch.randn(5, 3, 4, dtype=torch.float64)
+    local, _ = local_program(model, (x,), {}, {"dp": 2}, Options())
+    sizes = {"B": 8, "b": 5, "offset": 0, "b_max": 5}
+    program, _ = emit(local, model, sizes, generic=True, even=False)
+    graph = program.halves.backward_graph
+    assert graph is not None
+    given = [n.meta["val"] for n in graph.graph.find_nodes(op="placeholder")]
+    numbers = {v.node.expr for v in given if isinstance(v, torch.SymInt)}
+    made_of = {symbol for number in numbers for symbol in number.free_symbols}
+    assert made_of
+    assert made_of <= numbers
