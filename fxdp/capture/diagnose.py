@@ -68,6 +68,8 @@ def capture_error(
     """
     site = site_of_exception(error)
     if is_data_dependent(error):
+        if not site.file and reads:  # torch asks only later for what depends on a value that was read
+            site = reads[0].site
         remedy = _data_remedy(error, site, reads)
         return CaptureError(
             f"{_at(site)}: data-dependent control flow. {remedy}.{_listing(reads)}\n"

@@ -6,7 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fxdp.annotations import Site
 from fxdp.capture import capture
+from fxdp.capture.diagnose import capture_error
+from fxdp.capture.survey import Read
 from fxdp.errors import CaptureError
 
 X = torch.randn(4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -137,3 +140,9 @@ class LayerDrop(nn.Module):
 def test_a_decision_by_a_random_number_has_its_own_remedy() -> None:
     assert "`if drawn < self.probability:`: data-dependent" in (message := refusal(LayerDrop(0.1)))
     assert "Switch off what draws it (layerdrop=0)" in message
+
+
+def test_an_error_without_a_line_has_that_of_the_first_read() -> None:
+    reads = [Read(".tolist()", "a tensor of shape [2]", Site("model.py", line)) for line in (3, 7)]
+    error = capture_error(RuntimeError("Could not guard on data-dependent expression"), reads=reads)
+    assert str(error).startswith("at model.py:3: data-dependent control flow")
