@@ -1,7 +1,7 @@
 """From an unmodified module to one joint forward and backward graph in global, symbolic shapes."""
 
 from fxdp.capture.attributes import own_attributes
-from fxdp.capture.batch_dims import resolve_batch_dims
+from fxdp.capture.batch_dims import resolve_batch_dims, several_rows
 from fxdp.capture.captured import Captured, Check, Condition, OutputLeaf, Route, SizeLeaf
 from fxdp.capture.driver import capture
 from fxdp.capture.layouts import check_layouts, unusual
@@ -19,5 +19,6 @@ __all__ = [
     "own_attributes",
     "register_containers",
     "resolve_batch_dims",
+    "several_rows",
     "unusual",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -39,8 +39,20 @@ def batch_size(
         raise InputError(
             f"the inputs' batch sizes differ ({listed}). Every input must have the same size in its batch "
             "dim; name other dims, or None for an input without a batch dim, with batch_dims="
+            f"{several_rows(sizes.values())}"
         )
     return next(iter(sizes.values()), None)
+
+
+def several_rows(sizes: Iterable[int]) -> str:
+    """What to do with inputs of several rows for each sample; empty where the sizes are none of such."""
+    least, *others = sorted(set(sizes))
+    if least < 2 or any(size % least for size in others):
+        return ""
+    return (
+        ". An input with several rows for each sample (its queries, its patches) needs a dim for them: pass "
+        "rows.unflatten(0, (batch, -1)), and flatten it in a module around the model"
+    )
 
 
 def _spread(prefix: Any, tree: Any, path: str, found: list[int | None]) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, keystr, tree_flatten, tree_flatten_with_path
 
 from fxdp.arrangement import Arrangement, arrangement
-from fxdp.capture import register_containers, resolve_batch_dims
+from fxdp.capture import register_containers, resolve_batch_dims, several_rows
 from fxdp.errors import InputError
 from fxdp.runtime.recent import Recent
 from fxdp.runtime.stable import stable_text
@@ -227,5 +227,6 @@ def _common_batch(
         raise InputError(
             f"the inputs' batch sizes differ:\n  {listed}\n"
             "Name other dims, or None for an input without a batch dim, with batch_dims= of fxdp.compile"
+            f"{several_rows(sizes)}"
         )
     return next(iter(sizes), 1)

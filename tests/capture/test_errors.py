@@ -168,6 +168,8 @@ def test_batch_sizes_differ() -> None:
 
     with pytest.raises(InputError, match=r"batch sizes differ.*x: 4.*y: 3"):
         capture(Two(), (X, torch.zeros(3, 2)), {})
+    with pytest.raises(InputError, match=r"x: 4, y: 12\).*several rows for each sample .*flatten it"):
+        capture(Two(), (X, torch.zeros(12, 2)), {})
 
 
 def test_the_users_own_error_is_shown() -> None:

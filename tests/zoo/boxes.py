@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import transformers as hf
 
-from tests.zoo.entry import TOKENS, Entry, Inputs, built, pixels, tokens
+from tests.zoo.entry import TOKENS, Entry, Flattened, Inputs, built, pixels, tokens
 from tests.zoo.sizes import IMAGE, TEXT
 
 _WIDE_PIXELS = partial(pixels, side=32)
@@ -52,11 +52,16 @@ def _hgnet() -> Any:
     return hf.HGNetV2Config(**_HGNET, out_features=["stage2", "stage3", "stage4"])
 
 
+def _owlvit() -> Any:
+    config = hf.OwlViTConfig(text_config=TEXT, vision_config=IMAGE, projection_dim=16)
+    return Flattened(hf.OwlViTForObjectDetection(config), "input_ids", "attention_mask")
+
+
 def _queries(batch: int) -> Inputs:
     """Two texts for each image."""
     return {
-        "input_ids": tokens(2 * batch),
-        "attention_mask": torch.ones(2 * batch, 6, dtype=torch.long),
+        "input_ids": tokens(2 * batch).unflatten(0, (batch, 2)),
+        "attention_mask": torch.ones(batch, 2, 6, dtype=torch.long),
         **pixels(batch),
     }
 
@@ -108,9 +113,7 @@ BOXES: dict[str, Entry] = {
         ),
         _WIDE_PIXELS,
     ),
-    "owlvit": Entry(
-        built("OwlViTForObjectDetection", text_config=TEXT, vision_config=IMAGE, projection_dim=16), _queries
-    ),
+    "owlvit": Entry(_owlvit, _queries),
     "owlv2": Entry(
         built("Owlv2Model", text_config=TEXT, vision_config=IMAGE, projection_dim=8),
         lambda n: {"input_ids": tokens(n), **pixels(n), "return_loss": True},

@@ -30,6 +30,17 @@ class Entry:
     batch_dims: Any = None
 
 
+class Flattened(nn.Module):
+    """A model some of whose inputs have several rows for each sample; they are given with a dim for these."""
+
+    def __init__(self, model: nn.Module, *names: str) -> None:
+        super().__init__()
+        self.model, self.names = model, names
+
+    def forward(self, **inputs: Any) -> Any:
+        return self.model(**inputs | {name: inputs[name].flatten(0, 1) for name in self.names})
+
+
 def tokens(batch: int, length: int = LENGTH) -> Tensor:
     return torch.randint(3, TOKENS, (batch, length))
 
