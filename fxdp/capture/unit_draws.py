@@ -25,7 +25,7 @@ def answered_draws() -> Iterator[None]:
 
     def rand(*args: Any, **kwargs: Any) -> Tensor:
         drawn = plain(*args, **kwargs)
-        if drawn.numel() == 1:
+        if all(isinstance(size, int) and size == 1 for size in drawn.shape):  # asks no symbolic size
             setattr(drawn, _MARK, True)
         return drawn
 
