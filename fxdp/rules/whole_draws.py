@@ -45,8 +45,9 @@ _IN_PLACE = {
 
 _EXTRA = (
     "SymInt[] whole, int[] dims, int[] order, int[] gaps, int dim, SymInt outer, SymInt batch, SymInt start, "
-    "SymInt count"
+    "SymInt rows"
 )
+"""Beside the op's own arguments, with other names than these (binomial has a `count`)."""
 
 _TWINS: dict[OpOverload, OpOverload] = {}
 
@@ -106,11 +107,11 @@ class _Part:
 
     def __init__(
         self, whole: Sequence[int], dims: Sequence[int], order: Sequence[int], gaps: Sequence[int], dim: int,
-        outer: int, batch: int, start: int, count: int,
+        outer: int, batch: int, start: int, rows: int,
     ) -> None:  # fmt: skip
         self.whole, self.dims, self.order, self.dim = list(whole), list(dims), list(order), dim
         self.gaps = list(gaps)
-        self.outer, self.batch, self.start, self.count = outer, batch, start, count
+        self.outer, self.batch, self.start, self.rows = outer, batch, start, rows
 
     def widened(self, names: Sequence[str], values: Sequence[Any]) -> list[Any]:
         """The op's arguments for the whole: sizes, and tensors with this rank's values in their place."""
@@ -132,9 +133,9 @@ class _Part:
         shape = list(value.shape)
         shape[dim] = self.whole[self.dim]
         made = self._memory(value, shape).fill_(_ALIKE)
-        blocks = unflatten(value, dim, self.outer, self.count, self._inner(shape[dim]))
+        blocks = unflatten(value, dim, self.outer, self.rows, self._inner(shape[dim]))
         split = unflatten(made, dim, self.outer, self.batch, self._inner(shape[dim]))
-        split.narrow(dim + 1, self.start, self.count).copy_(blocks)
+        split.narrow(dim + 1, self.start, self.rows).copy_(blocks)
         return made
 
     def laid_out(self, results: Any) -> Any:
@@ -161,9 +162,9 @@ class _Part:
         """This rank's part of what was drawn, in memory of its own: aligned, and the rest is let go."""
         if isinstance(results, tuple):
             return tuple(map(self.taken, results))
-        if self.dim < 0 or self.count == self.batch:
+        if self.dim < 0 or self.rows == self.batch:
             return self.laid_out(results)
-        part = take_part(results, self.dim, self.outer, self.batch, self.start, self.count)
+        part = take_part(results, self.dim, self.outer, self.batch, self.start, self.rows)
         made = self.laid_out(part)
         return part.clone() if made is part else made
 
@@ -204,7 +205,7 @@ def _kept(
         ("outer", 1 if shard is None else shard.outer),
         ("batch", B if shard is not None else 1),
         ("start", OFFSET if shard is not None else 0),
-        ("count", LOCAL if shard is not None else 1),
+        ("rows", LOCAL if shard is not None else 1),
         ("after", None),
     )
     outputs: Placement = R if shard is None else shard

@@ -42,6 +42,7 @@ RANDOM = {
     "with_replacement": lambda fc, x: fc(x).gather(1, torch.multinomial(x.softmax(1), 3, replacement=True)),
     "turned": lambda fc, x: (fc(x).t() + torch.randn_like(x.t())) * F.dropout(fc(x).t(), 0.3),
     "by_value": lambda fc, x: fc(x) * torch.poisson(x.abs()),
+    "binomial": lambda fc, x: fc(x) * torch.binomial(x.abs().ceil(), x.sigmoid()),
     "by_tensor": lambda fc, x: fc(x) * torch.normal(x, x.abs()),
     "integers": lambda fc, x: fc(x) * torch.randint_like(x, 5) * torch.randint(0, 5, x.shape),
     "in_place": lambda fc, x: (
@@ -63,7 +64,7 @@ def test_given_the_numbers_all_is_exact(name: str, rng: str) -> None:
     assert bool(gathers) <= (name in GATHERED), "drawing sends nothing"
 
 
-GATHERED = ("permutation", "mixup", "rrelu", "by_value")
+GATHERED = ("permutation", "mixup", "rrelu", "by_value", "binomial")
 """A permutation crosses samples; the others take as many numbers as the values ask for."""
 
 
