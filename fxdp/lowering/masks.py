@@ -7,7 +7,8 @@ So the forward saves the numbers, which it often saves anyway:
     before   forward saves le(%relu, 0)    backward reads %le
     after    forward saves %relu           backward reads %relu and computes le(%relu, 0)
 
-Dropout's masks stay: the numbers drawn for them are needed nowhere else.
+Dropout's masks stay: the numbers drawn for them are needed nowhere else. So do masks of half precision, but
+for those of signs: the forward computes in float32, so what it saves may lie on the other side of a number.
 """
 
 from __future__ import annotations
@@ -62,7 +63,14 @@ def _is_comparison(node: Any) -> bool:
         and isinstance(node.args[0], fx.Node)
         and isinstance(node.args[1], (int, float))
         and not _is_drawn(node.args[0])
+        and not (node.args[1] != 0 and _is_rounded(node.args[0]))
     )
+
+
+def _is_rounded(node: fx.Node) -> bool:
+    """Whether the value is saved with fewer digits than the forward compares it with, in one kernel."""
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and value.dtype in (torch.bfloat16, torch.float16)
 
 
 def _is_drawn(node: fx.Node) -> bool:

@@ -125,6 +125,27 @@ def test_compared_values_are_not_computed_a_second_time(rng: Any) -> None:
     torch.testing.assert_close(gradients, _eager(model, x), rtol=1e-12, atol=1e-12)
 
 
+def test_half_precision_keeps_what_it_did_not_drop() -> None:
+    """Where a number is rounded to the probability, the backward must not decide anew."""
+
+    class Half(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Parameter(torch.ones(50000)), nn.Parameter(torch.ones(50000))
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            first = F.dropout((x * self.first).bfloat16(), 0.3).float()
+            second = F.dropout((x * self.second).half(), 0.3).float()
+            return first.sum() + second.sum(), first, second
+
+    model = Half()
+    loss, first, second = fxdp.compile(model)(torch.ones(1, 50000))
+    loss.backward()
+    for weight, kept in ((model.first, first), (model.second, second)):
+        assert weight.grad is not None
+        assert torch.equal(weight.grad != 0, kept[0] != 0)
+
+
 def test_drawn_numbers_are_not_saved_for_their_masks(lowered: list[Halves]) -> None:
     _step(Signs(), torch.randn(3, 6))
     (halves,) = lowered
