@@ -28,7 +28,7 @@ from fxdp.annotations import (
 from fxdp.capture.effects import strip_effects
 from fxdp.capture.joint import RawJoint
 from fxdp.capture.program import Inputs
-from fxdp.capture.refused import changed_parameter, check_dense
+from fxdp.capture.refused import changed_parameter, check_dense, check_written
 from fxdp.capture.sites import SiteIndex, module_path
 from fxdp.capture.sizes import Sizes
 from fxdp.capture.skip_marks import label_of
@@ -68,6 +68,7 @@ class _Converter:
 
     def run(self) -> Converted:
         """The converted graph."""
+        check_written(self.raw.gm.graph, self.sites)
         self._placeholders()
         for node in self.raw.gm.graph.nodes:
             if node.op == "output":
