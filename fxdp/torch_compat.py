@@ -354,9 +354,9 @@ def symbolic_sizes(hints: Mapping[str, int]) -> tuple[FakeTensorMode, dict[str, 
 
 
 def fixed_sizes(sizes: Mapping[str, Any]) -> list[str]:
-    """The names of the sizes that tracing or compiling took for constants."""
+    """The names of the sizes that tracing or compiling took for constants or for functions of others."""
     symbolic = {name: size.node for name, size in sizes.items() if isinstance(size, torch.SymInt)}
-    return [name for name, node in symbolic.items() if node.shape_env.replace(node.expr).is_number]
+    return [name for name, node in symbolic.items() if node.shape_env.replace(node.expr) != node.expr]
 
 
 def trace_for_inductor(

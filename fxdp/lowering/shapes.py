@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
-from fxdp.symbols import LOCAL, OFFSET, B
 from fxdp.torch_compat import FakeTensorMode, static_mode, symbolic_sizes
 
 __all__ = ["Shapes", "SizesFixedError"]
+
+_OF_THE_BATCH = ("B", "b", "offset", "b_max")
 
 
 class SizesFixedError(Exception):
@@ -36,10 +38,22 @@ class Shapes:
         return static_mode(), dict(self.sizes)
 
     def _ordinary(self) -> dict[str, int]:
-        """0 and 1 would be taken for constants, and a rank's part lies inside of the batch.
+        """Sizes that are no special case: what is equal, or 0 or 1, would be taken to be so always.
 
-        B 6, b 4, offset 2, b_max 4     ->  B 8, b 4, offset 4, b_max 5
+        That holds of differences, too: of the padding `b_max - b`, and of what is left of the batch. A rank's
+        part lies inside of the batch.
+
+            B 6, b 4, offset 2, b_max 4     ->  B 10, b 4, offset 2, b_max 6
         """
         hints = {name: max(value, 2 + i) for i, (name, value) in enumerate(self.sizes.items())}
-        inside = sum(hints.get(size.name, 0) for size in (LOCAL, OFFSET))
-        return hints | {B.name: max(hints[B.name], inside)}
+        taken = {hint for name, hint in hints.items() if name not in _OF_THE_BATCH}
+
+        def free(name: str, least: int) -> int:
+            found = next(n for n in count(max(self.sizes.get(name, 0), least)) if n not in taken)
+            taken.add(found)
+            return found
+
+        local, offset = free("b", 2), free("offset", 2)
+        largest = free("b_max", local + 2)
+        batch = {"b": local, "offset": offset, "b_max": largest, "B": free("B", largest + offset + 2)}
+        return hints | {name: batch[name] for name in hints if name in batch}

@@ -14,7 +14,9 @@ def test_open_sizes_are_ordinary_and_a_part_lies_inside_of_the_batch() -> None:
             _, found = Shapes({**sizes, "s0": 1}, generic=True, single=False).trace_sizes()
             hints = {name: size.node.hint for name, size in found.items()}
             assert min(hints.values()) >= 2
-            assert hints["offset"] + hints["b"] <= hints["B"]
+            assert len(set(hints.values())) == len(hints)
+            assert hints["b_max"] - hints["b"] >= 2
+            assert hints["B"] - hints["offset"] - hints["b_max"] >= 2
 
 
 def test_fixed_sizes_are_what_they_are() -> None:
