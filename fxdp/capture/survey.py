@@ -76,7 +76,7 @@ class _Listener(TorchFunctionMode):
             self.found[Read(how, _shown(args[0]), where, _DRAWN in of)] = None
             self.read |= of
         for arg in args[1:]:
-            if isinstance(arg, (tuple, list)):  # sizes
+            if isinstance(arg, (tuple, list)) and all(map(_may_be_size, arg)):
                 self.read |= self._sources(arg) or set()
         result = func(*args, **(kwargs or {}))
         sources = frozenset({_DRAWN}) if func in _DRAWS else self._sources((args, kwargs))
@@ -187,6 +187,10 @@ def _here(module: str) -> Site:
     if not frames:
         return Site(module=module)
     return Site(frames[-1].filename, frames[-1].lineno or 0, frames[-1].line or "", module)
+
+
+def _may_be_size(value: Any) -> bool:
+    return isinstance(value, int) or (isinstance(value, Tensor) and value.numel() == 1)
 
 
 def _shown(tensor: Tensor) -> str:
