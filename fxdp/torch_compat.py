@@ -15,7 +15,7 @@ import math
 import operator
 import platform
 import subprocess
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import sympy
@@ -58,6 +58,7 @@ from torch.fx.experimental.symbolic_shapes import (
     GuardOnDataDependentSymNode,
     PropagateUnbackedSymInts,
     ShapeEnv,
+    free_symbols,
 )
 from torch.fx.graph import _BoxedCodeGen
 from torch.fx.traceback import preserve_node_meta
@@ -225,6 +226,18 @@ def _correct_attention(gm: fx.GraphModule) -> None:
             for pick in node.users:
                 if pick.target is operator.getitem and pick.args[1] == 1:
                     pick.meta["val"] = node.meta["val"][1]
+
+
+def sizes_behind(nodes: Iterable[fx.Node], inputs: Iterable[fx.Node]) -> list[fx.Node]:
+    """Those inputs that are sizes of which sizes among the nodes are made, whether or not an op reads them.
+
+    nodes `%mul: 3*s0`, `%x: [s1, 4]`, inputs `%b: s0`, `%c: s2`   ->   `%b`: code for the nodes must know s0
+    """
+    values = [n.meta.get("val") for n in nodes]
+    kinds = (torch.Tensor, torch.SymInt, torch.SymFloat)
+    mentioned = {symbol for value in values if isinstance(value, kinds) for symbol in free_symbols(value)}
+    sizes = [(n, n.meta.get("val")) for n in inputs]
+    return [n for n, size in sizes if isinstance(size, torch.SymInt) and size.node.expr in mentioned]
 
 
 def register_group(name: str, group: ProcessGroup) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from fxdp.torch_compat import graph_module
+from fxdp.torch_compat import graph_module, sizes_behind
 
 aten = torch.ops.aten
 
@@ -41,6 +41,9 @@ def split_backward(gm: fx.GraphModule, first: Sequence[int]) -> tuple[fx.GraphMo
         and (n in ahead or n.op == "placeholder")
         and (n in late or any(u in needed and u not in ahead and u.op != "output" for u in n.users))
     ]
+    # sizes of which others are made: code says `3*s0` by `s0`
+    sizes = [n for n in gm.graph.find_nodes(op="placeholder") if n not in handed]
+    handed += sizes_behind([*handed, *(needed - ahead)], sizes)
     return _inputs(gm, early, handed, ahead), _weights(gm, late, handed, needed - ahead)
 
 

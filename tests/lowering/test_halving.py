@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import operator
+
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fxdp.lowering.halving import split_backward
+from fxdp.torch_compat import sizes_behind, symbolic_sizes
 
 aten = torch.ops.aten
 
@@ -42,3 +45,22 @@ def test_two_halves() -> None:
     assert calls(weights) == ["aten.convolution_backward.default"]
     masks = [n.args[-1] for gm in (inputs, weights) for n in gm.graph.nodes if "conv" in str(n.target)]
     assert masks == [[True, False, False], [False, True, True]]
+
+
+def test_the_second_half_knows_of_what_its_sizes_are_made() -> None:
+    """Only the first half reads the batch itself; the second one reads three times the batch."""
+    mode, sizes = symbolic_sizes({"B": 8, "b": 4, "offset": 2})
+    graph = fx.Graph()
+    batch, part, offset, product, x = map(graph.placeholder, ("batch", "part", "offset", "product", "x"))
+    for node, size in zip((batch, part, offset), sizes.values(), strict=True):
+        node.meta["val"] = size
+    product.meta["val"] = 3 * sizes["B"]
+    with mode:
+        x.meta["val"] = torch.empty(2 * sizes["offset"], 5)
+    assert sizes_behind([product, x], [batch, part, offset]) == [batch, offset]
+    first = graph.call_function(operator.mul, (x, batch))
+    second = graph.call_function(operator.mul, (x, product))
+    first.meta["val"] = second.meta["val"] = x.meta["val"]
+    graph.output((first, second))
+    _, weights = split_backward(fx.GraphModule({}, graph), (0,))
+    assert [n.name for n in weights.graph.find_nodes(op="placeholder")] == ["product", "x", "batch", "offset"]
