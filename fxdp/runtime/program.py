@@ -27,6 +27,7 @@ from fxdp.annotations import (
 from fxdp.lowering.eager import forward_inputs, results
 from fxdp.lowering.halves import Halves
 from fxdp.placements import Shard
+from fxdp.rules.randomness import node_draws
 from fxdp.runtime.first_only import first_only
 from fxdp.torch_compat import backward_class, release_saved_tensors
 
@@ -65,6 +66,8 @@ class Program:
     world: int
     seeded: bool
     """Whether the program draws random numbers of its own on each rank."""
+    seeded_backward: bool = False
+    """Whether the backward, too (a hook that adds noise to gradients)."""
     written: tuple[tuple[int, int], ...] = ()
     """Those of `inputs` that the program writes."""
     rank: int = 0
@@ -104,6 +107,7 @@ class Program:
             tuple(_tangent_slot(n) for n in gm.graph.nodes if isinstance(note(n).slot, Tangent)),
             world,
             seeded,
+            seeded and any(note(n).backward for n in gm.graph.nodes if node_draws(n)),
             _written(gm.graph, slots),
             rank,
         )
@@ -139,7 +143,8 @@ class Program:
         tangents = [self._tangent(self.tangents[i], grads, outputs) for i in backward.tangents]
         inputs = [*[saved[i] for i in self.halves.saved_order], *tangents]
         saved.clear()  # the callee empties `inputs`, so that activations are freed as they are used up
-        return backward.run(inputs)
+        with _rank_generator(self.rank) if self.seeded_backward else nullcontext():
+            return backward.run(inputs)
 
     def _tangent(self, slot: TangentSlot, grads: Sequence[Tensor | None], outputs: Sequence[Like]) -> Tensor:
         grad = grads[slot.output]

@@ -65,10 +65,11 @@ def find_phases(graph: fx.Graph, microbatches: int) -> Phases:
 
     Raises
     ------
-    StageError : collectives that would need all micro-batches at once, all of them with their lines; or
-        inputs that the model changes.
+    StageError : collectives that would need all micro-batches at once, all of them with their lines;
+        inputs that the model changes; a backward that draws random numbers.
     """
     _refuse_changed_inputs(graph)
+    _refuse_noisy_backward(graph)
     phases = _without_epilogue(graph, microbatches)
     late, stuck = _epilogue(graph, phases.free | phases.views)
     if microbatches > 1:
@@ -151,6 +152,16 @@ def _refuse_changed_inputs(graph: fx.Graph) -> None:
             f"the model changes its input {', '.join(paths)} in place, and the caller's tensor with it; "
             "stages and micro-batches read parts of their inputs, which they leave as they are. Let the "
             f"model change a copy: {paths[0]} = {paths[0]}.clone()"
+        )
+
+
+def _refuse_noisy_backward(graph: fx.Graph) -> None:
+    drawn = next((n for n in graph.nodes if node_draws(n) and note(n).backward), None)
+    if drawn is not None:
+        raise StageError(
+            f"at {note(drawn).site}: the backward draws random numbers (a hook adds noise to gradients?), "
+            "which stages and micro-batches would share. Draw them in the forward, or use microbatches=1 "
+            "without stages"
         )
 
 

@@ -148,3 +148,32 @@ def test_sharded_numbers_differ_between_ranks_and_come_from_one_seed(ranks: Rank
     assert torch.equal(one["next"], two["next"])
     keep = torch.cat([rank["outs"][0]["own"] for rank in first]).bool().double().mean()
     assert 0.3 < keep < 0.7
+
+
+class NoisyGradients(nn.Module):
+    """Noise on the gradients of the batch, and of what all samples share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.fc(x)
+        y.register_hook(lambda grad: torch.rand_like(grad) * torch.rand(16))
+        return y.sum()
+
+
+def _noise_of_gradients() -> list[Tensor]:
+    """The gradients of one step: of this rank's samples, and of the bias."""
+    torch.manual_seed(0)
+    model, x = NoisyGradients(), torch.ones(3, 4, requires_grad=True)
+    fxdp.compile(model, compute="eager")(x).backward()
+    assert x.grad is not None
+    assert model.fc.bias.grad is not None
+    return [x.grad, model.fc.bias.grad]
+
+
+def test_noise_in_the_backward_is_each_samples_own(ranks: RankPool) -> None:
+    one, two = ranks.run(2, _noise_of_gradients)
+    assert not torch.equal(one[0], two[0]), "each sample has noise of its own"
+    assert torch.equal(one[1], two[1])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from expecttest import assert_expected_inline
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 from fxdp import ir
+from fxdp.errors import StageError
 from fxdp.staging import recall_phases
 from tests.staging.cuts import staged
 
@@ -57,3 +59,14 @@ def test_collectives_are_in_prologue_or_epilogue() -> None:
     collectives: list[fx.Node] = [n for n in gm.graph.nodes if n.target in ir.COLLECTIVES]
     assert len(collectives) == 3  # count, loss, gradient
     assert [n in phases.epilogue for n in collectives] == [n not in phases.free for n in collectives]
+
+
+def test_a_backward_that_draws_is_refused() -> None:
+    class Noisy(Masked):
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            z = self.linear(x)
+            z.register_hook(lambda grad: grad + torch.randn_like(grad))
+            return F.cross_entropy(z, y)
+
+    with pytest.raises(StageError, match=r"test_phases.py:\d+ .*the backward draws random numbers"):
+        staged(Noisy(), torch.randn(8, 4), torch.randint(3, (8,)), dp=2, microbatches=2)
