@@ -27,6 +27,7 @@ GROUND = (
     "seeds",
     "moments",
     "standardize",
+    "ctc",
     "arrangement",
     "collection",
 )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from fxdp.ctc import CTC_BACKWARD_OP, CTC_OP
 from fxdp.placements import Placement, R
 from fxdp.rules.classes import nll_backward_in_parts, nll_in_parts
 from fxdp.rules.empty_parts import local_op
@@ -107,3 +108,23 @@ def margin_loss_backward(op: Op) -> Iterator[Alternative]:
         per_sample.append(op.arg("is_target"))
     inputs = [(grad, "n" if grad.ndim else ""), *((o, leading("n", o.ndim)) for o in per_sample)]
     yield from by_labels(op, inputs, ["n_"])
+
+
+@rule("losses", CTC_OP)
+def ctc_loss(op: Op) -> Iterator[Alternative]:
+    """The loss of each sample of `[T, N, C]`; targets that follow one another in one row stay whole."""
+    if op.arg("targets").ndim == 2:
+        yield from by_labels(op, _sequences(op), ["n"])
+
+
+@rule("losses", CTC_BACKWARD_OP)
+def ctc_loss_backward(op: Op) -> Iterator[Alternative]:
+    """Each sample's gradient."""
+    if op.arg("targets").ndim == 2:
+        yield from by_labels(op, [(op.arg("grad"), "n"), *_sequences(op)], ["_n_"])
+
+
+def _sequences(op: Op) -> list[tuple[Operand, str]]:
+    """Log-probabilities and targets of sequences, with their lengths."""
+    labels = {"log_probs": "_n_", "targets": "n_", "input_lengths": "n", "target_lengths": "n"}
+    return [(op.arg(name), names) for name, names in labels.items()]

@@ -179,6 +179,16 @@ def _multilabel(g: Draw, backward: bool) -> Call:
     return call(g.t("" if reduction == SUM else "N"), x, target, reduction, chosen)
 
 
+def _ctc(backward: bool) -> Maker:
+    def make(g: Draw) -> Call:
+        x, length = g.t("5N4", low=-3.0, high=-0.1), g.ints("N", 3)
+        frames = T(g.n("N"), dtype=I64, low=4, high=6)
+        grad = [g.t("N")] if backward else []
+        return call(*grad, x, T(g.n("N"), 2, dtype=I64, low=1, high=4), frames, length, 0, g.flag())
+
+    return make
+
+
 def _own_statistics(args: tuple[Any, ...], _: Any, results: tuple[Any, ...]) -> None:
     """A part gets what eager's kernel gives for that part alone."""
     x, _, eps = args
@@ -211,6 +221,8 @@ SAMPLES: dict[str, Maker] = {
     ),
     "native_batch_norm_backward": _batch_norm_backward,
     "_native_batch_norm_legit.no_stats": lambda g: call(g.t("N43"), None, None, True, 0.1, 1e-5),
+    "fxdp.ctc_loss": _ctc(False),
+    "fxdp.ctc_loss_backward": _ctc(True),
     "fxdp.moments": lambda g: call(g.t(g.one(["Na3", "aN3"])), g.one([[0, 2], [1], [0]])),
     "fxdp.standardize": lambda g: call(g.t("N4a"), [0, 2], 1e-5, random=True, law=_own_statistics),
     "fxdp.standardize_backward": lambda g: call(
