@@ -35,6 +35,9 @@ _log = logging.getLogger("fxdp")
 _EXACT = 2
 """For how many distinct sizes a part is compiled before one program serves all others."""
 
+_MOST_PARTS = 4096
+"""The seeds of one rank's parts come this many before the next rank's: stages, then what ends their steps."""
+
 
 @dataclass
 class Lowering:
@@ -70,7 +73,7 @@ class Lowering:
         values = slot_values(gm, self.module, self.local.captured)
         seed = None
         if any(map(node_draws, part.gm.graph.nodes)):
-            seed = rank * 4096 + _number(name)
+            seed = rank * _MOST_PARTS + _number(name)
         return Code.bind(gm, halves, values, sizes, rows, seed)
 
     def _for_any_sizes(
@@ -216,5 +219,8 @@ def _sizes_used(gm: fx.GraphModule) -> frozenset[str]:
 
 
 def _number(name: str) -> int:
+    """Of parts that draw random numbers, another one each: the prologue's is 0."""
     words = name.split()
-    return int(words[1]) + 1 if words[0] == "stage" else 0
+    if len(words) == 1:
+        return 0
+    return int(words[1]) + 1 + (_MOST_PARTS // 2 if words[0] == "finish" else 0)

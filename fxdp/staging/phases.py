@@ -2,7 +2,8 @@
 
     prologue     collectives that depend on the inputs alone (token counts), on the rank's whole batch
     microbatch   forward and backward of one micro-batch
-    epilogue     what follows from sums over all micro-batches: the loss, the reduced gradients
+    epilogue     what follows from sums over all micro-batches: the loss, the reduced gradients, and outputs
+                 that need the whole batch (a variance that is only shown)
 
 A Partial value sums over micro-batches as it does over ranks. A collective in the midst of the forward or
 backward (BatchNorm's statistics) would need all micro-batches at once: with several it is refused.
@@ -71,7 +72,7 @@ def find_phases(graph: fx.Graph, microbatches: int) -> Phases:
     _refuse_changed_inputs(graph)
     _refuse_noisy_backward(graph)
     phases = _without_epilogue(graph, microbatches)
-    late, stuck = _epilogue(graph, phases.free | phases.views)
+    late, stuck = _epilogue(graph, phases, microbatches)
     if microbatches > 1:
         _refuse(stuck, microbatches)
     return replace(phases, epilogue=late, backward=phases.backward - late)
@@ -107,8 +108,11 @@ def _prologue(graph: fx.Graph, microbatches: int) -> list[fx.Node]:
     return found
 
 
-def _epilogue(graph: fx.Graph, elsewhere: set[fx.Node]) -> tuple[set[fx.Node], list[fx.Node]]:
+def _epilogue(
+    graph: fx.Graph, phases: Phases, microbatches: int
+) -> tuple[set[fx.Node], list[fx.Node]]:
     """Nodes after the last micro-batch, and the collectives whose results micro-batches wait for."""
+    elsewhere = phases.free | phases.views
     output = graph.output_node()
     after: set[fx.Node] = set()
     for node in graph.nodes:
@@ -118,12 +122,28 @@ def _epilogue(graph: fx.Graph, elsewhere: set[fx.Node]) -> tuple[set[fx.Node], l
             after.add(node)
     late: set[fx.Node] = set()
     for node in reversed(graph.nodes):
-        if node not in after or note(node).placement != R:
+        if node not in after:
+            continue
+        if note(node).placement != R and not (microbatches > 1 and _only_shows(node, phases.views)):
             continue
         if all(user is output or user in late for user in node.users):
             late.add(node)
     stuck = [n for n in graph.nodes if n in after and n not in late and n.target in ir.COLLECTIVES]
     return late, stuck
+
+
+def _only_shows(node: fx.Node, parameters: set[fx.Node]) -> bool:
+    """Whether a node that only results wait for may read the samples of all micro-batches at once.
+
+    No op of the backward, and no layer: those would run whole in the end.
+    """
+    layer = any(a in parameters and _dims(a) > 0 for a in node.all_input_nodes)
+    return not note(node).backward and not layer
+
+
+def _dims(node: fx.Node) -> int:
+    type_ = note(node).type
+    return len(type_.shape) if isinstance(type_, TensorType) else 0
 
 
 _OWN_STATISTICS = (

@@ -44,6 +44,10 @@ EXACT: dict[str, Loss] = {
     "l1": lambda z, y, m: F.l1_loss(z, y),
     "smooth l1": lambda z, y, m: F.smooth_l1_loss(z, y),
     "mse": lambda z, y, m: F.mse_loss(z, y),
+    "ctc": lambda z, y, m: F.ctc_loss(
+        z.expand(3, -1, -1).log_softmax(-1), _labels(y).clamp(1)[:, None], torch.full_like(_labels(y), 3),
+        torch.ones_like(_labels(y)),
+    ),
     "mean over dims": lambda z, y, m: (z - y).square().mean(1).mean(),
     "cosine": lambda z, y, m: F.cosine_embedding_loss(z, y, torch.where(y[:, 0] > 0, 1, -1)),
     "a constant": lambda z, y, m: F.mse_loss(z, y) + 1.5,
@@ -133,6 +137,49 @@ def test_all_reasons_are_listed_at_once() -> None:
         _error(Coupled().double(), (7,), 2)
     assert "centred = hidden - hidden.mean(0)" in str(caught.value)
     assert "return (centred.softmax(0) * y).sum()" in str(caught.value)
+
+
+class Centred(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = super().forward(x)
+        return x - x.mean(0)
+
+
+class Shown(Model):
+    """Shows values that only the whole batch has, at the end of the first stage and of the last."""
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+        hidden = self.first(x).tanh()
+        found = self.last(hidden)
+        shown, order = hidden.detach(), found.detach()[:, 0].argsort()
+        centred = shown - shown.mean(0)
+        spread = shown.var(0, correction=0)
+        score = centred.square().mean() + spread.sum()
+        return F.mse_loss(found, y), spread, centred, score, order, found[order]
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zero-bubble"])
+def test_outputs_of_the_whole_batch(schedule: str) -> None:
+    """They follow the last micro-batch; only what goes on from them in the model would be refused."""
+    model = Shown(EXACT["mse"]).double()
+    assert _error(model, (7, 8, 2), 3, stages=["last"], schedule=schedule) <= 1e-12
+
+
+def test_evaluation_of_a_loss_over_all_pairs() -> None:
+    """Without a backward nobody waits for it; a layer after it would run whole in the end, and is refused."""
+    contrastive, centred = Model(REFUSED["contrastive"]).double(), Model(REFUSED["centred"]).double()
+    for model in (contrastive, centred):
+        compiled = fxdp.compile(model, microbatches=3, stages=3, compute="eager")
+        for batch in (7, 4):
+            inputs = _inputs(batch)
+            with torch.no_grad():
+                assert torch.allclose(compiled(*inputs), model(*inputs), rtol=1e-12)
+    compiled = fxdp.compile(nn.Sequential(Centred(), nn.Linear(3, 2)), microbatches=3, compute="eager")
+    with torch.no_grad(), pytest.raises(fxdp.StageError, match=r"return x - x\.mean\(0\)"):
+        compiled(torch.randn(4, 3))
 
 
 @pytest.mark.parametrize("microbatches", [2, 4, 8])
