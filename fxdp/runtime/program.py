@@ -173,7 +173,8 @@ class _Step(torch.autograd.Function):
     def forward(ctx: Any, program: Program, *values: Any) -> tuple[Tensor, ...]:
         results = program.halves.forward(list(values))
         count = program.halves.outputs
-        outputs, saved = tuple(results[:count]), list(results[count:])
+        # no views, into which a caller could not write (`loss /= 4`); a write is seen by what is saved
+        outputs, saved = tuple(r.detach() for r in results[:count]), list(results[count:])
         numbers = program.number_positions
         if numbers is None:
             numbers = program.number_positions = tuple(

@@ -71,7 +71,9 @@ class _HandOut(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, step: Step, inputs: tuple[Tensor, ...], *leaves: Tensor) -> tuple[Tensor, ...]:
-        outputs, gradients = step._execute(inputs)
+        values, gradients = step._execute(inputs)
+        # no views of what a rank received or put together: into those a caller could not write (`loss /= 4`)
+        outputs = [value.detach() for value in values]
         ctx.step, ctx.gradients = step, gradients
         ctx.set_materialize_grads(False)
         known = {step.loss, *step.differentiable}

@@ -98,6 +98,23 @@ def test_a_strided_input_that_the_model_changes_is_changed() -> None:
     assert memory.tolist() == [2.0, 0.0, 2.0, 0.0]
 
 
+def test_a_result_that_is_a_view_may_be_changed_in_place() -> None:
+    """As the part of several sums that travelled as one: on one device it was a tensor of its own."""
+    g = Sketch()
+    w, tangent = g.add(Parameter("w"), "f32[2]", R), g.add(Tangent(0), "f32[]", R)
+    sums = g.call(aten.mul.Tensor, w, w, type="f32[2]", at=R, reads=(R, R))
+    loss = g.call(aten.select.int, sums, 0, 1, type="f32[]", at=R, reads=(R,))
+    grad = g.call(aten.mul.Tensor, w, tangent, type="f32[2]", at=R, reads=(R, R), backward=True)
+    gm = g.returns({Output(0): loss, Gradient(Parameter("w")): grad})
+    weight = torch.ones(2, requires_grad=True)
+    program = Program.bind(gm, lower_eager(gm), {Parameter("w"): weight}, world=1, rank=0, seeded=False)
+    (found,) = program.run([], {}, None)
+    found /= 4
+    found.backward()
+    assert weight.grad is not None
+    assert weight.grad.tolist() == [0.25, 0.25]
+
+
 def test_a_second_derivative_is_refused() -> None:
     scaled = Scaled()
     (grad,) = torch.autograd.grad(scaled(1.0)[0].sum(), scaled.w, create_graph=True)
