@@ -140,6 +140,8 @@ class Writer:
         stage, microbatch = action.stage, action.microbatch
         if action.kind is Kind.FORWARD:
             self._forward(stage, microbatch)
+        elif not self._has_backward(stage):
+            self.pen.settle((stage, microbatch))
         elif action.kind is Kind.BACKWARD:
             self._backward(stage, microbatch)
         elif action.kind is Kind.INPUT_GRADIENT:
@@ -147,11 +149,15 @@ class Writer:
         else:
             self._weight_gradient(stage, microbatch)
 
+    def _has_backward(self, stage: int) -> bool:
+        """Whether a stage has anything to compute there: not one that is frozen as all before it are."""
+        return bool(backward_gives(self.partition.parts[stage]))
+
     def _forward(self, stage: int, microbatch: int) -> None:
         made = self._call_forward("forward", stage, microbatch)
         gives = forward_gives(self.partition.parts[stage])
         self._give_all(made, gives, stage, microbatch)
-        if self.schedule.trains and microbatch not in self.recompute:
+        if self.schedule.trains and microbatch not in self.recompute and self._has_backward(stage):
             self._save(made, len(gives), stage, microbatch)
 
     def _call_forward(self, word: str, stage: int, microbatch: int) -> fx.Node:

@@ -27,11 +27,12 @@ class Two(nn.Module):
         return self.b(self.a(x).relu()).sum()
 
 
-def _programs(schedule: str, stages: int | list[str], **options: Any) -> str:
+def _programs(
+    schedule: str, stages: int | list[str], model: nn.Module | None = None, **options: Any
+) -> str:
     """What each rank calls, in order, but for taking results apart, events, and waits for what was sent."""
-    cut = program(
-        Two(), torch.randn(4, 4), ranks=2, stages=stages, microbatches=2, schedule=schedule, **options
-    )
+    options |= {"stages": stages, "microbatches": 2, "schedule": schedule}
+    cut = program(model or Two(), torch.randn(4, 4), ranks=2, **options)
     layout = Layout.of({"B": 4, "b": 4, "offset": 0, "b_max": 4}, 2)
     lines = []
     for rank in range(2):
@@ -83,9 +84,9 @@ unpacked_of1
 rank 1:
 batch receive_mm_mb0_from0 receive_mm_mb1_from0 mm_mb0 forward_1_mb0 send_relu_mb0_to0
 receive_mm_1_mb0_from0 mm_mb1 forward_1_mb1 send_relu_mb1_to0 receive_mm_1_mb1_from0 mm_1_mb0
-forward_3_mb0 backward_3_mb0 receive_mm_3_mb0_from0 mm_1_mb1 forward_3_mb1 total_sum_1
-backward_3_mb1 receive_mm_3_mb1_from0 mm_3_mb0 backward_1_mb0 send_threshold_backward_mb0_to0
-mm_3_mb1 backward_1_mb1 send_threshold_backward_mb1_to0 finish_3 results_of1 send_results_of1_to0""")
+forward_3_mb0 receive_mm_3_mb0_from0 mm_1_mb1 forward_3_mb1 total_sum_1 receive_mm_3_mb1_from0
+mm_3_mb0 backward_1_mb0 send_threshold_backward_mb0_to0 mm_3_mb1 backward_1_mb1
+send_threshold_backward_mb1_to0 finish_3 results_of1 send_results_of1_to0""")
 
 
 def test_zero_bubble() -> None:
@@ -107,6 +108,27 @@ def test_recomputation() -> None:
     at = words.index("recompute_0_mb0")
     assert words[at - 1].startswith("receive_mm_3_mb0")
     assert words[at + 1 : at + 4] == ["mm_3_mb0", "sums_0", "backward_0_mb0"]
+
+
+class Frozen(Two):
+    """Only the second layer learns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a.requires_grad_(False)
+
+
+def test_a_frozen_first_stage_has_no_backward() -> None:
+    """Nothing is kept for one, and nothing is computed again."""
+    found = _programs("1f1b", ["b"], Frozen(), gradients="owner", checkpoint="always")
+    assert_expected_inline(found, """\
+rank 0:
+batch forward_0_mb0 send_relu_mb0_to1 forward_0_mb1 send_relu_mb1_to1 receive_results_from1
+results_of1 unpacked_of1
+rank 1:
+batch receive_relu_mb0_from0 receive_relu_mb1_from0 relu_mb0 forward_1_mb0 recompute_1_mb0 sums_1
+backward_1_mb0 relu_mb1 forward_1_mb1 total_sum_1 recompute_1_mb1 backward_1_mb1 finish_1
+results_of1 send_results_of1_to0""")
 
 
 def _text(graph: fx.Graph) -> str:
