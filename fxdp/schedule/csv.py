@@ -11,8 +11,9 @@ such as `0SEND_F0` or `1UNSHARD`, are left out: fxdp derives all communication f
 from __future__ import annotations
 
 import csv
+import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from fxdp.errors import ScheduleError
@@ -76,8 +77,17 @@ def _schedule(name: str, rows: tuple[tuple[Action, ...], ...]) -> Schedule:
     stages = 1 + max(action.stage for action in actions)
     microbatches = 1 + max(action.microbatch for action in actions)
     home = {action.stage: rank for rank, row in reversed(list(enumerate(rows))) for action in reversed(row)}
-    if absent := [str(stage) for stage in range(stages) if stage not in home]:
-        raise ScheduleError(f"schedule {name} has {stages} stages, but nothing of {', '.join(absent)}")
+    _check_none_absent(name, "stages", stages, home)
+    _check_none_absent(name, "micro-batches", microbatches, {action.microbatch for action in actions})
     if idle := [str(rank) for rank, row in enumerate(rows) if not row]:
         raise ScheduleError(f"schedule {name} has nothing in row {', '.join(idle)}: each rank needs a stage")
     return Schedule(name, stages, microbatches, tuple(home[stage] for stage in range(stages)), rows)
+
+
+def _check_none_absent(name: str, what: str, count: int, found: Collection[int]) -> None:
+    """Numbers run from 0 without gaps; a number far off (`0F99999999`) is no reason to count so far."""
+    absent = list(itertools.islice((number for number in range(count) if number not in found), 3))
+    if absent:
+        more = count - len(found) - len(absent)
+        listing = ", ".join(map(str, absent)) + (f" and {more} more" if more else "")
+        raise ScheduleError(f"schedule {name} has {count} {what}, but nothing of {listing}")

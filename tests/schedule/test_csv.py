@@ -46,6 +46,8 @@ def test_torch_writes_what_we_read(tmp_path: Path) -> None:
         ("", "is empty"),
         ("0F0,0X0\n1F0,B", "row 0: `0X0` is no action(.|\n)*row 1: `B` is no action"),
         ("0F0,0B0\n2F0,2B0", "has 3 stages, but nothing of 1"),
+        ("0F0,0B0\n99999999F0", r"has 100000000 stages, but nothing of 1, 2, 3 and 99999995 more"),
+        ("0F0,0F1,0F99999999", r"has 100000000 micro-batches, but nothing of 2, 3, 4 and 99999994 more"),
         ("0F0,0B0\n\n1F0,1B0", "has nothing in row 1"),
         ("0F0,0B0\n0F1,0B1", "0F1 is on rank 1, but its stage is on rank 0"),
     ],
