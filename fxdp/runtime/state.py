@@ -37,12 +37,15 @@ class ModelState:
         named = [(name, module) for root in roots for name, module in root.named_modules()]
         modules = [module for _, module in named]
         self._root = roots[0]
+        self._named = named
+        self._sizes = self._count()
         self._numbers: dict[str, _Number] = {}
         self._hooks = [vars(m)[kind] for m in modules for kind in _HOOKS]
         self._slots = [(vars(m), name) for m in modules for name in own_attributes(m)]
         self._names = [f"{name} of {path or 'the model'}" for path, m in named for name in own_attributes(m)]
         self._names += [f"number of{kind} of {path or 'the model'}" for path, _ in named for kind in _SPOKEN]
-        self._first = self._last = self._values()
+        self._first = self._values()
+        self._last = list(self._first)
         self._last_key: Key = ()
         self._seen: set[Key] = {()}
         self._objects: list[Any] = []
@@ -58,6 +61,8 @@ class ModelState:
 
     def changed(self) -> Key:
         """The Python attributes that are no longer what they were; other ones need another program."""
+        if self._count() != self._sizes:
+            self._watch_shadows()
         values = self._values()
         if not all(map(is_, values, self._last)):
             self._last, self._last_key = values, self._changes(values)
@@ -70,6 +75,25 @@ class ModelState:
                     listed or "back to the first values",
                 )
         return self._last_key
+
+    def _count(self) -> list[int]:
+        return [len(vars(module)) for _, module in self._named]
+
+    def _watch_shadows(self) -> None:
+        """Watch attributes that modules were given since, in the place of those of their classes.
+
+        Others the forward cannot have read when it was captured.
+        """
+        self._sizes = self._count()
+        known = {(id(attributes), name) for attributes, name in self._slots}
+        for path, module in self._named:
+            for name in own_attributes(module):
+                if (id(vars(module)), name) not in known and hasattr(type(module), name):
+                    at = len(self._slots)
+                    self._slots.append((vars(module), name))
+                    self._names.insert(at, f"{name} of {path or 'the model'}")
+                    self._first.insert(at, getattr(type(module), name))
+                    self._last.insert(at, self._first[at])
 
     def _values(self) -> list[Any]:
         own = [attributes.get(name) for attributes, name in self._slots]

@@ -18,6 +18,8 @@ from tests.ranks import RankPool
 
 
 class _Net(nn.Module):
+    smooth = 0.0
+
     def __init__(self) -> None:
         super().__init__()
         self.first, self.norm, self.drop = nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.0)
@@ -27,7 +29,7 @@ class _Net(nn.Module):
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         hidden = self.drop(self.activation(self.norm(self.first(x))))
-        return self.beta * F.cross_entropy(self.head(hidden), y)
+        return self.beta * F.cross_entropy(self.head(hidden), y, label_smoothing=self.smooth)
 
 
 def _head(net: _Net) -> None:
@@ -50,6 +52,10 @@ def _beta(net: _Net) -> None:
     net.beta = 0.25
 
 
+def _smooth(net: _Net) -> None:
+    net.smooth = 0.5  # was the class's
+
+
 def _momentum(net: _Net) -> None:
     net.norm.momentum = 0.7
 
@@ -63,7 +69,8 @@ def _activation(net: _Net) -> None:
 
 
 CHANGES: dict[str, Callable[[_Net], None]] = {
-    f.__name__[1:]: f for f in (_head, _weight, _load, _hook, _beta, _momentum, _dropout, _activation)
+    f.__name__[1:]: f
+    for f in (_head, _weight, _load, _hook, _beta, _smooth, _momentum, _dropout, _activation)
 }
 
 
