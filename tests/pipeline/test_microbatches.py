@@ -253,6 +253,27 @@ def test_a_mask_of_all_samples_is_one_for_all_micro_batches() -> None:
     assert len(gates.unique()) == 4
 
 
+class LateMasks(nn.Module):
+    """Shows two values of the whole batch, of two stages, with noise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 64), nn.Linear(64, 64)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        first = self.a(x)
+        second = self.b(first)
+        shown = [F.dropout(h.detach() - h.detach().mean(0)) for h in (first, second)]
+        return second.square().mean(), shown[0] != 0, shown[1] != 0
+
+
+def test_masks_after_the_last_micro_batch_differ_between_stages() -> None:
+    compiled = fxdp.compile(LateMasks(), microbatches=2, stages=["b"], compute="eager")
+    _, first, second = compiled(torch.randn(4, 4))
+    assert 0 < first.sum() < first.numel()
+    assert (first != second).any()
+
+
 class Shared(nn.Module):
     """The gradients of `a` and `b` are one value, and that of `c` is a number spread out."""
 
