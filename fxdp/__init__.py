@@ -115,7 +115,8 @@ def compile(
         ranks' generators must be in one state (`torch.manual_seed` with one number).
     uneven : False: you promise that at each call the inputs of all ranks have the same sizes, in all dims,
         which saves a small exchange per call; only the first call of each size is checked.
-    compute : `"inductor"`: compiled; `"eager"`: run the graph's ops as they are.
+    compute : `"inductor"`: compiled; what it cannot compile runs as with `"eager"`, with a warning;
+        `"eager"`: run the graph's ops as they are.
     microbatches : into how many parts a step splits each rank's batch, one after the other. Above 1, and on
         a mesh with a `pp` axis, the call itself runs forward and backward, and `loss.backward()` hands the
         gradients out; the loss must be in the graph, as the output named `loss` or the first scalar.

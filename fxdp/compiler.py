@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,9 +17,10 @@ import fxdp.rules  # noqa: F401 - registers the rules
 from fxdp.annotations import Buffer, Constant, Parameter, Slot, copy_note, note
 from fxdp.capture import Captured
 from fxdp.coverage import coverage
+from fxdp.errors import FxdpError
 from fxdp.graph_text import graph_text
 from fxdp.lowering import Halves, lower_eager, lower_inductor
-from fxdp.lowering.shapes import Shapes
+from fxdp.lowering.shapes import Shapes, SizesFixedError
 from fxdp.lowering.turns import Turn
 from fxdp.mesh import DataMesh
 from fxdp.options import Options
@@ -40,6 +42,8 @@ from fxdp.runtime.agreement import gather_objects
 from fxdp.runtime.failure import guard
 from fxdp.runtime.program import Program
 from fxdp.torch_compat import graph_module
+
+_log = logging.getLogger("fxdp")
 
 
 def global_passes(captured: Captured, options: Options) -> list[Pass]:
@@ -146,10 +150,30 @@ def _lower(
 ) -> Halves:  # fmt: skip
     if local.options.compute == "eager":
         return lower_eager(gm)
-    turn = Turn()
-    if local.mesh.links is not None:
-        turn = Turn(local.mesh.rank % 2 == 1, lambda: _barrier(local.mesh))
-    return lower_inductor(gm, values, Shapes(sizes, generic, local.mesh.size == 1), device, turn)
+    mesh = local.mesh
+    turn = Turn() if mesh.links is None else Turn(mesh.rank % 2 == 1, lambda: _barrier(mesh))
+    halves, fixed, failure = None, (), ""
+    try:
+        halves = lower_inductor(gm, values, Shapes(sizes, generic, mesh.size == 1), device, turn)
+    except SizesFixedError as error:
+        fixed = error.args
+    except FxdpError:
+        raise
+    except Exception as error:  # whatever Inductor may raise, the program runs without it
+        failure = f"{type(error).__name__}: {error}".splitlines()[0][:300]
+    turn.finish()
+    found = gather_objects(mesh, (fixed, failure))
+    if names := next((names for names, _ in found if names), ()):
+        raise SizesFixedError(*names)
+    if failures := [f"rank {rank}: {text}" for rank, (_, text) in enumerate(found) if text]:
+        _log.warning(
+            "Inductor cannot compile this program (%s): its ops run as they are on all ranks, as with "
+            'compute="eager", with the same results',
+            failures[0],
+        )
+        return lower_eager(gm)
+    assert halves is not None
+    return halves
 
 
 def _barrier(mesh: DataMesh) -> None:

@@ -41,19 +41,20 @@ class Shapes:
         """Sizes that are no special case: what is equal, or 0 or 1, would be taken to be so always.
 
         That holds of differences, too: of the padding `b_max - b`, and of what is left of the batch. A rank's
-        part lies inside of the batch.
+        part lies inside of the batch. All ranks trace with the same sizes, so they get the same program.
 
-            B 6, b 4, offset 2, b_max 4     ->  B 10, b 4, offset 2, b_max 6
+            B 6, b_max 4 (b 4 and offset 2, or b 2 and offset 0)    ->  B 10, b 4, offset 2, b_max 6
         """
         hints = {name: max(value, 2 + i) for i, (name, value) in enumerate(self.sizes.items())}
         taken = {hint for name, hint in hints.items() if name not in _OF_THE_BATCH}
 
-        def free(name: str, least: int) -> int:
-            found = next(n for n in count(max(self.sizes.get(name, 0), least)) if n not in taken)
+        def free(least: int) -> int:
+            found = next(n for n in count(least) if n not in taken)
             taken.add(found)
             return found
 
-        local, offset = free("b", 2), free("offset", 2)
-        largest = free("b_max", local + 2)
-        batch = {"b": local, "offset": offset, "b_max": largest, "B": free("B", largest + offset + 2)}
+        whole, largest = (self.sizes.get(name, 0) for name in ("B", "b_max"))
+        batch = {"b": free(max(largest, 2)), "offset": free(max(whole - largest, 2))}
+        batch["b_max"] = free(batch["b"] + 2)
+        batch["B"] = free(max(whole, batch["b_max"] + batch["offset"] + 2))
         return hints | {name: batch[name] for name in hints if name in batch}

@@ -13,28 +13,30 @@ Where the cache is not shared, or the ranks' programs differ, each compiles both
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 def _go_on() -> None:
     """Nobody to wait for."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Turn:
-    """Which half comes first on this rank, and how it waits for the others between the halves."""
+    """Which half comes first on this rank, and how it waits for the others between the halves: once."""
 
     backward_first: bool = False
     barrier: Callable[[], None] = _go_on
+    _waited: bool = field(default=False, init=False)
 
     def run(self, forward: Callable[[], None], backward: Callable[[], None], *, independent: bool) -> None:
         """Compile both halves; one after the other if the backward depends on the forward's code."""
-        if not independent:
-            forward()
-            self.barrier()
-            backward()
-            return
-        first, second = (backward, forward) if self.backward_first else (forward, backward)
+        first, second = (backward, forward) if independent and self.backward_first else (forward, backward)
         first()
-        self.barrier()
+        self.finish()
         second()
+
+    def finish(self) -> None:
+        """Wait for the others if this rank has not done so yet, as it compiled one half only or failed."""
+        if not self._waited:
+            self._waited = True
+            self.barrier()
