@@ -148,6 +148,23 @@ def _speech_to_words() -> Any:
     )
 
 
+_TOKENS = {
+    "vocab_size": TOKENS, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1,
+}  # fmt: skip
+_BLOCKS = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
+_PARAKEET = {
+    **_BLOCKS, "conv_kernel_size": 3, "subsampling_factor": 4, "subsampling_conv_channels": 4,
+    "num_mel_bins": 8, "layerdrop": 0.0, "max_position_embeddings": 32,
+}  # fmt: skip
+
+
+def _mel_frames(batch: int) -> Inputs:
+    return {
+        "input_features": torch.randn(batch, 24, 8), "labels": labels(batch),
+        "attention_mask": torch.ones(batch, 24, dtype=torch.long),
+    }  # fmt: skip
+
+
 LISTENING: dict[str, Entry] = {
     "speecht5_asr": Entry(built("SpeechT5ForSpeechToText", **_SPEECHT5), _spoken),
     "speecht5_tts": Entry(built("SpeechT5ForTextToSpeech", **_SPEECHT5), _read_aloud),
@@ -212,4 +229,29 @@ LISTENING: dict[str, Entry] = {
         ),
     ),
     "musicgen": Entry(_musicgen, _codebooks),
+    "canary": Entry(
+        built(
+            "CanaryForConditionalGeneration",
+            **_TOKENS,
+            encoder_config=_PARAKEET,
+            decoder_config={
+                **_TOKENS,
+                **_BLOCKS,
+                "num_key_value_heads": 2,
+                "head_dim": 8,
+                "max_position_embeddings": 32,
+            },
+        ),
+        _mel_frames,
+    ),
+    "cohere_asr": Entry(
+        built(
+            "CohereAsrForConditionalGeneration",
+            **_TOKENS,
+            **_BLOCKS,
+            max_position_embeddings=32,
+            encoder_config={"model_type": "parakeet_encoder", **_PARAKEET},
+        ),
+        _mel_frames,
+    ),
 }

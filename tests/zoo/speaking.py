@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Callable
 
-from tests.zoo.entry import TOKENS, Entry, Inputs, built, causal, labels, tokens
+import torch
+import transformers as hf
+from torch import nn
+
+from tests.zoo.entry import TOKENS, Entry, Flattened, Inputs, built, causal, labels, tokens
 from tests.zoo.sizes import GROUPED
 
 _MIMI = {
@@ -32,6 +36,33 @@ def _text_and_codes(batch: int) -> Inputs:
     ids = torch.cat([tokens(batch)[..., None], torch.randint(0, 16, (batch, 6, 2))], -1)
     return {"input_ids": ids, "labels": labels(batch)}
 
+
+def _heard(marks: int) -> Callable[[int], Inputs]:
+    """Frames of a sound, and a text with this many places for it."""
+
+    def inputs(batch: int) -> Inputs:
+        ids = torch.randint(8, TOKENS, (batch, 8))
+        ids[:, 1 : 1 + marks] = 7
+        return {
+            "input_ids": ids, "labels": labels(batch, 8), "input_features": torch.randn(batch, 8, 16),
+            "input_features_mask": torch.ones(batch, 16, dtype=torch.long),
+        }  # fmt: skip
+
+    return inputs
+
+
+def _melody() -> nn.Module:
+    """Takes a row of codes for each codebook of a sample."""
+    config = hf.MusicgenMelodyDecoderConfig(
+        vocab_size=16, max_position_embeddings=32, num_hidden_layers=2, ffn_dim=24, num_attention_heads=2,
+        hidden_size=16, num_codebooks=2, pad_token_id=16, bos_token_id=16,
+    )  # fmt: skip
+    return Flattened(hf.MusicgenMelodyForCausalLM(config), "input_ids")
+
+
+_EARS = {
+    "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "num_mel_bins": 8,
+}  # fmt: skip
 
 SPEAKING: dict[str, Entry] = {
     "csm": Entry(
@@ -122,6 +153,47 @@ SPEAKING: dict[str, Entry] = {
             },
         ),
         _frames,
+    ),
+    "audioflamingo3": Entry(
+        built(
+            "AudioFlamingo3ForConditionalGeneration",
+            audio_config={**_EARS, "intermediate_size": 24, "max_source_positions": 8},
+            text_config={"model_type": "qwen2", **GROUPED},
+            audio_token_id=7,
+        ),
+        _heard(4),
+    ),
+    "glmasr": Entry(
+        built(
+            "GlmAsrForConditionalGeneration",
+            audio_config={**_EARS, "intermediate_size": 64, "max_position_embeddings": 32},
+            text_config={"model_type": "llama", **GROUPED},
+            audio_token_id=7,
+        ),
+        _heard(2),
+    ),
+    "clvp_decoder": Entry(
+        built(
+            "ClvpForCausalLM",
+            vocab_size=TOKENS,
+            max_position_embeddings=32,
+            max_text_tokens=32,
+            hidden_size=16,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_mel_attn_blocks=1,
+            bos_token_id=1,
+            eos_token_id=2,
+            feature_size=8,
+        ),
+        causal,
+    ),
+    "musicgen_melody_decoder": Entry(
+        _melody,
+        lambda n: {
+            "input_ids": torch.randint(0, 16, (n, 2, 6)),
+            "labels": torch.randint(0, 16, (n, 6, 2)),
+        },
     ),
     "mimi": Entry(built("MimiModel", **_MIMI), lambda n: {"input_values": torch.randn(n, 1, 64)}),
 }

@@ -47,6 +47,7 @@ TASKS: dict[str, Entry] = {
     "albert_pretraining": Entry(built("AlbertForPreTraining", **TEXT, embedding_size=16), _ordered),
     "roberta_questions": Entry(built("RobertaForQuestionAnswering", **TEXT), _answers),
     "ultrabert": Entry(small("UltrabertForMaskedLM", prediction_head_size=16), masked),
+    "esmc": Entry(small("EsmcForMaskedLM", num_key_value_heads=4, head_dim=4), masked),
     "openai_privacy_filter": Entry(small("OpenAIPrivacyFilterForTokenClassification"), _tags),
     "t5gemma2": Entry(
         built(
