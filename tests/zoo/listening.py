@@ -149,7 +149,8 @@ def _speech_to_words() -> Any:
 
 
 _TOKENS = {
-    "vocab_size": TOKENS, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1,
+    "vocab_size": TOKENS, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+    "decoder_start_token_id": 1,
 }  # fmt: skip
 _BLOCKS = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
 _PARAKEET = {
