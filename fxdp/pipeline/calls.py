@@ -77,7 +77,8 @@ class Code:
         for position, index in self.inputs:
             arguments[position] = batch.inputs[index]
         for position, name in self.crossing:
-            arguments[position] = values[name]
+            # as if received: a stage of this rank hands on what it has, which may be channels last
+            arguments[position] = values[name].contiguous()
         for position, number in self.numbers:
             arguments[position] = number
         with self._generator(batch):
@@ -90,7 +91,7 @@ class Code:
         arguments = [saved[i] for i in self.halves.saved_order]
         for tangent in self.tangents:
             if isinstance(tangent, str):
-                arguments.append(values[tangent])
+                arguments.append(values[tangent].contiguous())
             else:
                 device = next((v.device for v in self.template if isinstance(v, Tensor)), None)
                 arguments.append(torch.ones((), dtype=tangent, device=device))
