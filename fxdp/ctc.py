@@ -40,12 +40,12 @@ def ctc_losses_backward(
 ) -> torch.Tensor:
     """The gradient of the log probabilities; recomputes the table that the forward dropped."""
     if log_probs.shape[1] == 0:
-        return torch.empty_like(log_probs)
+        return torch.empty_like(log_probs, memory_format=torch.contiguous_format)
     losses, table = _forward(log_probs, targets, input_lengths, target_lengths, blank, zero_infinity)
     result: torch.Tensor = torch.ops.aten._ctc_loss_backward.Tensor(
         grad, log_probs, targets, input_lengths, target_lengths, losses, table, blank, zero_infinity
     )
-    return result
+    return result.contiguous()
 
 
 def _forward(log_probs: Any, targets: Any, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -62,7 +62,7 @@ def _(
 
 @ctc_losses_backward.register_fake
 def _(grad: Any, log_probs: Any, *rest: Any) -> Any:
-    return torch.empty_like(log_probs)
+    return torch.empty_like(log_probs, memory_format=torch.contiguous_format)
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from fxdp.annotations import note
+from fxdp.ctc import CTC_BACKWARD_OP
 from fxdp.symbols import mentions_batch
 
 from .oracle import check
@@ -161,3 +162,12 @@ def test_without_couplings_ops_stay_as_eager_has_them() -> None:
         node for node in captured.gm.graph.nodes if node.target == torch.ops.aten.nll_loss_forward.default
     ]
     assert losses[0].args[3] == 1
+
+
+@pytest.mark.parametrize("samples", [0, 2])
+def test_ctc_gradients_lie_as_compiled_code_expects(samples: int) -> None:
+    """Whatever the order of the log-probabilities, which are often transposed."""
+    x = torch.randn(samples, 5, C).log_softmax(-1).transpose(0, 1)
+    lengths = torch.full((samples,), 5), torch.full((samples,), 2)
+    args = (torch.ones(samples), x, torch.ones(samples, 3, dtype=torch.long), *lengths, 0, False)
+    torch.library.opcheck(CTC_BACKWARD_OP, args, test_utils="test_faketensor")
