@@ -1,0 +1,90 @@
+"""A model of the catalogue as a user trains it: the public API, real ranks, Inductor, batches that change."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+import fxdp
+from fxdp.lockstep import difference
+from fxdp.runtime.calls import CallReader
+from tests.exactness.models import gradient_errors, part
+from tests.zoo.catalogue import CATALOGUE
+
+SPLITS = ((3, 2), (2, 4))
+"""Uneven; the second is served by the size-generic program."""
+
+
+class WithLoss(nn.Module):
+    """A model and its loss, or the mean square of what it returns where it has none."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, **inputs: Any) -> Tensor:
+        found = self.model(**inputs)
+        loss = found.get("loss") if hasattr(found, "get") else getattr(found, "loss", None)
+        if isinstance(loss, Tensor):
+            return loss.mean()
+        values = [v for v in pytree.tree_leaves(found) if isinstance(v, Tensor) and v.is_floating_point()]
+        scalars = [value for value in values if value.dim() == 0]
+        return scalars[0] if scalars else torch.stack([v.square().mean() for v in values[:3]]).sum()
+
+
+def public_error(name: str, compute: str = "inductor", splits: Sequence[Sequence[int]] = SPLITS) -> float:
+    """The largest relative error of loss, gradients and buffers of this rank, beside one eager device.
+
+    Dropout draws one device's numbers. Runs on each rank of a process group.
+    """
+    entry = CATALOGUE[name]
+    torch.manual_seed(0)
+    model = WithLoss(entry.build().double()).train()
+    twin = copy.deepcopy(model)
+    compiled = fxdp.compile(model, batch_dims=entry.batch_dims, rng="single-device", compute=compute)
+    return max(_step(compiled, twin, _inputs(name, sum(split)), split) for split in splits)
+
+
+def _inputs(name: str, batch: int) -> dict[str, Any]:
+    torch.manual_seed(1)
+    torch.set_default_dtype(torch.float64)
+    try:
+        return CATALOGUE[name].inputs(batch)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def _step(compiled: Any, twin: nn.Module, whole: dict[str, Any], split: Sequence[int]) -> float:
+    leaves, spec = pytree.tree_flatten(whole)
+    own = pytree.tree_unflatten(_parts(leaves, compiled, whole, split), spec)
+    losses = []
+    for module, inputs in ((compiled, own), (twin, whole)):
+        module.zero_grad()
+        torch.manual_seed(2)
+        loss = module(**inputs)
+        loss.backward()
+        losses.append(loss.detach())
+    errors = [difference(*losses), *gradient_errors(compiled, twin)]
+    for (_, got), (_, expected) in zip(compiled.named_buffers(), twin.named_buffers(), strict=True):
+        errors.append(difference(got, expected))
+    return max(errors)
+
+
+def _parts(leaves: list[Any], compiled: Any, whole: dict[str, Any], split: Sequence[int]) -> list[Any]:
+    """This rank's part of each tensor that has a batch dim."""
+    entry_dims = compiled._options.batch_dims
+    dims = iter(CallReader(compiled._model, entry_dims, "cpu").read((), whole).batch_dims)
+    found = []
+    for leaf in leaves:
+        dim = next(dims) if isinstance(leaf, Tensor) else None
+        if dim is not None:
+            inner = leaf.shape[dim] // sum(split)
+            leaf = part(leaf, [n * inner for n in split], dist.get_rank(), dim).clone()
+        found.append(leaf)
+    return found
