@@ -157,7 +157,8 @@ class Gaussians(nn.Module):
         out = self.fc(x)
         root = out[:, 2:].view(-1, 2, 2)
         covariance = root @ root.mT + torch.eye(2, dtype=x.dtype)
-        return -torch.distributions.MultivariateNormal(out[:, :2], covariance).log_prob(y).mean()
+        found = torch.distributions.MultivariateNormal(out[:, :2], covariance, validate_args=True)
+        return -found.log_prob(y).mean()  # validate_args: Dynamo, once imported, makes False the default
 
 
 def test_covariances_of_gaussians() -> None:
