@@ -16,6 +16,7 @@ import fxdp
 from fxdp.lowering import inductor
 from fxdp.lowering.turns import Turn
 from tests.exactness.models import BY_HAND, one_seed, step_both, twin_of
+from tests.fallbacks import no_fallback
 from tests.ranks import RankPool
 
 # torch warns when it imports Inductor
@@ -66,6 +67,15 @@ def test_all_ranks_go_on_without_inductor_where_one_cannot_compile(ranks: RankPo
         (text,) = texts
         assert "Inductor cannot compile this program (rank 1: AssertionError: u4 -> u1)" in text
         assert 'as with compute="eager"' in text
+
+
+def test_a_fallback_is_noticed_by_tests_that_want_none() -> None:
+    compiled = fxdp.compile(torch.nn.Linear(2, 2), compute="inductor")
+    with (
+        _broken_inductor("trace_for_inductor"), no_fallback(),
+        pytest.raises(AssertionError, match="u4 -> u1"),
+    ):  # fmt: skip
+        compiled(torch.randn(3, 2))
 
 
 def test_a_turn_waits_once() -> None:

@@ -12,6 +12,7 @@ import torch.distributed as dist
 import fxdp
 from fxdp.capture import Captured
 from tests.exactness.models import BY_HAND, one_seed, step_both, twin_of
+from tests.fallbacks import no_fallback
 from tests.pipeline.runs import captured_once
 from tests.ranks import RankPool
 
@@ -35,7 +36,7 @@ def _run_transformers(
         model = zoo.make(name)
         twin = twin_of(model)
         patches = zoo.keep_float64() if keep else contextlib.nullcontext()
-        with patches, captured_once(KNOWN.setdefault((name, keep), {})):
+        with no_fallback(), patches, captured_once(KNOWN.setdefault((name, keep), {})):
             compiled = fxdp.compile(model, compute=compute)
             errors[name] = 0.0
             for split in splits:
@@ -58,7 +59,7 @@ def _run_by_hand(names: tuple[str, ...], compute: str, splits: list[list[int]]) 
         twin = twin_of(model)
         compiled = fxdp.compile(model, batch_dims=dims, compute=compute)
         errors[name] = 0.0
-        with captured_once(KNOWN.setdefault(name, {})):
+        with no_fallback(), captured_once(KNOWN.setdefault(name, {})):
             for split in splits:
                 with one_seed():
                     whole = inputs(sum(split))
