@@ -9,7 +9,7 @@ import torch
 import transformers as hf
 
 from tests.zoo.entry import TOKENS, Entry, Flattened, Inputs, built, pixels, tokens
-from tests.zoo.sizes import IMAGE, TEXT
+from tests.zoo.sizes import HGNET, IMAGE, TEXT
 
 _WIDE_PIXELS = partial(pixels, side=32)
 _HEADS = {
@@ -21,17 +21,6 @@ _RT = {
     "decoder_in_channels": [16, 16, 16], "num_denoising": 0, "hidden_expansion": 0.5,
     "freeze_backbone_batch_norms": False,
 }  # fmt: skip
-_HGNET: dict[str, Any] = {
-    "embedding_size": 8,
-    "depths": [1, 1, 1, 1],
-    "hidden_sizes": [8, 8, 8, 12],
-    "stem_channels": [3, 4, 8],
-    "stage_in_channels": [8, 8, 8, 8],
-    "stage_mid_channels": [4, 4, 4, 4],
-    "stage_out_channels": [8, 8, 8, 12],
-    "stage_num_blocks": [1, 1, 1, 1],
-    "stage_numb_of_layers": [2, 2, 2, 2],
-}
 
 
 def _resnet(*features: str) -> Any:
@@ -49,7 +38,7 @@ def _rt_resnet() -> Any:
 
 
 def _hgnet() -> Any:
-    return hf.HGNetV2Config(**_HGNET, out_features=["stage2", "stage3", "stage4"])
+    return hf.HGNetV2Config(**HGNET, out_features=["stage2", "stage3", "stage4"])
 
 
 def _owlvit() -> Any:

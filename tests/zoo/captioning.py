@@ -8,6 +8,7 @@ import torch
 import transformers as hf
 
 from tests.zoo.entry import SIDE, TOKENS, Entry, Inputs, built, labels, pixels, tokens
+from tests.zoo.seeing import marked, seen
 from tests.zoo.sizes import GROUPED, IMAGE, SEQ2SEQ, TEXT
 
 _MARK = 3
@@ -37,25 +38,9 @@ _OPT = {
 }
 
 
-def _marked(batch: int, marks: int, length: int = 8) -> torch.Tensor:
-    ids = torch.randint(7, TOKENS, (batch, length))
-    ids[:, 1 : 1 + marks] = _MARK
-    return ids
-
-
-def _seen(marks: int, length: int = 8, side: int = SIDE) -> Any:
-    """Images, and texts with this many places for each."""
-
-    def inputs(batch: int) -> Inputs:
-        ids = _marked(batch, marks, length)
-        return {**pixels(batch, side), "input_ids": ids, "labels": labels(batch, length)}
-
-    return inputs
-
-
 def _grids(batch: int) -> Inputs:
     """Patches of all images in one row, and each image's size in patches: the way of Qwen."""
-    ids = _marked(batch, 1)
+    ids = marked(batch, 1)
     ids[:, 0] = 5
     return {
         "pixel_values": torch.randn(batch * 4, 3 * 2 * 4 * 4),
@@ -69,7 +54,7 @@ def _grids(batch: int) -> Inputs:
 
 def _questions(batch: int) -> Inputs:
     return {
-        **_seen(2)(batch), "qformer_input_ids": tokens(batch),
+        **seen(2)(batch), "qformer_input_ids": tokens(batch),
         "qformer_attention_mask": torch.ones(batch, 6, dtype=torch.long),
     }  # fmt: skip
 
@@ -127,7 +112,7 @@ CAPTIONING: dict[str, Entry] = {
             num_query_tokens=2,
             image_token_index=_MARK,
         ),
-        _seen(2),
+        seen(2),
     ),
     "instructblip": Entry(
         built(

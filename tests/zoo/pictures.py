@@ -3,26 +3,14 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import torch
 
 from tests.zoo.entry import TOKENS, Entry, Inputs, built, images, pixels, tokens
-from tests.zoo.sizes import IMAGE
+from tests.zoo.sizes import HGNET, IMAGE
 
 _WIDE = partial(images, side=32)
 _WIDE_PIXELS = partial(pixels, side=32)
-_HGNET: dict[str, Any] = {
-    "embedding_size": 8,
-    "depths": [1, 1, 1, 1],
-    "hidden_sizes": [8, 8, 8, 12],
-    "stem_channels": [3, 4, 8],
-    "stage_in_channels": [8, 8, 8, 8],
-    "stage_mid_channels": [4, 4, 4, 4],
-    "stage_out_channels": [8, 8, 8, 12],
-    "stage_num_blocks": [1, 1, 1, 1],
-    "stage_numb_of_layers": [2, 2, 2, 2],
-}
 
 
 def _codes(batch: int) -> Inputs:
@@ -62,7 +50,7 @@ PICTURES: dict[str, Entry] = {
         built("DINOv3ConvNextModel", hidden_sizes=[8, 8, 12, 12], depths=[1, 1, 1, 1], drop_path_rate=0.1),
         _WIDE_PIXELS,
     ),
-    "hgnet_v2": Entry(built("HGNetV2ForImageClassification", **_HGNET), _WIDE),
+    "hgnet_v2": Entry(built("HGNetV2ForImageClassification", **HGNET), _WIDE),
     "hiera": Entry(
         built(
             "HieraForImageClassification",

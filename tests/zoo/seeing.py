@@ -16,24 +16,25 @@ _LLAMA = {"model_type": "llama", **GROUPED}
 _QWEN = {"model_type": "qwen2", **GROUPED}
 
 
-def _marked(batch: int, marks: int, length: int = 8) -> torch.Tensor:
+def marked(batch: int, marks: int, length: int = 8) -> torch.Tensor:
+    """Texts with this many places for patches of images."""
     ids = torch.randint(7, TOKENS, (batch, length))
     ids[:, 1 : 1 + marks] = _MARK
     return ids
 
 
-def _seen(marks: int, length: int = 8, side: int = SIDE) -> Any:
+def seen(marks: int, length: int = 8, side: int = SIDE) -> Any:
     """Images, and texts with this many places for each."""
 
     def inputs(batch: int) -> Inputs:
-        ids = _marked(batch, marks, length)
+        ids = marked(batch, marks, length)
         return {**pixels(batch, side), "input_ids": ids, "labels": labels(batch, length)}
 
     return inputs
 
 
 def _typed(batch: int) -> Inputs:
-    made = _seen(4)(batch)
+    made = seen(4)(batch)
     return {**made, "token_type_ids": (made["input_ids"] == _MARK).long()}
 
 
@@ -41,7 +42,7 @@ def _several(marks: int, images: int = 1) -> Any:
     """Images with a dim for how many there are in a sample."""
 
     def inputs(batch: int) -> Inputs:
-        ids = _marked(batch, marks)
+        ids = marked(batch, marks)
         return {
             "pixel_values": torch.randn(batch, images, 3, SIDE, SIDE),
             "input_ids": ids,
@@ -83,7 +84,7 @@ SEEING: dict[str, Entry] = {
             image_token_index=_MARK,
             vision_feature_layer=[-2, -1],
         ),
-        _seen(4),
+        seen(4),
     ),
     "llava_next": Entry(
         built(
@@ -95,7 +96,7 @@ SEEING: dict[str, Entry] = {
             image_grid_pinpoints=[[16, 16]],
         ),
         lambda n: {
-            **_seen(10, 14)(n),
+            **seen(10, 14)(n),
             "pixel_values": torch.randn(n, 2, 3, SIDE, SIDE),
             "image_sizes": torch.tensor([[16, 16]] * n),
         },
@@ -110,7 +111,7 @@ SEEING: dict[str, Entry] = {
             image_grid_pinpoints=[[16, 16]],
         ),
         lambda n: {
-            **_seen(10, 14)(n),
+            **seen(10, 14)(n),
             "pixel_values": torch.randn(n, 2, 3, SIDE, SIDE),
             "image_sizes": torch.tensor([[16, 16]] * n),
         },
@@ -123,7 +124,7 @@ SEEING: dict[str, Entry] = {
             image_seq_length=1,
             vision_config={**IMAGE, "image_size": [16, 16], "patch_size": [8, 8], "hidden_dropout_prob": 0.1},
         ),
-        _seen(1),
+        seen(1),
     ),
     "aya_vision": Entry(
         built(
@@ -132,7 +133,7 @@ SEEING: dict[str, Entry] = {
             image_token_index=_MARK,
             text_config={"model_type": "cohere2", **GROUPED, "sliding_window": 4},
         ),
-        _seen(1),
+        seen(1),
     ),
     "idefics2": Entry(
         built(

@@ -34,3 +34,15 @@ SEQ2SEQ: Sizes = {
 
 EXPERTS: Sizes = {**GROUPED, "num_experts_per_tok": 2, "experts_implementation": "batched_mm"}
 """Mixtures of experts; their number and width have many names."""
+HGNET: dict[str, Any] = {
+    "embedding_size": 8,
+    "depths": [1, 1, 1, 1],
+    "hidden_sizes": [8, 8, 8, 12],
+    "stem_channels": [3, 4, 8],
+    "stage_in_channels": [8, 8, 8, 8],
+    "stage_mid_channels": [4, 4, 4, 4],
+    "stage_out_channels": [8, 8, 8, 12],
+    "stage_num_blocks": [1, 1, 1, 1],
+    "stage_numb_of_layers": [2, 2, 2, 2],
+}
+"""HGNetV2, alone and as a backbone."""
