@@ -7,117 +7,19 @@ source line, and after analysis its placement, the placements its operands must 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
-import sympy
 import torch
 from torch import fx
 
-from fxdp.placements import Dim, Placement
+from fxdp.placements import Placement
+from fxdp.slots import ResultSlot, Slot
 from fxdp.symbols import hint
 from fxdp.torch_compat import OpOverload
+from fxdp.types import NodeType, ScalarType, TensorType
 
 _KEY = "fxdp"
 _LAYOUT = "fxdp_layout"
-
-
-@dataclass(frozen=True, slots=True)
-class TensorType:
-    """A tensor's dtype and *global* shape; sizes are ints or sympy expressions in `B`."""
-
-    dtype: torch.dtype
-    shape: tuple[Dim, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ScalarType:
-    """A SymInt, SymFloat or SymBool: its value as an expression."""
-
-    expr: sympy.Expr
-
-
-NodeType: TypeAlias = TensorType | ScalarType | tuple["TensorType | ScalarType | None", ...] | None
-
-
-@dataclass(frozen=True, slots=True)
-class Parameter:
-    """Slot of a parameter, by its name in the user's module."""
-
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class Buffer:
-    """Slot of a buffer, by its name in the user's module."""
-
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class Constant:
-    """Slot of a tensor constant that the capture lifted (equal on all ranks)."""
-
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class Input:
-    """Slot of a tensor input: its index among the tensor leaves of `(args, kwargs)`, and its path."""
-
-    index: int
-    path: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Tangent:
-    """Slot of the incoming gradient of output `index`."""
-
-    index: int
-
-
-@dataclass(frozen=True, slots=True)
-class Size:
-    """Slot of a host integer: `B`, `b`, `offset` or a further symbol of the program."""
-
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class Crossing:
-    """Slot and result slot of a value that one part of a cut program hands to another.
-
-    `name` is the value's node in the whole program; with `backward` it goes against the forward's direction.
-    """
-
-    name: str
-    backward: bool = False
-
-
-Slot: TypeAlias = Parameter | Buffer | Constant | Input | Tangent | Size | Crossing
-
-
-@dataclass(frozen=True, slots=True)
-class Output:
-    """Result slot: output `index` among the flat outputs of the user's module."""
-
-    index: int
-
-
-@dataclass(frozen=True, slots=True)
-class Mutation:
-    """Result slot: the new value of a buffer or input that the model changed in place."""
-
-    of: Buffer | Input
-
-
-@dataclass(frozen=True, slots=True)
-class Gradient:
-    """Result slot: the gradient of a parameter or input."""
-
-    of: Parameter | Input
-
-
-ResultSlot: TypeAlias = Output | Mutation | Gradient | Crossing
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,17 +14,18 @@ import torch
 from torch import fx, nn
 
 import fxdp.rules  # noqa: F401 - registers the rules
-from fxdp.annotations import Buffer, Constant, Parameter, Slot, copy_note, note
+from fxdp.annotations import copy_note, note
 from fxdp.capture import Captured
 from fxdp.coverage import coverage
 from fxdp.errors import FxdpError
 from fxdp.graph_text import graph_text
+from fxdp.level import Level
 from fxdp.lowering import Halves, lower_eager, lower_inductor
 from fxdp.lowering.shapes import Shapes, SizesFixedError
 from fxdp.lowering.turns import Turn
 from fxdp.mesh import DataMesh
 from fxdp.options import Options
-from fxdp.pass_manager import Level, Pass, PassManager
+from fxdp.pass_manager import Pass, PassManager
 from fxdp.passes import (
     BatchDimAnalyzer,
     BucketGradients,
@@ -41,6 +42,7 @@ from fxdp.rules.randomness import node_draws
 from fxdp.runtime.agreement import gather_objects
 from fxdp.runtime.failure import guard
 from fxdp.runtime.program import Program
+from fxdp.slots import Buffer, Constant, Parameter, Slot
 from fxdp.torch_compat import graph_module
 
 _log = logging.getLogger("fxdp")

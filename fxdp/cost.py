@@ -22,9 +22,10 @@ from typing import Any
 
 from torch import fx
 
-from fxdp.annotations import ScalarType, TensorType, note, tensor_operands
+from fxdp.annotations import note, tensor_operands
 from fxdp.symbols import hint
 from fxdp.torch_compat import OpOverload
+from fxdp.types import ScalarType, TensorType
 
 FLOPS_PER_BYTE = 16.0
 """Operations that a device does in the time of moving one byte; between a CPU core (about 5) and a GPU."""

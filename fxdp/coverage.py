@@ -17,12 +17,14 @@ from rich.text import Text
 from torch import fx
 
 from fxdp import ir
-from fxdp.annotations import Input, Site, TensorType, is_host_size, note, tensor_operands
+from fxdp.annotations import Site, is_host_size, note, tensor_operands
 from fxdp.graph_text import target_text
 from fxdp.placements import Replicate, Shard
 from fxdp.remedies import cause_and_remedy
 from fxdp.report.text import format_bytes
+from fxdp.slots import Input
 from fxdp.symbols import B, product
+from fxdp.types import TensorType
 
 _WHOLE = ", runs whole"
 

@@ -14,10 +14,11 @@ import sympy
 from torch import fx
 from torch.distributed.device_mesh import DeviceMesh
 
-from fxdp.annotations import TensorType, note
+from fxdp.annotations import note
 from fxdp.placements import Dim, Placement, Replicate, Shard
 from fxdp.symbols import B, hint
 from fxdp.torch_compat import dtensor_spec
+from fxdp.types import TensorType
 
 
 def spec_of(node: fx.Node, mesh: DeviceMesh, sizes: Mapping[str, int] | None = None) -> Any:

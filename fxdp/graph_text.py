@@ -16,26 +16,23 @@ from typing import Any
 import torch
 from torch import fx
 
-from fxdp.annotations import (
+from fxdp.annotations import Note, note
+from fxdp.slots import (
     Buffer,
     Constant,
     Crossing,
     Gradient,
     Input,
     Mutation,
-    NodeType,
-    Note,
     Output,
     Parameter,
     ResultSlot,
-    ScalarType,
     Size,
     Slot,
     Tangent,
-    TensorType,
-    note,
 )
 from fxdp.torch_compat import OpOverload
+from fxdp.types import NodeType, ScalarType, TensorType
 
 _DTYPES = {
     torch.float64: "f64", torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16",

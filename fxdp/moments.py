@@ -19,10 +19,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from fxdp.library import library
+
 __all__ = ["MOMENTS_OP", "combine", "moments"]
 
-_LIBRARY = torch.library.Library("fxdp", "FRAGMENT")  # type: ignore[no-untyped-call]
-_LIBRARY.define("moments(Tensor x, int[] dims) -> Tensor")  # type: ignore[no-untyped-call]
+library.define("moments(Tensor x, int[] dims) -> Tensor")  # type: ignore[no-untyped-call]
 
 
 def moments(x: Tensor, dims: Sequence[int]) -> Tensor:
@@ -65,8 +66,8 @@ def _shape(x: Tensor, dims: Sequence[int]) -> Tensor:
     return x.new_empty([3, *(n for dim, n in enumerate(x.shape) if dim not in dims)])
 
 
-_LIBRARY.impl("moments", moments, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
-torch.library.register_fake("fxdp::moments", _shape, lib=_LIBRARY)
+library.impl("moments", moments, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+torch.library.register_fake("fxdp::moments", _shape, lib=library)
 
 MOMENTS_OP = torch.ops.fxdp.moments.default
 """`moments` as an op of the captured graph."""

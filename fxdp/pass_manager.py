@@ -7,7 +7,6 @@ runner checks both with `verifier.verify`. Passes know nothing of one another; t
 
 from __future__ import annotations
 
-import enum
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -19,26 +18,8 @@ from torch import fx
 from fxdp.collection import no_collection
 from fxdp.errors import VerifierError
 from fxdp.graph_text import graph_text
+from fxdp.level import Level
 from fxdp.mesh import DataMesh
-
-
-class Level(enum.IntEnum):
-    """What holds of a graph; each level includes those before it."""
-
-    CAPTURED = 1
-    """One flat joint graph; every node has a type; inputs and results have slots."""
-    ROUTED = 2
-    """No skip markers are left."""
-    PLACED = 3
-    """Every tensor node has a placement, and the placements of its operands."""
-    EXPLICIT = 4
-    """No edge needs a conversion; each collective has one wait; Partial flows through linear ops only."""
-    LOCAL = 5
-    """Sizes are this rank's, made from the program's size slots; no captured SymInt is left."""
-    STAGED = 6
-    """Every node has its stage."""
-    EMITTED = 7
-    """Only executable functions are left: aten ops, functional collectives, stage calls."""
 
 
 class Pass(Protocol):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from torch import fx
 
 from fxdp import ir
-from fxdp.annotations import Cause, TensorType, note
+from fxdp.annotations import Cause, note
 from fxdp.coverage import Coverage
 from fxdp.errors import StateError
 from fxdp.graph_text import graph_text, target_text
@@ -19,6 +19,7 @@ from fxdp.report.schedule_text import timetable
 from fxdp.schedule import Edge, Schedule
 from fxdp.symbols import B, product
 from fxdp.transport import way_of
+from fxdp.types import TensorType
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from torch import fx
 
 from fxdp import ir
-from fxdp.annotations import Input, note, tensor_operands
+from fxdp.annotations import note, tensor_operands
 from fxdp.arrangement import UNCLEAR, Arrangement
 from fxdp.errors import InputError, PlacementError
 from fxdp.graph_text import target_text, type_text
 from fxdp.rules.randomness import node_draws
+from fxdp.slots import Input
 
 
 def refuse_fallbacks(gm: fx.GraphModule) -> None:

@@ -7,8 +7,9 @@ from typing import Any
 from torch import fx
 
 from fxdp import ir
-from fxdp.annotations import TensorType, note
+from fxdp.annotations import note
 from fxdp.rules.registry import registry
+from fxdp.types import TensorType
 
 _RELATES = "relates samples to one another"
 _INHERENT = "nothing, if that is meant"

@@ -17,13 +17,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from fxdp.library import library
 from fxdp.moments import moments
 
 __all__ = ["STANDARDIZE_BACKWARD_OP", "STANDARDIZE_OP", "standardize", "standardize_backward"]
 
-_LIBRARY = torch.library.Library("fxdp", "FRAGMENT")  # type: ignore[no-untyped-call]
-_LIBRARY.define("standardize(Tensor x, int[] dims, float eps) -> Tensor")  # type: ignore[no-untyped-call]
-_LIBRARY.define(  # type: ignore[no-untyped-call]
+library.define("standardize(Tensor x, int[] dims, float eps) -> Tensor")  # type: ignore[no-untyped-call]
+library.define(  # type: ignore[no-untyped-call]
     "standardize_backward(Tensor grad, Tensor x, int[] dims, float eps) -> Tensor"
 )
 
@@ -60,10 +60,10 @@ def _like_grad(grad: Tensor, x: Tensor, dims: Sequence[int], eps: float) -> Tens
     return torch.empty_like(x)
 
 
-_LIBRARY.impl("standardize", standardize, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
-_LIBRARY.impl("standardize_backward", standardize_backward, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
-torch.library.register_fake("fxdp::standardize", _like_x, lib=_LIBRARY)
-torch.library.register_fake("fxdp::standardize_backward", _like_grad, lib=_LIBRARY)
+library.impl("standardize", standardize, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+library.impl("standardize_backward", standardize_backward, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+torch.library.register_fake("fxdp::standardize", _like_x, lib=library)
+torch.library.register_fake("fxdp::standardize_backward", _like_grad, lib=library)
 
 STANDARDIZE_OP = torch.ops.fxdp.standardize.default
 """`standardize` as an op of the captured graph."""

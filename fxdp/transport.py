@@ -13,8 +13,9 @@ from typing import Literal, TypeAlias
 from torch import fx
 
 from fxdp import ir
-from fxdp.annotations import TensorType, note
+from fxdp.annotations import note
 from fxdp.links import fits_messages
+from fxdp.types import TensorType
 
 __all__ = ["Way", "way_of"]
 

@@ -12,16 +12,18 @@ import torch
 from torch import fx
 
 from fxdp import ir
-from fxdp.annotations import Crossing, Output, ScalarType, TensorType, is_host_size, note, tensor_operands
+from fxdp.annotations import is_host_size, note, tensor_operands
 from fxdp.capture.skip_marks import MARK
 from fxdp.errors import VerifierError
 from fxdp.graph_text import node_text
-from fxdp.pass_manager import Level
+from fxdp.level import Level
 from fxdp.placements import Partial, Placement, Replicate, Shard
 from fxdp.rules.pointwise import LINEAR
+from fxdp.slots import Crossing, Output
 from fxdp.staging.checks import STAGE_CHECKS
 from fxdp.symbols import batch_factor, exact_quotient
 from fxdp.torch_compat import OpOverload
+from fxdp.types import ScalarType, TensorType
 
 Fault = tuple[fx.Node, str]
 Check = Callable[[fx.Graph], Iterator[Fault]]

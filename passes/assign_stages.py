@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from torch import fx
 
 from fxdp.annotations import note
+from fxdp.level import Level
 from fxdp.mesh import DataMesh
-from fxdp.pass_manager import Level
 from fxdp.staging import assign, find_phases
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import fx
 
+from fxdp.level import Level
 from fxdp.mesh import DataMesh
-from fxdp.pass_manager import Level
 from fxdp.placements import Placement
 from fxdp.placing.sharing import shared_conversions
 from fxdp.placing.walk import Choice, Walk

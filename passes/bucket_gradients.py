@@ -10,18 +10,12 @@ import torch
 from torch import fx
 
 from fxdp import ir
-from fxdp.annotations import (
-    Cause,
-    Gradient,
-    NodeType,
-    Reason,
-    TensorType,
-    note,
-    tensor_operands,
-)
+from fxdp.annotations import Cause, Reason, note, tensor_operands
+from fxdp.level import Level
 from fxdp.mesh import DataMesh
-from fxdp.pass_manager import Level
 from fxdp.placements import P, Placement, R
+from fxdp.slots import Gradient
+from fxdp.types import NodeType, TensorType
 
 aten = torch.ops.aten
 

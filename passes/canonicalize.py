@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch import fx
 
-from fxdp.annotations import ScalarType, TensorType, copy_note, example_layout, memory_layout, note
+from fxdp.annotations import copy_note, example_layout, memory_layout, note
 from fxdp.errors import PlacementError
+from fxdp.level import Level
 from fxdp.mesh import DataMesh
-from fxdp.pass_manager import Level
 from fxdp.symbols import product
+from fxdp.types import ScalarType, TensorType
 
 aten = torch.ops.aten
 

@@ -11,10 +11,11 @@ import torch
 from torch import fx
 
 from fxdp import ir
-from fxdp.annotations import Cause, Reason, TensorType, note
+from fxdp.annotations import Cause, Reason, note
+from fxdp.level import Level
 from fxdp.mesh import DataMesh
-from fxdp.pass_manager import Level
 from fxdp.placements import P, Placement, R
+from fxdp.types import TensorType
 
 aten = torch.ops.aten
 

@@ -10,12 +10,13 @@ import torch
 from torch import fx
 
 from fxdp import ir
-from fxdp.annotations import Constant, ScalarType, Size, Slot, TensorType, is_host_size, note
+from fxdp.annotations import is_host_size, note
+from fxdp.level import Level
 from fxdp.mesh import DataMesh
 from fxdp.moments import MOMENTS_OP, moments
-from fxdp.pass_manager import Level
 from fxdp.placements import R
 from fxdp.runtime import collectives
+from fxdp.slots import Constant, Size, Slot
 from fxdp.standardize import (
     STANDARDIZE_BACKWARD_OP,
     STANDARDIZE_OP,
@@ -24,6 +25,7 @@ from fxdp.standardize import (
 )
 from fxdp.symbols import B
 from fxdp.transport import way_of
+from fxdp.types import ScalarType, TensorType
 
 LARGEST = "b_max"
 """The size slot of the largest local batch."""

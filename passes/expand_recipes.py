@@ -10,8 +10,8 @@ from torch import fx
 
 from fxdp.annotations import copy_note, note, tensor_operands
 from fxdp.graph_text import target_text
+from fxdp.level import Level
 from fxdp.mesh import DataMesh
-from fxdp.pass_manager import Level
 from fxdp.rules.registry import Recipe, Rewrite, Step, Term
 
 

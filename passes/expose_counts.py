@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from fxdp.annotations import NodeType, TensorType, copy_note, note
+from fxdp.annotations import copy_note, note
+from fxdp.level import Level
 from fxdp.mesh import DataMesh
-from fxdp.pass_manager import Level
+from fxdp.types import NodeType, TensorType
 
 aten = torch.ops.aten
 

@@ -10,26 +10,16 @@ from typing import Any
 from torch import fx
 
 from fxdp import ir
-from fxdp.annotations import (
-    Cause,
-    Gradient,
-    Mutation,
-    Output,
-    Parameter,
-    Reason,
-    ScalarType,
-    TensorType,
-    copy_note,
-    note,
-    tensor_operands,
-)
+from fxdp.annotations import Cause, Reason, copy_note, note, tensor_operands
 from fxdp.errors import PlacementError
 from fxdp.graph_text import target_text
+from fxdp.level import Level
 from fxdp.mesh import DataMesh
-from fxdp.pass_manager import Level
 from fxdp.placements import P, Partial, Placement, R, Replicate, Shard
 from fxdp.rules.randomness import node_draws
+from fxdp.slots import Gradient, Mutation, Output, Parameter
 from fxdp.symbols import batch_factor, exact_quotient
+from fxdp.types import ScalarType, TensorType
 
 
 @dataclass

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from fxdp.annotations import TensorType, copy_note, note
+from fxdp.annotations import copy_note, note
+from fxdp.level import Level
 from fxdp.mesh import DataMesh
-from fxdp.pass_manager import Level
+from fxdp.types import TensorType
 
 aten = torch.ops.aten
 

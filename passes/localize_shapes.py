@@ -12,15 +12,17 @@ import torch
 from torch import fx
 
 from fxdp import ir
-from fxdp.annotations import ScalarType, Size, TensorType, copy_note, is_host_size, note
+from fxdp.annotations import copy_note, is_host_size, note
 from fxdp.graph_text import target_text
+from fxdp.level import Level
 from fxdp.mesh import DataMesh
-from fxdp.pass_manager import Level
 from fxdp.rules.arguments import SIZE_ARGUMENT, MinusOffset, local_target, localized
 from fxdp.rules.registry import Alternative, Operand
 from fxdp.rules.view import op_view
+from fxdp.slots import Size
 from fxdp.symbols import LOCAL, OFFSET, B, named_size
 from fxdp.torch_compat import OpOverload, interpret_sympy
+from fxdp.types import ScalarType, TensorType
 
 _NAMES = {B: "global_batch", LOCAL: "local_batch", OFFSET: "offset"}
 

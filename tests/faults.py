@@ -10,9 +10,10 @@ import pytest
 from torch import fx
 
 from fxdp import ir
-from fxdp.annotations import Size, copy_note, note
+from fxdp.annotations import copy_note, note
 from fxdp.passes import InsertCollectives, LocalizeShapes
 from fxdp.rules.registry import Alternative, Op, RegisteredRule, registry
+from fxdp.slots import Size
 
 Seed = Callable[[pytest.MonkeyPatch], None]
 """Makes the compiler wrong until the test ends."""

@@ -18,12 +18,14 @@ import sympy
 import torch
 from torch import fx
 
-from fxdp.annotations import NodeType, Note, ResultSlot, ScalarType, Size, Slot, TensorType, note
+from fxdp.annotations import Note, note
 from fxdp.graph_text import graph_text
 from fxdp.mesh import DataMesh, resolve_mesh
 from fxdp.pass_manager import Pass
 from fxdp.placements import Placement
+from fxdp.slots import ResultSlot, Size, Slot
 from fxdp.symbols import LOCAL, OFFSET, B
+from fxdp.types import NodeType, ScalarType, TensorType
 
 _DTYPES = {
     "f64": torch.float64, "f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16,

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from torch import fx
 
 from fxdp import ir
-from fxdp.annotations import ScalarType, Size, TensorType, is_host_size, note
+from fxdp.annotations import is_host_size, note
 from fxdp.compiler import copy_graph
 from fxdp.graph_text import target_text
+from fxdp.slots import Size
 from fxdp.symbols import batch_factor
+from fxdp.types import ScalarType, TensorType
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,11 @@ from torch import Tensor, nn
 
 import fxdp
 from fxdp import check
-from fxdp.annotations import Buffer, Mutation, note
+from fxdp.annotations import note
 from fxdp.capture import Captured
 from fxdp.errors import CaptureError, ExactnessError, InputError
 from fxdp.lockstep import default_splits
+from fxdp.slots import Buffer, Mutation
 
 
 def mlp() -> nn.Module:

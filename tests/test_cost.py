@@ -9,9 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from fxdp.annotations import Input, TensorType, note
+from fxdp.annotations import note
 from fxdp.capture import capture
 from fxdp.cost import FLOPS_PER_BYTE, node_bytes, node_cost, node_flops, type_bytes
+from fxdp.slots import Input
+from fxdp.types import TensorType
 from tests.graphs import Sketch
 
 aten = torch.ops.aten

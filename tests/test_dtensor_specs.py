@@ -9,9 +9,9 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Partial, Replicate, Shard
 
-from fxdp.annotations import Input, Output, Parameter
 from fxdp.dtensor_specs import set_specs, spec_of
 from fxdp.placements import P, R, S
+from fxdp.slots import Input, Output, Parameter
 from tests.graphs import Sketch
 
 aten = torch.ops.aten

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 import fxdp
 from fxdp import seeds
 from fxdp.graph_text import target_text
+from fxdp.library import aten
 from fxdp.placements import P, R, S
-from fxdp.rules.registry import Alternative, Op, aten, registry
+from fxdp.rules.registry import Alternative, Op, registry
 from tests import faults
 from tests.faults import Seed
 

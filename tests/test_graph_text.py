@@ -6,23 +6,12 @@ import torch
 from expecttest import assert_expected_inline
 
 from fxdp import ir
-from fxdp.annotations import (
-    Buffer,
-    Cause,
-    Constant,
-    Gradient,
-    Input,
-    Mutation,
-    Output,
-    Parameter,
-    ScalarType,
-    Site,
-    Tangent,
-    TensorType,
-)
+from fxdp.annotations import Cause, Site
 from fxdp.graph_text import graph_text, node_text, target_text, type_text
 from fxdp.placements import P, R, S
+from fxdp.slots import Buffer, Constant, Gradient, Input, Mutation, Output, Parameter, Tangent
 from fxdp.symbols import B
+from fxdp.types import ScalarType, TensorType
 from tests.graphs import Sketch, text
 
 aten = torch.ops.aten

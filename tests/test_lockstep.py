@@ -12,11 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from fxdp.annotations import Input, Output, note
+from fxdp.annotations import note
 from fxdp.check import capture_for
 from fxdp.lockstep import LockStep, difference
 from fxdp.options import Options
 from fxdp.placements import P, R, S
+from fxdp.slots import Input, Output
 from tests import lockstep
 from tests.graphs import Sketch
 from tests.mutations import Mutant, with_each_dim_swapped, with_each_size_flipped, without_each_reduction

@@ -8,12 +8,14 @@ import pytest
 import torch
 from torch import fx
 
-from fxdp.annotations import Input, Output, note
+from fxdp.annotations import note
 from fxdp.compiler import copy_graph
 from fxdp.errors import VerifierError
+from fxdp.level import Level
 from fxdp.mesh import DataMesh
-from fxdp.pass_manager import Level, PassManager
+from fxdp.pass_manager import PassManager
 from fxdp.placements import S
+from fxdp.slots import Input, Output
 from tests.graphs import Sketch, mesh
 
 aten = torch.ops.aten

@@ -9,9 +9,9 @@ from torch import nn
 
 import fxdp
 from fxdp import ir
-from fxdp.annotations import Input
 from fxdp.links.messages import MESSAGE_BYTES
 from fxdp.placements import P, R, S
+from fxdp.slots import Input
 from fxdp.transport import way_of
 from tests.graphs import Sketch
 from tests.ranks import RankPool

@@ -13,13 +13,14 @@ from torch import fx
 
 import fxdp.rules  # noqa: F401 - the order of imports is any
 from fxdp import ir
-from fxdp.annotations import Buffer, Cause, Gradient, Input, Mutation, Output, Parameter, Site
+from fxdp.annotations import Cause, Site
 from fxdp.capture.skip_marks import MARK
 from fxdp.errors import VerifierError
+from fxdp.level import Level
 from fxdp.moments import MOMENTS_OP
-from fxdp.pass_manager import Level
 from fxdp.placements import MOMENTS, P, R, S
 from fxdp.rules.registry import Recipe
+from fxdp.slots import Buffer, Gradient, Input, Mutation, Output, Parameter
 from fxdp.verifier import CHECKS, verify
 from tests.graphs import Sketch
 

@@ -9,9 +9,10 @@ import sympy
 import torch
 from torch import fx
 
-from fxdp.annotations import Site, TensorType, note
+from fxdp.annotations import Site, note
 from fxdp.capture.captured import Condition
 from fxdp.capture.sizes import Sizes
+from fxdp.types import TensorType
 
 aten = torch.ops.aten
 

@@ -11,20 +11,7 @@ import torch
 from torch import fx, nn
 
 from fxdp import torch_compat
-from fxdp.annotations import (
-    Buffer,
-    Constant,
-    Gradient,
-    Input,
-    Mutation,
-    Note,
-    Output,
-    Parameter,
-    ResultSlot,
-    Slot,
-    Tangent,
-    note,
-)
+from fxdp.annotations import Note, note
 from fxdp.capture.effects import strip_effects
 from fxdp.capture.joint import RawJoint
 from fxdp.capture.program import Inputs
@@ -33,6 +20,18 @@ from fxdp.capture.sites import SiteIndex, module_path
 from fxdp.capture.sizes import Sizes
 from fxdp.capture.skip_marks import label_of
 from fxdp.errors import CaptureError
+from fxdp.slots import (
+    Buffer,
+    Constant,
+    Gradient,
+    Input,
+    Mutation,
+    Output,
+    Parameter,
+    ResultSlot,
+    Slot,
+    Tangent,
+)
 
 _ORDER = (Parameter, Buffer, Constant, Input, Tangent)
 _DROPPED = (torch.ops.aten._assert_tensor_metadata.default,)

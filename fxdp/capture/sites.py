@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import linecache
 import os
 import re
@@ -16,14 +17,14 @@ from typing import Any
 import torch
 from torch import fx
 
-import fxdp
 from fxdp.annotations import Site
 
 _FRAME = re.compile(
     r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in [^\n]*)?(?:\n(?P<code>[^\n]*))?', re.M
 )
 _LIBRARIES = tuple(
-    os.path.dirname(os.path.abspath(module.__file__ or "")) + os.sep for module in (torch, fxdp)
+    os.path.dirname(os.path.abspath(file)) + os.sep
+    for file in (inspect.getfile(torch), os.path.dirname(__file__))  # torch, fxdp
 )
 _DEMO = os.path.join(_LIBRARIES[1], "demo", "")  # user code that happens to live here
 _PREFIXES = ("exported.", "module.")

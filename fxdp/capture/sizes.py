@@ -8,9 +8,9 @@ from typing import Any
 import sympy
 import torch
 
-from fxdp.annotations import NodeType, ScalarType, TensorType
 from fxdp.placements import Dim
 from fxdp.symbols import B
+from fxdp.types import NodeType, ScalarType, TensorType
 
 
 class Sizes:

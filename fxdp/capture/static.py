@@ -17,7 +17,7 @@ import sympy
 import torch
 from torch import fx
 
-from fxdp.annotations import Constant, NodeType, Note, ScalarType, Site, TensorType, keep_layout, note
+from fxdp.annotations import Note, Site, keep_layout, note
 from fxdp.capture.captured import Captured, OutputLeaf, SizeLeaf
 from fxdp.capture.convert import Converted, convert
 from fxdp.capture.examples import static_hints
@@ -25,6 +25,8 @@ from fxdp.capture.fit import fit_float, fit_int
 from fxdp.capture.joint import RawJoint, Request, trace
 from fxdp.capture.sizes import Sizes
 from fxdp.placements import Dim
+from fxdp.slots import Constant
+from fxdp.types import NodeType, ScalarType, TensorType
 
 
 class StaticMismatchError(Exception):

@@ -10,7 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from fxdp.annotations import (
+from fxdp.annotations import note
+from fxdp.arrangement import arrangement, copied
+from fxdp.capture import Captured, OutputLeaf
+from fxdp.capture.twins import twin_of
+from fxdp.slots import (
     Buffer,
     Constant,
     Gradient,
@@ -21,11 +25,7 @@ from fxdp.annotations import (
     ResultSlot,
     Slot,
     Tangent,
-    note,
 )
-from fxdp.arrangement import arrangement, copied
-from fxdp.capture import Captured, OutputLeaf
-from fxdp.capture.twins import twin_of
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from fxdp.annotations import Site, TensorType, note, tensor_operands
+from fxdp.annotations import Site, note, tensor_operands
 from fxdp.graph_text import node_text
+from fxdp.types import TensorType
 
 
 @dataclass(frozen=True, slots=True)

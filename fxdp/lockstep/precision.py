@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
-from fxdp.annotations import Site, TensorType, note
+from fxdp.annotations import Site, note
 from fxdp.capture.twins import twin_of
+from fxdp.types import TensorType
 
 _WIDE = {torch.complex64: torch.complex128, torch.complex32: torch.complex128}
 

@@ -9,8 +9,10 @@ import sympy
 import torch
 from torch import Tensor, fx
 
-from fxdp.annotations import ResultSlot, ScalarType, Slot, TensorType, is_host_size, note
+from fxdp.annotations import is_host_size, note
+from fxdp.slots import ResultSlot, Slot
 from fxdp.symbols import B, named_size
+from fxdp.types import ScalarType, TensorType
 
 aten = torch.ops.aten
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fxdp.annotations import Buffer, Gradient, Input, Mutation, Output, Parameter, ResultSlot
 from fxdp.lockstep.compare import cancelled, difference, magnitude
+from fxdp.slots import Buffer, Gradient, Input, Mutation, Output, Parameter, ResultSlot
 
 
 @dataclass(frozen=True, slots=True)

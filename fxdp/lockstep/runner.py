@@ -16,19 +16,7 @@ from typing import Any
 from torch import Tensor, fx
 
 from fxdp import ir
-from fxdp.annotations import (
-    Input,
-    Output,
-    ResultSlot,
-    ScalarType,
-    Size,
-    Slot,
-    Tangent,
-    TensorType,
-    is_host_size,
-    note,
-    tensor_operands,
-)
+from fxdp.annotations import is_host_size, note, tensor_operands
 from fxdp.lockstep.compare import (
     adds_or_moves,
     cancelled,
@@ -41,8 +29,9 @@ from fxdp.lockstep.fault import Fault, make_fault
 from fxdp.lockstep.ranks import VirtualRanks
 from fxdp.lockstep.reference import Reference, attribute, execute
 from fxdp.placements import Partial, Placement, Replicate, Shard
-from fxdp.rules.arguments import local_shape
 from fxdp.rules.randomness import node_draws
+from fxdp.slots import Input, Output, ResultSlot, Size, Slot, Tangent
+from fxdp.types import ScalarType, TensorType, local_shape
 
 _ERRORS = (RuntimeError, IndexError, TypeError, ValueError, ArithmeticError, NotImplementedError)
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from fxdp.annotations import ResultSlot, Slot, note
+from fxdp.annotations import note
 from fxdp.capture import Captured
 from fxdp.lockstep.eager import first_samples, run_eager, slot_values, symbol_values
 from fxdp.lockstep.fault import Fault
@@ -18,6 +18,7 @@ from fxdp.lockstep.results import ResultError, compare_results
 from fxdp.lockstep.runner import LockStep
 from fxdp.options import Options
 from fxdp.rules.randomness import node_draws
+from fxdp.slots import ResultSlot, Slot
 
 
 @dataclass(frozen=True)

@@ -9,16 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from fxdp.annotations import (
-    Buffer,
-    Constant,
-    Mutation,
-    Parameter,
-    Size,
-    Slot,
-    TensorType,
-    note,
-)
+from fxdp.annotations import note
 from fxdp.errors import StateError
 from fxdp.lowering.building import kernels_built_together
 from fxdp.lowering.eager import (
@@ -41,8 +32,8 @@ from fxdp.lowering.strides import results as flat_results
 from fxdp.lowering.tangents import usual_zeros
 from fxdp.lowering.turns import Turn
 from fxdp.placements import Shard
-from fxdp.rules.arguments import local_shape
-from fxdp.rules.whole_draws import is_twin
+from fxdp.rules.twins import is_twin
+from fxdp.slots import Buffer, Constant, Mutation, Parameter, Size, Slot
 from fxdp.symbols import B, named_size
 from fxdp.torch_compat import (
     FakeTensorMode,
@@ -53,6 +44,7 @@ from fxdp.torch_compat import (
     partition_for_inductor,
     trace_for_inductor,
 )
+from fxdp.types import TensorType, local_shape
 
 aten = torch.ops.aten
 

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from fxdp.annotations import Mutation
 from fxdp.lowering.eager import backward_results, forward_results, results
 from fxdp.lowering.layouts import channels_last, traces_channels_last
-from fxdp.rules.whole_draws import is_twin
+from fxdp.rules.twins import is_twin
 from fxdp.runtime import collectives
+from fxdp.slots import Mutation
 
 aten = torch.ops.aten
 

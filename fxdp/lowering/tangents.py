@@ -12,8 +12,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, fx
 
-from fxdp.annotations import TensorType, note
+from fxdp.annotations import note
 from fxdp.torch_compat import graph_module
+from fxdp.types import TensorType
 
 aten = torch.ops.aten
 

@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from fxdp.annotations import Buffer, Constant, Crossing, Input, Parameter, Size, Slot, note
+from fxdp.annotations import note
 from fxdp.lowering import Halves
 from fxdp.lowering.eager import backward_inputs, forward_inputs, tensor_type
 from fxdp.lowering.halves import Boxed
 from fxdp.runtime.streams import COMPUTE, Streams
 from fxdp.runtime.transport import Microbatch
+from fxdp.slots import Buffer, Constant, Crossing, Input, Parameter, Size, Slot
 
 _PRIME = 0x9E3779B97F4A7C15
 

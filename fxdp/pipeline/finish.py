@@ -12,12 +12,14 @@ import torch
 from torch import fx
 
 from fxdp import ir
-from fxdp.annotations import Gradient, Parameter, ResultSlot, TensorType, note
+from fxdp.annotations import note
 from fxdp.pipeline.pen import Pen
 from fxdp.placements import Placement
 from fxdp.runtime import transport
 from fxdp.schedule import Schedule
+from fxdp.slots import Gradient, Parameter, ResultSlot
 from fxdp.staging import Part, Partition
+from fxdp.types import TensorType
 
 
 @dataclass(frozen=True)

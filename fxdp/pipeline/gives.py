@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from fxdp.annotations import Crossing, note
+from fxdp.annotations import note
+from fxdp.slots import Crossing
 from fxdp.staging import Part, Partition
 
 

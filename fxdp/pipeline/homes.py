@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from fxdp.annotations import Gradient, Parameter
 from fxdp.errors import StageError
 from fxdp.pipeline.program import StagedProgram
+from fxdp.slots import Gradient, Parameter
 
 
 @dataclass

@@ -11,24 +11,26 @@ import torch
 from torch import Tensor, fx, nn
 
 from fxdp import ir
-from fxdp.annotations import Size, Slot, TensorType, note
+from fxdp.annotations import note
 from fxdp.compiler import copy_graph, slot_values
+from fxdp.level import Level
 from fxdp.lowering import Halves, lower_eager, lower_inductor
 from fxdp.lowering.shapes import Shapes, SizesFixedError
 from fxdp.lowering.turns import Turn
-from fxdp.pass_manager import Level, PassManager
+from fxdp.pass_manager import PassManager
 from fxdp.passes import EmitProgram
 from fxdp.pipeline.calls import Backward, Code, Forward, InputGradient, Once, Sums, WeightGradient
 from fxdp.pipeline.events import RECORD, WAIT
 from fxdp.pipeline.gives import backward_gives, halves_of, summed
 from fxdp.pipeline.pen import evaluate
 from fxdp.pipeline.program import StagedProgram
-from fxdp.rules.arguments import local_shape
 from fxdp.rules.randomness import node_draws
 from fxdp.runtime.streams import RecordEvent, Streams, WaitEvent
 from fxdp.runtime.transport import Receive, Send
 from fxdp.schedule import Kind, Schedule
+from fxdp.slots import Size, Slot
 from fxdp.staging import Part
+from fxdp.types import TensorType, local_shape
 
 _log = logging.getLogger("fxdp")
 

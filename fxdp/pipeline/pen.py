@@ -11,12 +11,11 @@ from typing import Any
 import torch
 from torch import fx
 
-from fxdp.annotations import TensorType
 from fxdp.pipeline.events import Events
 from fxdp.placements import Placement
-from fxdp.rules.arguments import local_shape
 from fxdp.runtime import transport
 from fxdp.runtime.streams import P2P_BACKWARD, P2P_FORWARD, REDUCE
+from fxdp.types import TensorType, local_shape
 
 _WINDOW = 2
 """Sends to one rank that may be under way before the oldest is waited for."""

@@ -7,13 +7,14 @@ from pathlib import Path
 
 from torch import fx
 
-from fxdp.annotations import Crossing, ResultSlot, Tangent, TensorType, note
+from fxdp.annotations import note
 from fxdp.capture import Captured
 from fxdp.compiler import copy_graph, global_passes
 from fxdp.errors import MeshError, StageError
+from fxdp.level import Level
 from fxdp.mesh import DataMesh
 from fxdp.options import Options
-from fxdp.pass_manager import Level, Pass, PassManager
+from fxdp.pass_manager import Pass, PassManager
 from fxdp.passes import (
     AssignStages,
     BucketGradients,
@@ -25,7 +26,9 @@ from fxdp.passes import (
 from fxdp.pipeline.program import StagedProgram
 from fxdp.refusals import refuse_fallbacks
 from fxdp.schedule import make
+from fxdp.slots import Crossing, ResultSlot, Tangent
 from fxdp.staging import Part, recall_phases, split
+from fxdp.types import TensorType
 
 
 def staging_passes(captured: Captured, options: Options, mesh: DataMesh) -> list[Pass]:

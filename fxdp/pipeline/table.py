@@ -7,11 +7,12 @@ from math import prod
 
 from torch import fx
 
-from fxdp.annotations import Parameter, note
+from fxdp.annotations import note
 from fxdp.cost import node_cost
 from fxdp.pipeline.pen import Sent, evaluate
 from fxdp.plan import StageRow
 from fxdp.schedule import Schedule
+from fxdp.slots import Parameter
 from fxdp.staging import Partition
 
 

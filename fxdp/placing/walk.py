@@ -9,19 +9,7 @@ from typing import Any
 
 from torch import fx
 
-from fxdp.annotations import (
-    Gradient,
-    Input,
-    Mutation,
-    Output,
-    Reason,
-    ScalarType,
-    Site,
-    Tangent,
-    TensorType,
-    is_host_size,
-    note,
-)
+from fxdp.annotations import Reason, Site, is_host_size, note
 from fxdp.errors import PlacementError
 from fxdp.placements import Partial, Placement, R, Shard
 from fxdp.placing.memory import memory_gaps, memory_order
@@ -31,7 +19,9 @@ from fxdp.rules.randomness import draws
 from fxdp.rules.registry import Alternative, Op, Operand, is_cheap, registry
 from fxdp.rules.view import op_view
 from fxdp.rules.whole_draws import drawn_whole
+from fxdp.slots import Gradient, Input, Mutation, Output, Tangent
 from fxdp.symbols import batch_factor
+from fxdp.types import ScalarType, TensorType
 
 _MAX_STEPS = 16  # ops computed whole to save a gather
 

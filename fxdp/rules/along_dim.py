@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from fxdp.library import aten
 from fxdp.rules.dims import offered, together, widens, wrap_all
 from fxdp.rules.labels import linear
-from fxdp.rules.registry import Alternative, Op, aten, existing, rule
+from fxdp.rules.registry import Alternative, Op, existing, rule
 from fxdp.rules.softmax import softmax_backward_in_parts, softmax_in_parts
 
 

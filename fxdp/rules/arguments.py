@@ -13,11 +13,11 @@ from typing import Any
 
 import sympy
 
-from fxdp.annotations import TensorType
-from fxdp.placements import Dim, Placement, Shard
-from fxdp.rules.registry import Alternative, Op, Operand, aten, existing
-from fxdp.symbols import LOCAL, B, local_size
+from fxdp.library import aten
+from fxdp.rules.registry import Alternative, Op, Operand, existing
+from fxdp.symbols import LOCAL, B
 from fxdp.torch_compat import OpOverload
+from fxdp.types import local_shape
 
 _SIZE_ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "size": (
@@ -70,15 +70,6 @@ class MinusOffset:
     """An index operand whose global row numbers must count from the rank's first row."""
 
     operand: Operand
-
-
-def local_shape(type_: TensorType, placement: Placement | None) -> tuple[Dim, ...]:
-    """The shape of a rank's value of a global `type_` under `placement`, in `B` and `b`."""
-    if not isinstance(placement, Shard):
-        return type_.shape
-    shape = list(type_.shape)
-    shape[placement.dim] = local_size(shape[placement.dim])
-    return tuple(shape)
 
 
 def localized(op: Op, alternative: Alternative) -> tuple[tuple[Any, ...], dict[str, Any]]:

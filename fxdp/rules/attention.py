@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from fxdp.library import aten
 from fxdp.placements import Placement, R
 from fxdp.rules.dims import has_argument
 from fxdp.rules.labels import by_labels, leading, trailing
-from fxdp.rules.registry import Alternative, Op, Operand, aten, existing, rule
+from fxdp.rules.registry import Alternative, Op, Operand, existing, rule
 
 _PER_SAMPLE = ("grad_out", "grad_out_", "query", "key", "value", "out", "logsumexp")
 _MASKS = ("attn_mask", "attn_bias", "bias")

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from fxdp.annotations import TensorType
 from fxdp.placements import Partial, Placement, R, Replicate, Shard
 from fxdp.rules.registry import Alternative, Op, Operand
 from fxdp.symbols import batch_factor, hint, product
+from fxdp.types import TensorType
 
 _LOCAL_STEP = 1e-3  # slicing or masking moves no byte, but is not nothing
 

@@ -11,10 +11,11 @@ from collections.abc import Iterator
 
 import torch
 
-from fxdp.annotations import TensorType
+from fxdp.library import aten
 from fxdp.placements import Dim, P, R, Shard
 from fxdp.rules.recipe import SUM, Cook
-from fxdp.rules.registry import Alternative, Op, Operand, Term, aten
+from fxdp.rules.registry import Alternative, Op, Operand, Term
+from fxdp.types import TensorType
 
 _NONE, _MEAN = 0, 1
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from fxdp.library import aten
 from fxdp.rules.labels import by_labels, leading
-from fxdp.rules.registry import Alternative, Op, aten, existing, rule
+from fxdp.rules.registry import Alternative, Op, existing, rule
 
 
 @rule(

@@ -11,10 +11,11 @@ from collections.abc import Iterator
 
 import sympy
 
+from fxdp.library import aten
 from fxdp.placements import Dim, Shard
 from fxdp.rules.dims import moved, wrap
 from fxdp.rules.labels import linear
-from fxdp.rules.registry import Alternative, Op, Rewrite, aten, existing, rule
+from fxdp.rules.registry import Alternative, Op, Rewrite, existing, rule
 from fxdp.symbols import OFFSET, batch_factor
 
 

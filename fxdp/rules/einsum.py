@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from fxdp.library import aten
 from fxdp.placements import Dim
 from fxdp.rules.labels import by_labels, letters, linear, trailing
-from fxdp.rules.registry import Alternative, Op, aten, existing, rule
+from fxdp.rules.registry import Alternative, Op, existing, rule
 
 _EQUATIONS: dict[str, tuple[str, str, str]] = {
     "mm": ("mk", "kn", "mn"),

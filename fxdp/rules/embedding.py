@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fxdp.annotations import TensorType
+from fxdp.library import aten
 from fxdp.placements import P, R
 from fxdp.rules.labels import by_labels, letters, linear
-from fxdp.rules.registry import Alternative, Op, aten, existing, rule
+from fxdp.rules.registry import Alternative, Op, existing, rule
 from fxdp.symbols import hint, product
+from fxdp.types import TensorType
 
 _MAXIMUM = 2
 """The `mode` of bags whose rows are compared, not summed."""

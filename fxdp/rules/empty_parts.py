@@ -14,10 +14,8 @@ from typing import Any
 
 import torch
 
-from fxdp.rules.registry import aten
+from fxdp.library import aten, library
 from fxdp.torch_compat import OpOverload
-
-library = torch.library.Library("fxdp", "FRAGMENT")  # type: ignore[no-untyped-call]
 
 _LOCAL: dict[OpOverload, OpOverload] = {}
 

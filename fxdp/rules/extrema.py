@@ -19,11 +19,12 @@ from collections.abc import Iterator
 
 import torch
 
+from fxdp.library import aten
 from fxdp.placements import Dim, Shard
 from fxdp.rules.dims import has_argument, offered, wrap
 from fxdp.rules.local_ops import amax, amin
 from fxdp.rules.recipe import MAX, MIN, SUM, Cook
-from fxdp.rules.registry import Alternative, Op, Rewrite, Term, aten
+from fxdp.rules.registry import Alternative, Op, Rewrite, Term
 from fxdp.symbols import batch_factor
 
 LARGEST = frozenset(

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from fxdp.library import aten
 from fxdp.placements import P, R, Shard
-from fxdp.rules.registry import Alternative, Op, aten, rule
+from fxdp.rules.registry import Alternative, Op, rule
 from fxdp.symbols import batch_factor, mentions_batch
 
 

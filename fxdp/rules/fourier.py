@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from fxdp.library import aten
 from fxdp.rules.empty_parts import local_op
 from fxdp.rules.labels import by_labels, letters, linear
-from fxdp.rules.registry import Alternative, Op, Rewrite, aten, rule
+from fxdp.rules.registry import Alternative, Op, Rewrite, rule
 
 
 @rule("fourier", aten._fft_c2c.default, aten._fft_r2c.default, aten._fft_c2r.default)

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from fxdp.library import aten
 from fxdp.placements import P, S
 from fxdp.rules.embedding import no_larger
 from fxdp.rules.labels import by_labels, letters, linear
-from fxdp.rules.registry import Alternative, Op, Operand, Rewrite, aten, rule
+from fxdp.rules.registry import Alternative, Op, Operand, Rewrite, rule
 from fxdp.symbols import B
 
 

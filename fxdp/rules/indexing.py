@@ -15,9 +15,10 @@ from dataclasses import dataclass
 
 import torch
 
+from fxdp.library import aten
 from fxdp.rules.gathering import sums_of_parts
 from fxdp.rules.labels import by_labels, leading, letters, linear, trailing
-from fxdp.rules.registry import Alternative, Op, Operand, Rewrite, aten, rule
+from fxdp.rules.registry import Alternative, Op, Operand, Rewrite, rule
 from fxdp.symbols import B
 
 _MASKS = (torch.bool, torch.uint8)

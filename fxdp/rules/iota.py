@@ -12,9 +12,10 @@ import sympy
 import torch
 from torch import fx
 
-from fxdp.annotations import ScalarType, TensorType, note
-from fxdp.rules.registry import aten
+from fxdp.annotations import note
+from fxdp.library import aten
 from fxdp.symbols import B
+from fxdp.types import ScalarType, TensorType
 
 _SAME = {
     aten._to_copy.default,

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from fxdp.library import aten
 from fxdp.placements import Dim, Shard
 from fxdp.rules.dims import moved, offered, without, wrap
 from fxdp.rules.labels import linear
-from fxdp.rules.registry import Alternative, Op, Rewrite, aten, existing, rule
+from fxdp.rules.registry import Alternative, Op, Rewrite, existing, rule
 from fxdp.symbols import batch_factor, exact_quotient, local_size
 
 

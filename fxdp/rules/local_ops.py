@@ -10,8 +10,7 @@ from math import prod
 
 import torch
 
-from fxdp.rules.empty_parts import library
-from fxdp.rules.registry import aten
+from fxdp.library import aten, library
 from fxdp.torch_compat import OpOverload
 
 

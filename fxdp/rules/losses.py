@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fxdp.ctc import CTC_BACKWARD_OP, CTC_OP
+from fxdp.library import aten
 from fxdp.placements import Placement, R
 from fxdp.rules.classes import nll_backward_in_parts, nll_in_parts
 from fxdp.rules.empty_parts import local_op
 from fxdp.rules.labels import by_labels, leading, letters, trailing
-from fxdp.rules.registry import Alternative, Op, Operand, Rewrite, aten, rule
+from fxdp.rules.registry import Alternative, Op, Operand, Rewrite, rule
 
 _NONE, _MEAN, _SUM = 0, 1, 2
 

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from fxdp.library import aten
 from fxdp.moments import MOMENTS_OP
 from fxdp.placements import MOMENTS, R, Shard
 from fxdp.rules.dims import has_argument, wrap_all
 from fxdp.rules.empty_parts import local_op
 from fxdp.rules.labels import by_labels, leading, letters, linear
-from fxdp.rules.registry import Alternative, Op, Rewrite, aten, rule
+from fxdp.rules.registry import Alternative, Op, Rewrite, rule
 from fxdp.standardize import STANDARDIZE_BACKWARD_OP, STANDARDIZE_OP
 
 

@@ -13,10 +13,11 @@ from collections.abc import Iterator
 
 import torch
 
+from fxdp.library import aten
 from fxdp.placements import Dim, Shard
 from fxdp.rules.dims import candidates, operand_or_none, widens
 from fxdp.rules.labels import linear
-from fxdp.rules.registry import Alternative, Op, Operand, aten, existing, rule
+from fxdp.rules.registry import Alternative, Op, Operand, existing, rule
 from fxdp.torch_compat import OpOverload, all_op_names
 
 _OTHERWISE = frozenset(  # tagged, but `equal` answers one bool, and these have their own rules

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from fxdp.library import aten
 from fxdp.rules.labels import by_labels, leading
-from fxdp.rules.registry import Alternative, Op, aten, rule
+from fxdp.rules.registry import Alternative, Op, rule
 
 _SPATIAL = {"1d": 1, "2d": 2, "3d": 3}
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from fxdp.library import aten
 from fxdp.placements import Shard
 from fxdp.rules.dims import together
 from fxdp.rules.factories import like
 from fxdp.rules.pointwise import aligned
-from fxdp.rules.registry import Alternative, Op, aten, existing, rule
+from fxdp.rules.registry import Alternative, Op, existing, rule
 from fxdp.symbols import batch_factor
 
 

@@ -18,12 +18,13 @@ from typing import Any
 
 import torch
 
-from fxdp.annotations import TensorType
+from fxdp.library import aten
 from fxdp.placements import Dim, P, Partial, Placement, R, Shard
 from fxdp.rules.local_ops import positions
-from fxdp.rules.registry import Alternative, Op, Operand, Recipe, Step, Term, aten
+from fxdp.rules.registry import Alternative, Op, Operand, Recipe, Step, Term
 from fxdp.symbols import LOCAL, OFFSET, B, exact_quotient, hint, product
 from fxdp.torch_compat import OpOverload
+from fxdp.types import TensorType
 
 
 @dataclass

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from fxdp.library import aten
 from fxdp.rules.labels import by_labels, leading
-from fxdp.rules.registry import Alternative, Op, aten, rule
+from fxdp.rules.registry import Alternative, Op, rule
 
 _PER_SAMPLE = frozenset({"input_gates", "hidden_gates", "cx", "cy", "hx", "grad_hy", "grad_cy", "workspace"})
 

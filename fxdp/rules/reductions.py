@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from fxdp.library import aten
 from fxdp.placements import P, Shard
 from fxdp.rules.dims import has_argument, moved, widens, wrap, wrap_all
 from fxdp.rules.extrema import (
@@ -20,7 +21,7 @@ from fxdp.rules.extrema import (
     selected_gradient_in_parts,
 )
 from fxdp.rules.labels import linear
-from fxdp.rules.registry import Alternative, Op, aten, existing, rule
+from fxdp.rules.registry import Alternative, Op, existing, rule
 from fxdp.rules.softmax import logsumexp_in_parts
 
 

@@ -15,11 +15,11 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 
-from fxdp.annotations import TensorType
 from fxdp.errors import InputError
 from fxdp.placements import Dim, Placement, R, Shard
 from fxdp.symbols import batch_factor
 from fxdp.torch_compat import OpOverload, OpOverloadPacket
+from fxdp.types import TensorType
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,15 +257,12 @@ def rule(
     return register
 
 
-aten = torch.ops.aten
-
-
 def existing(*names: str) -> tuple[OpOverload, ...]:
     """The aten overloads of these names (`"nonzero"`, `"searchsorted.Scalar"`) that this torch has."""
     found = []
     for name in names:
         base, _, overload = name.partition(".")
-        packet = getattr(aten, base, None)
+        packet = getattr(torch.ops.aten, base, None)
         op = getattr(packet, overload or "default", None)
         if op is not None:
             found.append(op)

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from fxdp.library import aten
 from fxdp.rules.empty_parts import local_op
 from fxdp.rules.labels import by_labels, leading, letters, linear
-from fxdp.rules.registry import Alternative, Op, Rewrite, aten, existing, rule
+from fxdp.rules.registry import Alternative, Op, Rewrite, existing, rule
 from fxdp.symbols import mentions_batch
 
 _SPATIAL = {"1d": 1, "2d": 2, "3d": 3}

@@ -11,10 +11,11 @@ from typing import Any
 
 import sympy
 
+from fxdp.library import aten
 from fxdp.placements import Dim, Shard
 from fxdp.rules.dims import has_argument, moved, without, wrap
 from fxdp.rules.labels import linear
-from fxdp.rules.registry import Alternative, Op, Rewrite, aten, existing, rule
+from fxdp.rules.registry import Alternative, Op, Rewrite, existing, rule
 from fxdp.symbols import B, exact_quotient
 
 _UNBOUNDED = 2**62

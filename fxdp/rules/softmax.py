@@ -17,11 +17,12 @@ from collections.abc import Iterator
 
 import torch
 
+from fxdp.library import aten
 from fxdp.placements import Shard
 from fxdp.rules.dims import offered, wrap, wrap_all
 from fxdp.rules.local_ops import amax
 from fxdp.rules.recipe import MAX, SUM, Cook
-from fxdp.rules.registry import Alternative, Op, Term, aten
+from fxdp.rules.registry import Alternative, Op, Term
 
 _INFINITY = float("inf")
 

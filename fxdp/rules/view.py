@@ -7,8 +7,9 @@ from typing import Any
 
 from torch import fx
 
-from fxdp.annotations import ScalarType, TensorType, note
+from fxdp.annotations import note
 from fxdp.rules.registry import Op, Operand
+from fxdp.types import ScalarType, TensorType
 
 
 def op_view(node: fx.Node, operand: Callable[[int, fx.Node], Operand]) -> tuple[Op, list[fx.Node]]:

@@ -13,13 +13,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from fxdp.library import aten
 from fxdp.placements import Dim, Shard
-from fxdp.rules.arguments import local_shape
 from fxdp.rules.dims import has_argument, moved, wrap, wrap_all
 from fxdp.rules.embedding import no_larger
 from fxdp.rules.labels import linear
-from fxdp.rules.registry import Alternative, Op, Rewrite, aten, existing, rule
+from fxdp.rules.registry import Alternative, Op, Rewrite, existing, rule
 from fxdp.symbols import batch_factor, exact_quotient, mentions_batch, product
+from fxdp.types import local_shape
 
 
 @rule("view", aten.view.default, aten._unsafe_view.default, aten.reshape.default, *existing("view_copy"))

@@ -12,24 +12,15 @@ import torch
 from torch import Tensor, fx
 
 from fxdp import seeds
-from fxdp.annotations import (
-    Buffer,
-    Constant,
-    Input,
-    Mutation,
-    Parameter,
-    Size,
-    Slot,
-    Tangent,
-    TensorType,
-    note,
-)
+from fxdp.annotations import note
 from fxdp.lowering.eager import forward_inputs, results
 from fxdp.lowering.halves import Halves
 from fxdp.placements import Shard
 from fxdp.rules.randomness import node_draws
 from fxdp.runtime.first_only import first_only
+from fxdp.slots import Buffer, Constant, Input, Mutation, Parameter, Size, Slot, Tangent
 from fxdp.torch_compat import backward_class, release_saved_tensors
+from fxdp.types import TensorType
 
 _log = logging.getLogger("fxdp")
 

@@ -8,10 +8,12 @@ import sympy
 import torch
 from torch import Tensor, fx
 
-from fxdp.annotations import Input, Site, TensorType, note
+from fxdp.annotations import Site, note
 from fxdp.capture import Captured, Condition
 from fxdp.plan import evaluate
 from fxdp.runtime.calls import Call
+from fxdp.slots import Input
+from fxdp.types import TensorType
 
 
 def size_values(captured: Captured, call: Call, batches: Sequence[int], rank: int) -> dict[str, int]:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from fxdp.annotations import Buffer, Mutation, Parameter, note
+from fxdp.annotations import note
 from fxdp.capture import Captured
 from fxdp.compiler import LocalProgram
 from fxdp.mesh import DataMesh
@@ -26,6 +26,7 @@ from fxdp.runtime.sizes import row_numbers, size_values
 from fxdp.runtime.step import Step
 from fxdp.runtime.streams import Streams
 from fxdp.schedule import csv
+from fxdp.slots import Buffer, Mutation, Parameter
 
 
 class StagedPrograms(Programs):

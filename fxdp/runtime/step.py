@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from fxdp.annotations import Buffer, Gradient, Input, Mutation, Output, Parameter, ResultSlot
 from fxdp.errors import StateError
 from fxdp.runtime.first_only import first_only
 from fxdp.runtime.transport import Microbatch
+from fxdp.slots import Buffer, Gradient, Input, Mutation, Output, Parameter, ResultSlot
 
 
 @dataclass

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
 from fxdp.errors import ScheduleError
+from fxdp.options import check_name
 from fxdp.schedule import csv
 from fxdp.schedule.gpipe import gpipe
 from fxdp.schedule.interleaved import interleaved
@@ -31,15 +31,6 @@ def make(name: str, stages: int, ranks: int, microbatches: int) -> Schedule:
     if name.endswith(".csv"):
         return _from_file(name, stages, ranks, microbatches)
     return SCHEDULES[name](stages, ranks, microbatches)
-
-
-def check_name(name: str) -> None:
-    """Raise `ScheduleError` for what is neither a schedule's name nor that of a file `*.csv`."""
-    if name.endswith(".csv") or name in SCHEDULES:
-        return
-    near = difflib.get_close_matches(name.lower(), SCHEDULES, n=1)
-    meant = f"did you mean `{near[0]}`?" if near else f"there are {', '.join(SCHEDULES)}, or a file *.csv"
-    raise ScheduleError(f"no schedule `{name}`: {meant}")
 
 
 def _from_file(name: str, stages: int, ranks: int, microbatches: int) -> Schedule:

@@ -17,12 +17,13 @@ import torch
 from torch import fx
 
 from fxdp import ir
-from fxdp.annotations import TensorType, note, sequence_number
+from fxdp.annotations import note, sequence_number
 from fxdp.cost import node_cost
 from fxdp.errors import StageError
 from fxdp.planner import balance
 from fxdp.staging.kinds import VIEWS, tensor_bytes
 from fxdp.staging.phases import Phases
+from fxdp.types import TensorType
 
 _ADD = torch.ops.aten.add.Tensor
 

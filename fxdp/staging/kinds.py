@@ -14,9 +14,11 @@ import torch
 from torch import fx
 
 from fxdp import ir
-from fxdp.annotations import Buffer, Constant, Input, Parameter, Size, TensorType, note
+from fxdp.annotations import note
 from fxdp.rules.randomness import node_draws
+from fxdp.slots import Buffer, Constant, Input, Parameter, Size
 from fxdp.symbols import LOCAL, OFFSET, hint, product
+from fxdp.types import TensorType
 
 aten = torch.ops.aten
 

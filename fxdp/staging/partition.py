@@ -7,8 +7,10 @@ from dataclasses import dataclass, replace
 
 from torch import fx
 
-from fxdp.annotations import Crossing, Parameter, ResultSlot, Site, TensorType, note
+from fxdp.annotations import Site, note
 from fxdp.placements import Partial, Placement
+from fxdp.slots import Crossing, Parameter, ResultSlot
+from fxdp.types import TensorType
 
 
 @dataclass(frozen=True)

@@ -18,12 +18,14 @@ from dataclasses import dataclass, field, replace
 from torch import fx
 
 from fxdp import ir
-from fxdp.annotations import Input, Mutation, Site, TensorType, note
+from fxdp.annotations import Site, note
 from fxdp.errors import StageError
 from fxdp.graph_text import target_text
 from fxdp.placements import R
 from fxdp.rules.randomness import node_draws
+from fxdp.slots import Input, Mutation
 from fxdp.staging.kinds import free_nodes, input_only, parameter_views
+from fxdp.types import TensorType
 
 
 class Phase(enum.Enum):

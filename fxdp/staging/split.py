@@ -7,20 +7,14 @@ from collections.abc import Callable
 import torch
 from torch import fx
 
-from fxdp.annotations import (
-    Crossing,
-    Gradient,
-    ResultSlot,
-    Tangent,
-    TensorType,
-    copy_note,
-    note,
-)
+from fxdp.annotations import copy_note, note
 from fxdp.placements import R
+from fxdp.slots import Crossing, Gradient, ResultSlot, Tangent
 from fxdp.staging.kinds import VIEWS, same_in_all, tensor_bytes
 from fxdp.staging.partition import Edge, Part, Partition, Total
 from fxdp.staging.phases import Phases
 from fxdp.torch_compat import graph_module
+from fxdp.types import TensorType
 
 aten = torch.ops.aten
 

@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fxdp.annotations import Buffer, Mutation, note
+from fxdp.annotations import note
 from fxdp.capture import capture
 from fxdp.errors import CaptureError
+from fxdp.slots import Buffer, Mutation
 from tests.capture.oracle import check
 
 

@@ -8,11 +8,12 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fxdp.annotations import ScalarType, note
+from fxdp.annotations import note
 from fxdp.capture import SizeLeaf, capture
 from fxdp.capture.fit import fit_float, fit_int
 from fxdp.capture.static import size
 from fxdp.symbols import B
+from fxdp.types import ScalarType
 
 from .oracle import check
 

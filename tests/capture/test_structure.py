@@ -11,8 +11,9 @@ from torch import nn
 from torch.nn import functional as F
 from transformers.utils import ModelOutput
 
-from fxdp.annotations import Constant, Gradient, Input, Mutation, Output, Parameter, Tangent, note
+from fxdp.annotations import note
 from fxdp.capture import OutputLeaf, SizeLeaf, capture
+from fxdp.slots import Constant, Gradient, Input, Mutation, Output, Parameter, Tangent
 from fxdp.symbols import B
 
 from .oracle import check

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 import fxdp
 from fxdp.errors import InputError
-from fxdp.rules.whole_draws import twin
+from fxdp.rules.twins import twin
 from tests.exactness.cases import Model
 from tests.lockstep import check
 from tests.ranks import RankPool

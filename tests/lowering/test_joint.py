@@ -9,12 +9,13 @@ import torch
 from torch import fx
 
 from fxdp import ir
-from fxdp.annotations import Cause, Input, Output, Site
+from fxdp.annotations import Cause, Site
 from fxdp.lowering.eager import forward_inputs
 from fxdp.lowering.joint import joint_function
 from fxdp.lowering.order import collectives
 from fxdp.passes import EmitProgram
 from fxdp.placements import P, R, S
+from fxdp.slots import Input, Output
 from fxdp.torch_compat import static_mode, trace_for_inductor
 from tests.graphs import Sketch, mesh
 

@@ -5,10 +5,11 @@ import torch
 from expecttest import assert_expected_inline
 from torch import nn
 
-from fxdp.annotations import Input, Output, Parameter, note
+from fxdp.annotations import note
 from fxdp.errors import StageError
 from fxdp.passes import AssignStages
 from fxdp.placements import R, S
+from fxdp.slots import Input, Output, Parameter
 from tests.capture.unet import UNet, unet_inputs
 from tests.graphs import Sketch, after
 from tests.staging.cuts import staged

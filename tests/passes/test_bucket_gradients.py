@@ -8,11 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fxdp import ir
-from fxdp.annotations import Cause, Gradient, Input, Output, Parameter, ResultSlot, Site, note
-from fxdp.pass_manager import Level
+from fxdp.annotations import Cause, Site, note
+from fxdp.level import Level
 from fxdp.passes import BucketGradients
 from fxdp.passes.bucket_gradients import cut_into_buckets
 from fxdp.placements import P, R, S
+from fxdp.slots import Gradient, Input, Output, Parameter, ResultSlot
 from fxdp.verifier import verify
 from tests.graphs import Sketch, after
 

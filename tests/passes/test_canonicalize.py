@@ -8,9 +8,9 @@ from expecttest import assert_expected_inline
 from torch import Tensor, nn
 
 import fxdp
-from fxdp.annotations import Input, Output
 from fxdp.errors import PlacementError
 from fxdp.passes import Canonicalize
+from fxdp.slots import Input, Output
 from fxdp.symbols import B
 from tests.graphs import Sketch, after
 from tests.lockstep import check

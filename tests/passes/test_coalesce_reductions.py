@@ -5,10 +5,11 @@ from expecttest import assert_expected_inline
 from torch import fx
 
 from fxdp import ir
-from fxdp.annotations import Cause, Input, Output, Site
-from fxdp.pass_manager import Level
+from fxdp.annotations import Cause, Site
+from fxdp.level import Level
 from fxdp.passes import CoalesceReductions
 from fxdp.placements import P, R, S
+from fxdp.slots import Input, Output
 from fxdp.verifier import verify
 from tests.graphs import Sketch, after
 

@@ -7,10 +7,11 @@ import torch
 from expecttest import assert_expected_inline
 
 from fxdp import ir
-from fxdp.annotations import Cause, Input, Output, Site, note
-from fxdp.pass_manager import Level
+from fxdp.annotations import Cause, Site, note
+from fxdp.level import Level
 from fxdp.passes import EmitProgram
 from fxdp.placements import P, R, S
+from fxdp.slots import Input, Output
 from fxdp.verifier import verify
 from tests.graphs import Sketch, after
 
@@ -136,7 +137,7 @@ mesh(dp=2)
 
 
 def test_a_constant_of_the_model_called_rows_is_no_row_list() -> None:
-    from fxdp.annotations import Constant
+    from fxdp.slots import Constant
 
     gm = _gather()
     first = next(iter(gm.graph.nodes))

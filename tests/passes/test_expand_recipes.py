@@ -6,9 +6,9 @@ import torch
 from expecttest import assert_expected_inline
 
 import fxdp.rules  # noqa: F401 - registers the rules
-from fxdp.annotations import Input, Output
-from fxdp.pass_manager import Level
+from fxdp.level import Level
 from fxdp.passes import BatchDimAnalyzer, ExpandRecipes, InsertCollectives
+from fxdp.slots import Input, Output
 from fxdp.verifier import verify
 from tests.graphs import Sketch, after, mesh
 

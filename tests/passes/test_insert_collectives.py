@@ -4,11 +4,12 @@ import pytest
 import torch
 from expecttest import assert_expected_inline
 
-from fxdp.annotations import Buffer as BufferSlot
-from fxdp.annotations import Gradient, Input, Mutation, Output, Parameter, Site, note
+from fxdp.annotations import Site, note
 from fxdp.errors import PlacementError
 from fxdp.passes import InsertCollectives
 from fxdp.placements import P, R, S
+from fxdp.slots import Buffer as BufferSlot
+from fxdp.slots import Gradient, Input, Mutation, Output, Parameter
 from tests.graphs import Sketch, after, mesh
 
 aten = torch.ops.aten

@@ -6,10 +6,10 @@ import torch
 from expecttest import assert_expected_inline
 
 from fxdp import ir
-from fxdp.annotations import Input, Output
 from fxdp.passes import LocalizeShapes
 from fxdp.placements import P, R, S
 from fxdp.rules.registry import Rewrite
+from fxdp.slots import Input, Output
 from tests.graphs import Sketch, after
 
 aten = torch.ops.aten
@@ -176,7 +176,8 @@ mesh(dp=2)
 def test_an_outer_factor_with_a_dynamic_size_is_a_node() -> None:
     g = Sketch()
     x = g.add(Input(0, "x"), "f32[B*s0]", R)
-    from fxdp.annotations import TensorType, note
+    from fxdp.annotations import note
+    from fxdp.types import TensorType
 
     s0 = note(x).type.shape[0].args[1] if isinstance(note(x).type, TensorType) else None  # type: ignore
     cut = g.call(ir.shard, x, 0, s0, type="f32[B*s0]", at=S(0, s0), reads=(R,))

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from fxdp.annotations import TensorType
 from fxdp.placements import Dim
 from fxdp.rules.registry import Op, Operand, registry
 from fxdp.symbols import B
+from fxdp.types import TensorType
 from tests.rules.harness import T, check, shown, spelled
 
 aten = torch.ops.aten

@@ -3,11 +3,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fxdp.annotations import TensorType
 from fxdp.placements import P, Placement, R, S
 from fxdp.rules.chooser import choose, conversion_cost, replicated, size_bytes
 from fxdp.rules.registry import Alternative, Op, Operand
 from fxdp.symbols import B
+from fxdp.types import TensorType
 
 aten = torch.ops.aten
 N = 1000

@@ -8,8 +8,9 @@ from random import Random
 import pytest
 import torch
 
+from fxdp.library import aten
 from fxdp.placements import Partial, Shard
-from fxdp.rules.registry import Alternative, Kind, aten, registry
+from fxdp.rules.registry import Alternative, Kind, registry
 from fxdp.torch_compat import OpOverload, all_op_names
 from tests.rules.harness import Case, shown
 from tests.rules.samples import STAND_INS, all_samples

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from fxdp.annotations import TensorType
 from fxdp.placements import Dim
 from fxdp.rules.registry import Op, Operand, registry
 from fxdp.symbols import B
+from fxdp.types import TensorType
 from tests.rules.harness import spelled
 
 aten = torch.ops.aten

@@ -6,6 +6,7 @@ import importlib
 
 import pytest
 
+from fxdp import options
 from fxdp.errors import ScheduleError
 from fxdp.report import timetable
 from fxdp.schedule import SCHEDULES, Action, Costs, Schedule, make
@@ -146,3 +147,7 @@ def test_unknown_names_and_sizes() -> None:
             make(name, 2, 3, 2)
         with pytest.raises(ScheduleError, match="0 micro-batches"):
             make(name, 2, 2, 0)
+
+
+def test_options_know_every_name() -> None:
+    assert tuple(SCHEDULES) == options.SCHEDULES

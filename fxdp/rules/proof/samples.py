@@ -13,10 +13,10 @@ import sympy
 import torch
 from torch.utils import _pytree as pytree
 
-from fxdp.annotations import TensorType
 from fxdp.parts import combine
 from fxdp.placements import Dim, Partial, Placement, Shard
 from fxdp.symbols import LOCAL, OFFSET, B
+from fxdp.types import TensorType
 
 TOLERANCE = 1e-9
 _SIZE = re.compile(r"[-+*/() 0-9]*B[-+*/() 0-9B]*")
