@@ -21,10 +21,10 @@ from rich.console import Console
 from rich.table import Table
 
 from fxdp.capture import capture
-from fxdp.compiler import prepare
+from fxdp.compiler.emit import prepare
 from fxdp.demo.model import GPT, GPTConfig
-from fxdp.mesh import resolve_mesh
 from fxdp.options import Options
+from fxdp.ranks.resolve import resolve_mesh
 
 WANTED_NODES_PER_SECOND = 5_000
 WANTED_LINEARITY = 0.10

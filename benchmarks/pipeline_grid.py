@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tests.pipeline.runs import Run, outcomes_of
-from tests.ranks import RankError, RankPool
+from tests.rank_pool import RankError, RankPool
 
 MODELS = ("skips", "unet", "skippable", "gpt2", "llama", "t5")
 PLACES = {"2": (2, None), "3": (3, None), "4": (4, None), "4on2": (2, 4)}

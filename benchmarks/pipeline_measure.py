@@ -17,7 +17,7 @@ from models import CASES, Case
 from pipeline_contenders import CPU, Contender, Name, make
 from torch import Tensor
 
-from fxdp.report import schedule_svg
+from fxdp.reports import schedule_svg
 
 TOLERANCE = 1e-5
 """Of float32 losses and gradients, relative to the largest value."""

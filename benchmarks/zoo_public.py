@@ -19,7 +19,7 @@ from rich.console import Console
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from tests.ranks import RankError, RankPool
+from tests.rank_pool import RankError, RankPool
 from tests.zoo.catalogue import CATALOGUE
 from tests.zoo.public import public_error
 

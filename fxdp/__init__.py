@@ -14,8 +14,6 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from fxdp import skip
-from fxdp.check import verify_model
-from fxdp.dry_run import dry_run
 from fxdp.errors import (
     AgreementError,
     CaptureError,
@@ -32,10 +30,12 @@ from fxdp.errors import (
     StateError,
     VerifierError,
 )
-from fxdp.module import CompiledModule
+from fxdp.module.compiled import CompiledModule
+from fxdp.module.dry_run import dry_run
 from fxdp.options import Options
-from fxdp.plan import CommRow, Plan
-from fxdp.report.verification import Report
+from fxdp.oracle.report import Report
+from fxdp.oracle.verify import verify_model
+from fxdp.reports.plan import CommRow, Plan
 from fxdp.rules.custom import register_rule
 from fxdp.rules.proof import Sample, check_rule
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from fxdp.annotations import note
-from fxdp.level import Level
-from fxdp.mesh import DataMesh
-from fxdp.staging import assign, find_phases
+from fxdp.ir.level import Level
+from fxdp.ir.notes import note
+from fxdp.pipeline.cut import assign, find_phases
+from fxdp.ranks.resolve import DataMesh
 
 
 @dataclass(frozen=True)

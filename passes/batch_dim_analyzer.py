@@ -7,11 +7,11 @@ from typing import Any
 
 from torch import fx
 
-from fxdp.level import Level
-from fxdp.mesh import DataMesh
-from fxdp.placements import Placement
+from fxdp.ir.level import Level
+from fxdp.ir.placements import Placement
 from fxdp.placing.sharing import shared_conversions
 from fxdp.placing.walk import Choice, Walk
+from fxdp.ranks.resolve import DataMesh
 
 _MAX_ROUNDS = 3
 

@@ -9,13 +9,13 @@ from typing import Any, TypeAlias
 import torch
 from torch import fx
 
-from fxdp import ir
-from fxdp.annotations import Cause, Reason, note, tensor_operands
-from fxdp.level import Level
-from fxdp.mesh import DataMesh
-from fxdp.placements import P, Placement, R
-from fxdp.slots import Gradient
-from fxdp.types import NodeType, TensorType
+from fxdp.ir import conversions
+from fxdp.ir.level import Level
+from fxdp.ir.notes import Cause, Reason, note, tensor_operands
+from fxdp.ir.placements import P, Placement, R
+from fxdp.ir.slots import Gradient
+from fxdp.ir.types import NodeType, TensorType
+from fxdp.ranks.resolve import DataMesh
 
 aten = torch.ops.aten
 
@@ -78,7 +78,8 @@ def _deferrable(graph: fx.Graph) -> set[fx.Node]:
         if node.op != "call_function" or node in bad or not node.users:
             continue
         if all(
-            user is result or (user in found and user.target not in ir.CONVERSIONS) for user in node.users
+            user is result or (user in found and user.target not in conversions.CONVERSIONS)
+            for user in node.users
         ):
             found.add(node)
     return found
@@ -87,7 +88,7 @@ def _deferrable(graph: fx.Graph) -> set[fx.Node]:
 def _reductions(graph: fx.Graph, deferrable: set[fx.Node]) -> list[_Reduction]:
     found = []
     for node in graph.nodes:
-        if node.target is ir.all_reduce and node.args[1] == "sum":
+        if node.target is conversions.all_reduce and node.args[1] == "sum":
             (done,) = node.users
             if done in deferrable:
                 found.append(_Reduction(node.args[0], node, done))
@@ -158,7 +159,7 @@ class _Bucketing:
         pieces = [self._piece(last, reduction, piece) for reduction, piece in chosen]
         total = sum(p.stop - p.start for _, p in chosen)
         bucket = pieces[0] if len(pieces) == 1 else self._add(last, aten.cat.default, (pieces,), dtype, total)
-        pending = self._add(last, ir.all_reduce, (bucket, "sum"), dtype, total)
+        pending = self._add(last, conversions.all_reduce, (bucket, "sum"), dtype, total)
         note(pending).placement = R
         note(pending).cause = _bucket_cause(chosen)
         return pending
@@ -191,7 +192,7 @@ class _Bucketing:
         parts: dict[_Reduction, list[fx.Node]] = {}
         with self.graph.inserting_before(output):
             for pending, chosen in starts:
-                done = self.graph.call_function(ir.wait, (pending,))
+                done = self.graph.call_function(conversions.wait, (pending,))
                 _describe(done, note(pending).type, R)
                 offset = 0
                 for reduction, piece in chosen:

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import fx
 
-from fxdp.annotations import copy_note, example_layout, memory_layout, note
 from fxdp.errors import PlacementError
-from fxdp.level import Level
-from fxdp.mesh import DataMesh
-from fxdp.symbols import product
-from fxdp.types import ScalarType, TensorType
+from fxdp.ir.level import Level
+from fxdp.ir.notes import copy_note, example_layout, memory_layout, note
+from fxdp.ir.sizes import product
+from fxdp.ir.types import ScalarType, TensorType
+from fxdp.ranks.resolve import DataMesh
 
 aten = torch.ops.aten
 

@@ -10,12 +10,12 @@ from typing import TypeAlias
 import torch
 from torch import fx
 
-from fxdp import ir
-from fxdp.annotations import Cause, Reason, note
-from fxdp.level import Level
-from fxdp.mesh import DataMesh
-from fxdp.placements import P, Placement, R
-from fxdp.types import TensorType
+from fxdp.ir import conversions
+from fxdp.ir.level import Level
+from fxdp.ir.notes import Cause, Reason, note
+from fxdp.ir.placements import P, Placement, R
+from fxdp.ir.types import TensorType
+from fxdp.ranks.resolve import DataMesh
 
 aten = torch.ops.aten
 
@@ -29,9 +29,9 @@ def groups(graph: fx.Graph, limit: int) -> Iterator[list[fx.Node]]:
     """
     started: dict[_Key, list[fx.Node]] = {}
     for node in graph.nodes:
-        if node.target is ir.all_reduce and _is_small(node, limit):
+        if node.target is conversions.all_reduce and _is_small(node, limit):
             started.setdefault(_key(node), []).append(node)
-        elif node.target is ir.wait:
+        elif node.target is conversions.wait:
             for key, members in started.items():
                 if node.args[0] in members:
                     yield from _several(started.pop(key))
@@ -82,11 +82,11 @@ def _coalesce(graph: fx.Graph, members: list[fx.Node]) -> None:
     total = TensorType(dtype, (sum(map(_elements, members)),))
     _describe(anchor, total, P, backward)
     with graph.inserting_after(anchor):
-        pending = graph.call_function(ir.all_reduce, (anchor, "sum"))
+        pending = graph.call_function(conversions.all_reduce, (anchor, "sum"))
     _describe(pending, total, R, backward, operands=(P,))
     note(pending).cause = _cause(members)
     with graph.inserting_before(_first(graph, waits)):
-        done = _describe(graph.call_function(ir.wait, (pending,)), total, R, backward)
+        done = _describe(graph.call_function(conversions.wait, (pending,)), total, R, backward)
         start = 0
         for member, wait in zip(members, waits, strict=True):
             stop = start + _elements(member)

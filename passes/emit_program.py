@@ -9,23 +9,18 @@ import sympy
 import torch
 from torch import fx
 
-from fxdp import ir
-from fxdp.annotations import is_host_size, note
-from fxdp.level import Level
-from fxdp.mesh import DataMesh
-from fxdp.moments import MOMENTS_OP, moments
-from fxdp.placements import R
-from fxdp.runtime import collectives
-from fxdp.slots import Constant, Size, Slot
-from fxdp.standardize import (
-    STANDARDIZE_BACKWARD_OP,
-    STANDARDIZE_OP,
-    standardize,
-    standardize_backward,
-)
-from fxdp.symbols import B
-from fxdp.transport import way_of
-from fxdp.types import ScalarType, TensorType
+from fxdp.ir import conversions
+from fxdp.ir.level import Level
+from fxdp.ir.notes import is_host_size, note
+from fxdp.ir.ops import collectives
+from fxdp.ir.ops.moments import MOMENTS_OP, moments
+from fxdp.ir.ops.standardize import STANDARDIZE_BACKWARD_OP, STANDARDIZE_OP, standardize, standardize_backward
+from fxdp.ir.placements import R
+from fxdp.ir.sizes import B
+from fxdp.ir.slots import Constant, Size, Slot
+from fxdp.ir.types import ScalarType, TensorType
+from fxdp.ranks.carriers import way_of
+from fxdp.ranks.resolve import DataMesh
 
 LARGEST = "b_max"
 """The size slot of the largest local batch."""
@@ -56,12 +51,14 @@ class _Lowering:
             slot: n for n in self.graph.nodes if (slot := note(n).slot) is not None
         }
         for node in list(self.graph.nodes):
-            if self.mesh.size == 1 and (node.target in ir.COLLECTIVES or node.target is ir.wait):
+            if self.mesh.size == 1 and (
+                node.target in conversions.COLLECTIVES or node.target is conversions.wait
+            ):
                 node.replace_all_uses_with(node.args[0])
                 self.graph.erase_node(node)
-            elif node.target is ir.wait:
+            elif node.target is conversions.wait:
                 self._lower_wait(node)
-            elif node.target in ir.CONVERSIONS:
+            elif node.target in conversions.CONVERSIONS:
                 self._lower(node)
             elif node.target in _SPELLED_OUT:
                 node.target = _SPELLED_OUT[node.target]
@@ -91,20 +88,20 @@ class _Lowering:
     def _lower(self, node: fx.Node) -> None:
         value, *rest = node.args
         mesh = self.mesh
-        if node.target is ir.all_reduce and rest[0] == "moments":
+        if node.target is conversions.all_reduce and rest[0] == "moments":
             self._replace(node, collectives.start_moments, (value, mesh.size, self._group(node)))
-        elif node.target is ir.all_reduce:
+        elif node.target is conversions.all_reduce:
             group = self._group(node)
             self._replace(node, collectives.start_all_reduce, (value, rest[0], group))
-        elif node.target is ir.broadcast:
+        elif node.target is conversions.broadcast:
             self._replace(node, collectives.start_broadcast, (value, mesh.group_name))
-        elif node.target is ir.all_gather:
+        elif node.target is conversions.all_gather:
             gathered = (value, *rest, mesh.size, self._largest(), mesh.group_name)
             self._replace(node, collectives.start_all_gather, gathered)
-        elif node.target is ir.reduce_scatter:
+        elif node.target is conversions.reduce_scatter:
             scattered = (value, *rest, mesh.size, self._largest(), self._rows(), mesh.group_name)
             self._replace(node, collectives.start_reduce_scatter, scattered)
-        elif node.target is ir.shard:
+        elif node.target is conversions.shard:
             bounds = (self._size("B"), self._size("offset"), self._size("b"))
             self._replace(node, collectives.shard, (value, *rest, *bounds))
         else:
@@ -157,7 +154,7 @@ class _Lowering:
 
 @dataclass(frozen=True)
 class EmitProgram:
-    """After it the graph is executable: aten ops, and the functions of `runtime/collectives.py`.
+    """After it the graph is executable: aten ops, and the functions of `ir/ops/collectives.py`.
 
     before: `%all_reduce = all_reduce(%cat, sum)`
     after:  `%start_all_reduce = start_all_reduce(%cat, sum, 3)` with the group's name

@@ -8,10 +8,10 @@ from typing import Any
 
 from torch import fx
 
-from fxdp.annotations import copy_note, note, tensor_operands
-from fxdp.graph_text import target_text
-from fxdp.level import Level
-from fxdp.mesh import DataMesh
+from fxdp.ir.graph_text import target_text
+from fxdp.ir.level import Level
+from fxdp.ir.notes import copy_note, note, tensor_operands
+from fxdp.ranks.resolve import DataMesh
 from fxdp.rules.registry import Recipe, Rewrite, Step, Term
 
 

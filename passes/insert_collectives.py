@@ -9,17 +9,17 @@ from typing import Any
 
 from torch import fx
 
-from fxdp import ir
-from fxdp.annotations import Cause, Reason, copy_note, note, tensor_operands
 from fxdp.errors import PlacementError
-from fxdp.graph_text import target_text
-from fxdp.level import Level
-from fxdp.mesh import DataMesh
-from fxdp.placements import P, Partial, Placement, R, Replicate, Shard
-from fxdp.rules.randomness import node_draws
-from fxdp.slots import Gradient, Mutation, Output, Parameter
-from fxdp.symbols import batch_factor, exact_quotient
-from fxdp.types import ScalarType, TensorType
+from fxdp.ir import conversions
+from fxdp.ir.draws import node_draws
+from fxdp.ir.graph_text import target_text
+from fxdp.ir.level import Level
+from fxdp.ir.notes import Cause, Reason, copy_note, note, tensor_operands
+from fxdp.ir.placements import P, Partial, Placement, R, Replicate, Shard
+from fxdp.ir.sizes import batch_factor, exact_quotient
+from fxdp.ir.slots import Gradient, Mutation, Output, Parameter
+from fxdp.ir.types import ScalarType, TensorType
+from fxdp.ranks.resolve import DataMesh
 
 
 @dataclass
@@ -47,12 +47,12 @@ class _Insertion:
             return self._local(node, wanted, consumer, cause)
         if isinstance(have, Partial):
             if isinstance(wanted, Replicate):
-                return self._collective(node, ir.all_reduce, (have.op,), R, consumer, cause)
+                return self._collective(node, conversions.all_reduce, (have.op,), R, consumer, cause)
             if have != P:  # of extrema and moments no part can be had alone
                 return self.convert(self.convert(node, R, consumer, cause), wanted, consumer, cause)
             assert isinstance(wanted, Shard)
             factors = _factors(node, wanted)
-            return self._collective(node, ir.reduce_scatter, factors, wanted, consumer, cause)
+            return self._collective(node, conversions.reduce_scatter, factors, wanted, consumer, cause)
         if isinstance(wanted, Replicate):
             return self._whole(node, consumer, cause)
         return self.convert(self.convert(node, R, consumer, cause), wanted, consumer, cause)
@@ -61,9 +61,9 @@ class _Insertion:
         """Slicing or masking a replicated value: no traffic, made right before the first use."""
         with self.graph.inserting_before(consumer):
             if isinstance(wanted, Shard):
-                made = self.graph.call_function(ir.shard, (node, wanted.dim, wanted.outer))
+                made = self.graph.call_function(conversions.shard, (node, wanted.dim, wanted.outer))
             else:
-                made = self.graph.call_function(ir.partial, (node,))
+                made = self.graph.call_function(conversions.partial, (node,))
         copy_note(
             node, made, placement=wanted, slot=None, cause=cause, operands=(R,), reason=Reason("convert"),
             backward=note(consumer).backward, rewrite=None,
@@ -81,7 +81,7 @@ class _Insertion:
         copy_note(node, pending, placement=wanted, slot=None, cause=cause, operands=(have,),
                   reason=Reason("convert"), rewrite=None)  # fmt: skip
         with self.graph.inserting_before(consumer):
-            done = self.graph.call_function(ir.wait, (pending,))
+            done = self.graph.call_function(conversions.wait, (pending,))
         copy_note(pending, done, cause=None, operands=(wanted,))
         return done
 
@@ -93,11 +93,11 @@ class _Insertion:
             return self._derived(node, consumer, cause)
         have = note(node).placement
         assert isinstance(have, Shard)
-        return self._collective(node, ir.all_gather, _factors(node, have), R, consumer, cause)
+        return self._collective(node, conversions.all_gather, _factors(node, have), R, consumer, cause)
 
     def _replicated_clone(self, node: fx.Node) -> fx.Node | None:
         """The node computed whole from whole operands, or None where it depends on sharded data."""
-        if node.target in (ir.shard, ir.partial):
+        if node.target in (conversions.shard, conversions.partial):
             return node.args[0]  # type: ignore[return-value]
         if _is_whole(node):
             return node
@@ -122,7 +122,7 @@ class _Insertion:
         """The node computed once more, from its operands' whole values, right before the first use."""
         wholes = {}
         for source in node.all_input_nodes:
-            cut = source.target in (ir.shard, ir.partial)
+            cut = source.target in (conversions.shard, conversions.partial)
             original = source.args[0] if cut else source
             assert isinstance(original, fx.Node)
             wholes[source] = source if _is_host(source) else self.convert(original, R, consumer, cause)
@@ -144,7 +144,7 @@ class _Insertion:
     def synchronize(self, node: fx.Node, cause: Cause) -> None:
         """Give all ranks rank 0's draw of a random value that is to be equal everywhere."""
         users = list(node.users)
-        done = self._collective(node, ir.broadcast, (), R, node.next, cause)
+        done = self._collective(node, conversions.broadcast, (), R, node.next, cause)
         for user in users:
             user.replace_input_with(node, done)
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from fxdp.annotations import copy_note, note
-from fxdp.level import Level
-from fxdp.mesh import DataMesh
-from fxdp.types import TensorType
+from fxdp.ir.level import Level
+from fxdp.ir.notes import copy_note, note
+from fxdp.ir.types import TensorType
+from fxdp.ranks.resolve import DataMesh
 
 aten = torch.ops.aten
 

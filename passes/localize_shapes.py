@@ -11,18 +11,18 @@ import sympy
 import torch
 from torch import fx
 
-from fxdp import ir
-from fxdp.annotations import copy_note, is_host_size, note
-from fxdp.graph_text import target_text
-from fxdp.level import Level
-from fxdp.mesh import DataMesh
-from fxdp.rules.arguments import SIZE_ARGUMENT, MinusOffset, local_target, localized
+from fxdp.ir import conversions
+from fxdp.ir.graph_text import target_text
+from fxdp.ir.level import Level
+from fxdp.ir.notes import copy_note, is_host_size, note
+from fxdp.ir.sizes import LOCAL, OFFSET, B, named_size
+from fxdp.ir.slots import Size
+from fxdp.ir.types import ScalarType, TensorType
+from fxdp.placing.op_view import op_view
+from fxdp.ranks.resolve import DataMesh
+from fxdp.rules.localize import SIZE_ARGUMENT, MinusOffset, local_target, localized
 from fxdp.rules.registry import Alternative, Operand
-from fxdp.rules.view import op_view
-from fxdp.slots import Size
-from fxdp.symbols import LOCAL, OFFSET, B, named_size
 from fxdp.torch_compat import OpOverload, interpret_sympy
-from fxdp.types import ScalarType, TensorType
 
 _NAMES = {B: "global_batch", LOCAL: "local_batch", OFFSET: "offset"}
 
@@ -92,7 +92,7 @@ def _step_value(node: fx.Node, whole: sympy.Basic) -> sympy.Basic:
 
 def _localize_call(node: fx.Node, sizes: _Sizes) -> None:
     known = note(node)
-    if node.target in ir.CONVERSIONS or not isinstance(node.target, OpOverload):
+    if node.target in conversions.CONVERSIONS or not isinstance(node.target, OpOverload):
         node.args, node.kwargs = _global_sizes((node.args, node.kwargs), node, sizes)
         return
     if not _has_sizes(node) and known.rewrite is None:

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from tests.rank_host import COLLECT_AFTER
-from tests.ranks import THREADS, RankPool
+from tests.rank_pool import THREADS, RankPool
 
 
 @pytest.fixture(scope="session")
 def ranks() -> Iterator[RankPool]:
-    """Rank processes, shared by the whole session (see tests/ranks.py)."""
+    """Rank processes, shared by the whole session (see tests/rank_pool.py)."""
     pool = RankPool()
     yield pool
     pool.close()

@@ -18,14 +18,14 @@ import sympy
 import torch
 from torch import fx
 
-from fxdp.annotations import Note, note
-from fxdp.graph_text import graph_text
-from fxdp.mesh import DataMesh, resolve_mesh
-from fxdp.pass_manager import Pass
-from fxdp.placements import Placement
-from fxdp.slots import ResultSlot, Size, Slot
-from fxdp.symbols import LOCAL, OFFSET, B
-from fxdp.types import NodeType, ScalarType, TensorType
+from fxdp.compiler.pass_manager import Pass
+from fxdp.ir.graph_text import graph_text
+from fxdp.ir.notes import Note, note
+from fxdp.ir.placements import Placement
+from fxdp.ir.sizes import LOCAL, OFFSET, B
+from fxdp.ir.slots import ResultSlot, Size, Slot
+from fxdp.ir.types import NodeType, ScalarType, TensorType
+from fxdp.ranks.resolve import DataMesh, resolve_mesh
 
 _DTYPES = {
     "f64": torch.float64, "f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16,

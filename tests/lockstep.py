@@ -8,11 +8,11 @@ from typing import Any
 from torch import nn
 
 from fxdp.capture import Captured
-from fxdp.check import capture_for, prepare_subject
-from fxdp.compiler import LocalProgram
-from fxdp.lockstep import Subject
-from fxdp.mesh import resolve_mesh
+from fxdp.compiler.emit import LocalProgram
 from fxdp.options import Options
+from fxdp.oracle import Subject
+from fxdp.oracle.verify import capture_for, prepare_subject
+from fxdp.ranks.resolve import resolve_mesh
 
 
 def compiled(

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from fxdp import ir
-from fxdp.annotations import is_host_size, note
-from fxdp.compiler import copy_graph
-from fxdp.graph_text import target_text
-from fxdp.slots import Size
-from fxdp.symbols import batch_factor
-from fxdp.types import ScalarType, TensorType
+from fxdp.compiler.emit import copy_graph
+from fxdp.ir import conversions
+from fxdp.ir.graph_text import target_text
+from fxdp.ir.notes import is_host_size, note
+from fxdp.ir.sizes import batch_factor
+from fxdp.ir.slots import Size
+from fxdp.ir.types import ScalarType, TensorType
 
 
 @dataclass(frozen=True)
@@ -27,13 +27,13 @@ class Mutant:
 def without_each_reduction(gm: fx.GraphModule) -> Iterator[Mutant]:
     """An all-reduce hands on each rank's own term, a reduce-scatter each rank's part of its own term."""
     for node in gm.graph.nodes:
-        if node.target not in (ir.all_reduce, ir.reduce_scatter):
+        if node.target not in (conversions.all_reduce, conversions.reduce_scatter):
             continue
         mutant, twin = _copy(gm, node)
-        if twin.target is ir.all_reduce:
-            twin.target, twin.args = ir.wait, twin.args[:1]
+        if twin.target is conversions.all_reduce:
+            twin.target, twin.args = conversions.wait, twin.args[:1]
         else:
-            twin.target, twin.args = ir.shard, twin.args[:3]
+            twin.target, twin.args = conversions.shard, twin.args[:3]
         yield Mutant(mutant, f"no {target_text(node.target)} of %{node.args[0].name}")
 
 
@@ -53,7 +53,7 @@ def with_each_size_flipped(gm: fx.GraphModule) -> Iterator[Mutant]:
 def with_each_dim_swapped(gm: fx.GraphModule) -> Iterator[Mutant]:
     """A gather, scatter or slice along another dim; a dim without the batch is no candidate."""
     for node in gm.graph.nodes:
-        if node.target not in (ir.all_gather, ir.reduce_scatter, ir.shard):
+        if node.target not in (conversions.all_gather, conversions.reduce_scatter, conversions.shard):
             continue
         type_ = note(node).type
         assert isinstance(type_, TensorType)

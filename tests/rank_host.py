@@ -1,4 +1,4 @@
-"""The processes behind tests/ranks.py: a host that has imported torch and forks one process per rank.
+"""The processes behind tests/rank_pool.py: a host that has imported torch and forks one process per rank.
 
     pytest  --(orders: fork, wait, kill)-->  host  --fork-->  rank 0, rank 1, ...
     pytest  <------------- one connection per rank (tasks, results) ------------
@@ -29,7 +29,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-import fxdp.runtime.agreement  # noqa: F401  (imported once, for all ranks)
+import fxdp.ranks.agreement  # noqa: F401  (imported once, for all ranks)
 
 COLLECT_AFTER = (50_000, 20, 50)
 """Thresholds of the garbage collector in tests: a compilation makes a million objects that live together."""

@@ -1,8 +1,11 @@
-"""The house: imports point downwards only, private torch stays in one file, nothing prints."""
+"""The house: imports point strictly downwards, names occur once, private torch has one room."""
 
 from __future__ import annotations
 
 import ast
+import io
+import re
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,86 +13,13 @@ import pytest
 
 import fxdp
 import fxdp.passes
+from tests.rooms import contributing, floor
 
 ROOT = Path(fxdp.__file__).parent
 FILES = sorted(
     [f for f in ROOT.rglob("*.py") if "passes" not in f.relative_to(ROOT).parts]
     + list((ROOT / "passes").glob("*.py"))
 )
-
-GROUND = (
-    "errors",
-    "settings",
-    "torch_compat",
-    "placements",
-    "symbols",
-    "ir",
-    "library",
-    "level",
-    "options",
-    "slots",
-    "types",
-    "seeds",
-    "moments",
-    "standardize",
-    "ctc",
-    "arrangement",
-    "collection",
-)
-"""Import nothing of ours but one another."""
-
-LAYERS: list[tuple[str, ...]] = [
-    GROUND,
-    ("annotations", "parts", "links", "dtensor_specs", "schedule", "planner", "skip", "stand_in"),
-    ("graph_text", "data_mesh", "mesh", "models", "rules", "cost", "transport"),
-    (
-        "capture",
-        "report",
-        "lockstep",
-        "plan",
-        "placing",
-        "coverage",
-        "remedies",
-        "explain",
-        "refusals",
-    ),
-    ("staging",),
-    ("pass_manager", "verifier"),
-    (
-        "runtime.collectives",
-        "runtime.extrema",
-        "runtime.agreement",
-        "runtime.drawing",
-        "runtime.failure",
-        "runtime.first_only",
-        "runtime.held",
-        "runtime.optimizers",
-        "runtime.recent",
-        "runtime.stable",
-        "runtime.state",
-        "runtime.streams",
-        "runtime.transport",
-    ),
-    ("passes", "lowering"),
-    (
-        "runtime.calls",
-        "runtime.kinds",
-        "runtime.program",
-        "runtime.step",
-        "runtime.contents",
-        "runtime.lengths",
-        "runtime.outputs",
-    ),
-    ("runtime.chains",),
-    ("compiler",),
-    ("pipeline",),
-    ("runtime.programs", "runtime.sizes", "runtime.staged", "dry_run", "check"),
-    ("module",),
-    ("__init__",),
-    ("demo", "commands", "cli", "__main__"),
-]
-"""From the ground up: a file imports from its own layer and those below."""
-
 
 def module_name(file: Path) -> str:
     """`rules.chooser` for `fxdp/rules/chooser.py`, `rules` for its `__init__.py`."""
@@ -123,50 +53,65 @@ def _is_file(name: str) -> bool:
     return (ROOT / (name.replace(".", "/") + ".py")).exists()
 
 
-def layer(name: str) -> int:
-    """The layer of a module: of the longest prefix that is listed."""
-    prefixes = [".".join(name.split(".")[:n]) for n in range(name.count(".") + 1, 0, -1)]
-    for prefix in prefixes:
-        for i, names in enumerate(LAYERS):
-            if prefix in names:
-                return i
-    raise AssertionError(f"fxdp.{name} has no layer: add it to LAYERS")
+def room(name: str) -> str:
+    """The room of a module, or the file of the top level that it is."""
+    return name.partition(".")[0]
 
 
-def test_imports_point_downwards() -> None:
-    upwards = [
+def test_a_room_imports_only_what_stands_below_it() -> None:
+    wrong = [
         f"{name} imports {other}"
         for name, tree in trees()
         for other in ours(tree)
-        if other != "runtime" and layer(other) > layer(name) and not other.startswith("runtime.__")
+        if room(other) != room(name) and floor(room(other)) >= floor(room(name))
     ]
-    assert [line for line in upwards if line not in EXCEPTIONS] == []
+    assert wrong == []
 
 
-EXCEPTIONS: tuple[str, ...] = ()
+def test_no_file_name_occurs_twice() -> None:
+    """But for `__init__.py` and the doors, whose files are named after what they open."""
+    seen: dict[str, list[str]] = {}
+    for name, _ in trees():
+        if room(name) not in ("cli", "demo") and not (ROOT / name.replace(".", "/")).is_dir():
+            seen.setdefault(name.rpartition(".")[2], []).append(name)
+    assert [names for names in seen.values() if len(names) > 1] == []
 
 
-def test_the_ground_imports_nothing_of_ours() -> None:
-    for name, tree in trees():
-        if name in GROUND:
-            assert {other.split(".")[0] for other in ours(tree)} <= set(GROUND), name
+_FILE = re.compile(r"[\w/.-]*\w\.py\b")
+_USERS = ("file.py", "model.py", "models.py", "train.py")
+"""Files of users, in examples of commands and errors."""
 
 
-def test_rules_know_neither_passes_nor_the_runtime() -> None:
-    forbidden = {"passes", "compiler", "runtime", "lowering", "pass_manager", "verifier", "module", "capture"}
-    for name, tree in trees():
-        if name.startswith("rules"):
-            assert not {other.split(".")[0] for other in ours(tree)} & forbidden, name
+def prose() -> Iterator[tuple[Path, str]]:
+    """Docstrings and comments of the library, and the pages beside it."""
+    for file in FILES:
+        source = file.read_text()
+        nodes = (n.value for n in ast.walk(ast.parse(source)) if isinstance(n, ast.Expr))
+        texts = [n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+        tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+        texts += [token.string for token in tokens if token.type == tokenize.COMMENT]
+        yield file, "\n".join(texts)
+    for page in ("README.md", "CONTRIBUTING.md"):
+        yield ROOT.parent / page, (ROOT.parent / page).read_text()
 
 
-def test_the_runtime_imports_no_pass() -> None:
-    for name, tree in trees():
-        if name.startswith(("runtime", "links")) and name not in ("runtime.programs", "runtime.staged"):
-            assert not {other.split(".")[0] for other in ours(tree)} & {
-                "passes",
-                "pass_manager",
-                "compiler",
-            }, name
+def test_every_file_name_in_prose_exists() -> None:
+    missing = [
+        f"{file.relative_to(ROOT.parent)}: {found}"
+        for file, text in prose()
+        for found in _FILE.findall(text)
+        if found not in _USERS
+        if not any(
+            (folder / found).exists()
+            for folder in (ROOT, *file.parents[: len(file.relative_to(ROOT.parent).parts)])
+        )
+    ]
+    assert missing == []
+
+
+def test_the_table_of_rooms_is_what_the_rooms_say() -> None:
+    page = (ROOT.parent / "CONTRIBUTING.md").read_text()
+    assert contributing(page) == page, "write it anew: python tests/rooms.py"
 
 
 def test_passes_do_not_import_each_other() -> None:
@@ -175,16 +120,10 @@ def test_passes_do_not_import_each_other() -> None:
             assert not {other for other in ours(tree) if other.startswith("passes")}, name
 
 
-def test_nobody_imports_the_demo() -> None:
-    for name, tree in trees():
-        if not name.startswith(("demo", "cli", "__main__")):
-            assert not {other for other in ours(tree) if other.startswith("demo")}, name
-
-
-def test_private_torch_is_imported_in_one_file() -> None:
+def test_private_torch_is_imported_in_one_room() -> None:
     private = []
     for name, tree in trees():
-        if name == "torch_compat":
+        if room(name) == "torch_compat":
             continue
         private += [f"{name}: {other}" for other in imported(tree) if other.startswith("torch._")]
         private += [f"{name}: {ast.unparse(node)}" for node in ast.walk(tree) if _is_private_torch(node)]
@@ -209,7 +148,7 @@ def test_nothing_prints_but_the_command_line() -> None:
     for name, tree in trees():
         calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call)]
         prints = [n for n in calls if isinstance(n.func, ast.Name) and n.func.id == "print"]
-        assert not prints or name.startswith(("cli", "commands", "demo", "__main__")), name
+        assert not prints or room(name) in ("cli", "demo", "__main__"), name
 
 
 def test_the_environment_is_read_in_settings() -> None:
@@ -220,12 +159,11 @@ def test_the_environment_is_read_in_settings() -> None:
         assert not reads or name in ("settings", "demo.launch"), name
 
 
-def test_passes_touch_meta_through_annotations() -> None:
-    allowed = {"annotations", "torch_compat", "dtensor_specs"}
+def test_passes_touch_meta_through_notes() -> None:
     for name, tree in trees():
         if name.startswith("passes."):
             uses = [n for n in ast.walk(tree) if isinstance(n, ast.Attribute) and n.attr == "meta"]
-            assert not uses or name in allowed, name
+            assert not uses, name
 
 
 @pytest.mark.parametrize("module", [fxdp, fxdp.passes])

@@ -6,7 +6,7 @@ import gc
 
 import pytest
 
-from fxdp.collection import no_collection
+from fxdp.ir.collection import no_collection
 
 
 @pytest.mark.parametrize("before", [True, False])

@@ -15,7 +15,7 @@ import pytest
 import torch.distributed as dist
 
 from fxdp.demo.launch import launch
-from tests.ranks import RankPool
+from tests.rank_pool import RankPool
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 

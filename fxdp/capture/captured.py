@@ -10,8 +10,8 @@ import torch
 from torch import fx
 from torch.utils._pytree import TreeSpec
 
-from fxdp.annotations import Site
-from fxdp.arrangement import Arrangement
+from fxdp.ir.memory_layout import Arrangement
+from fxdp.ir.notes import Site
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,26 +10,26 @@ from typing import Any
 import torch
 from torch import nn
 
-from fxdp.arrangement import Arrangement
-from fxdp.capture.batch_dims import batch_size, resolve_batch_dims
 from fxdp.capture.captured import Captured, SizeLeaf
-from fxdp.capture.conditions import find_conditions, guards_of, kept_dims
-from fxdp.capture.convert import convert
-from fxdp.capture.diagnose import capture_error, eager_error, is_data_dependent
-from fxdp.capture.examples import batch_hint
-from fxdp.capture.generators import seeding_error
-from fxdp.capture.hooks import check_module_hooks
+from fxdp.capture.export.canonical_sizes import Sizes
+from fxdp.capture.export.conditions import find_conditions, guards_of, kept_dims
+from fxdp.capture.export.convert import convert
+from fxdp.capture.export.examples import batch_hint
+from fxdp.capture.export.flat_module import Program, flatten_inputs
+from fxdp.capture.export.single_sample import draws_numbers, for_one, for_several
+from fxdp.capture.export.static import StaticMismatchError, capture_static
+from fxdp.capture.inputs import batch_size, resolve_batch_dims
 from fxdp.capture.joint import Request, trace
-from fxdp.capture.lone_draws import draws_numbers, for_one, for_several
-from fxdp.capture.memory import check_memory
-from fxdp.capture.module_state import unchanged
-from fxdp.capture.numbers import WrittenError, numbers_of
-from fxdp.capture.patches import capture_patches
-from fxdp.capture.program import Program, flatten_inputs
-from fxdp.capture.sizes import Sizes
-from fxdp.capture.static import StaticMismatchError, capture_static
-from fxdp.capture.survey import Survey, survey
+from fxdp.capture.patches.generators import seeding_error
+from fxdp.capture.patches.hooks import check_module_hooks
+from fxdp.capture.patches.module_state import unchanged
+from fxdp.capture.patches.numbers import WrittenError, numbers_of
+from fxdp.capture.patches.patches import capture_patches
+from fxdp.capture.refusals.diagnose import capture_error, eager_error, is_data_dependent
+from fxdp.capture.refusals.stateful import check_memory
+from fxdp.capture.refusals.survey import Survey, survey
 from fxdp.errors import CaptureError, InputError
+from fxdp.ir.memory_layout import Arrangement
 from fxdp.torch_compat import compile_lock
 
 

@@ -12,17 +12,17 @@ import torch
 from torch import fx, nn
 
 from fxdp import torch_compat
-from fxdp.arrangement import Arrangement
 from fxdp.capture.captured import Route
 from fxdp.capture.couplings import Batch, coupling_table
-from fxdp.capture.deferred import deferring
-from fxdp.capture.examples import make_examples
-from fxdp.capture.joins import rejoin
-from fxdp.capture.module_state import read_old_values
-from fxdp.capture.program import Inputs, OutputRecord, Program
-from fxdp.capture.recurrence import part_layers, unfused_recurrence
-from fxdp.capture.skip_marks import route_skips
+from fxdp.capture.export.examples import make_examples
+from fxdp.capture.export.flat_module import Inputs, OutputRecord, Program
+from fxdp.capture.export.joins import rejoin
+from fxdp.capture.export.recurrence import part_layers, unfused_recurrence
+from fxdp.capture.export.skip_marks import route_skips
+from fxdp.capture.patches.deferred import deferring
+from fxdp.capture.patches.module_state import read_old_values
 from fxdp.errors import CaptureError
+from fxdp.ir.memory_layout import Arrangement
 
 BatchDims: TypeAlias = Sequence["int | None"]
 

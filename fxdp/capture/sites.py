@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from fxdp.annotations import Site
+from fxdp.ir.notes import Site
 
 _FRAME = re.compile(
     r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in [^\n]*)?(?:\n(?P<code>[^\n]*))?', re.M

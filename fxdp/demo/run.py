@@ -24,7 +24,7 @@ from fxdp.errors import MeshError
 from fxdp.settings import Launch, Settings
 
 if TYPE_CHECKING:
-    from fxdp.plan import Plan
+    from fxdp.reports.plan import Plan
 
 
 @dataclass(frozen=True, slots=True)

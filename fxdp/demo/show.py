@@ -11,12 +11,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from fxdp.demo.curves import can_draw, draw_curves
 from fxdp.demo.options import DemoOptions
 from fxdp.demo.training import LENGTH, Curve, Step, largest_difference
-from fxdp.report import can_draw, communication_table, draw_curves, format_seconds, timings_line
+from fxdp.reports.tables import communication_table, format_seconds, timings_line
 
 if TYPE_CHECKING:
-    from fxdp.plan import Plan
+    from fxdp.reports.plan import Plan
 
 _NO_PICTURE = "no picture: matplotlib is not installed (pip install 'fxdp[demo]')"
 

@@ -2,6 +2,6 @@
 
 from fxdp.lowering.eager import lower_eager
 from fxdp.lowering.halves import Halves
-from fxdp.lowering.inductor import lower_inductor
+from fxdp.lowering.inductor.compile import lower_inductor
 
 __all__ = ["Halves", "lower_eager", "lower_inductor"]

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import fx
 
-from fxdp.annotations import note
+from fxdp.ir.notes import note
+from fxdp.ir.slots import Crossing, Gradient, Mutation, Output, Tangent
+from fxdp.ir.types import TensorType
 from fxdp.lowering.halves import Halves
 from fxdp.lowering.tangents import usual_zeros
-from fxdp.slots import Crossing, Gradient, Mutation, Output, Tangent
 from fxdp.torch_compat import boxed_code, graph_module
-from fxdp.types import TensorType
 
 aten = torch.ops.aten
 

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, fx
 
-from fxdp.annotations import note
+from fxdp.ir.notes import note
+from fxdp.ir.types import TensorType
 from fxdp.torch_compat import graph_module
-from fxdp.types import TensorType
 
 aten = torch.ops.aten
 

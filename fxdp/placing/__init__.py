@@ -1,1 +1,1 @@
-"""Placing the values of a joint graph on the batch axis; `passes/batch_dim_analyzer.py` is the pass."""
+"""The walk that chooses a placement for each value of a whole graph, by what conversions cost."""

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from torch import fx
 
-from fxdp.annotations import note, tensor_operands
-from fxdp.placements import P, Partial, Placement, R, Shard
+from fxdp.ir.notes import note, tensor_operands
+from fxdp.ir.placements import P, Partial, Placement, R, Shard
+from fxdp.ir.sizes import batch_factor
+from fxdp.ir.types import TensorType
 from fxdp.placing.walk import Walk, bytes_of
-from fxdp.symbols import batch_factor
-from fxdp.types import TensorType
 
 
 def shared_conversions(walk: Walk) -> dict[fx.Node, Placement]:

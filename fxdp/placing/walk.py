@@ -9,19 +9,19 @@ from typing import Any
 
 from torch import fx
 
-from fxdp.annotations import Reason, Site, is_host_size, note
 from fxdp.errors import PlacementError
-from fxdp.placements import Partial, Placement, R, Shard
-from fxdp.placing.memory import memory_gaps, memory_order
-from fxdp.rules.chooser import cheapest, choose, conversion_cost, size_bytes
-from fxdp.rules.iota import iota_dim
-from fxdp.rules.randomness import draws
+from fxdp.ir.draws import draws
+from fxdp.ir.notes import Reason, Site, is_host_size, note
+from fxdp.ir.placements import Partial, Placement, R, Shard
+from fxdp.ir.sizes import batch_factor
+from fxdp.ir.slots import Gradient, Input, Mutation, Output, Tangent
+from fxdp.ir.types import ScalarType, TensorType
+from fxdp.placing.chooser import cheapest, choose, conversion_cost, size_bytes
+from fxdp.placing.iota import iota_dim
+from fxdp.placing.memory_order import memory_gaps, memory_order
+from fxdp.placing.op_view import op_view
+from fxdp.rules.families.one_device_draws import drawn_whole
 from fxdp.rules.registry import Alternative, Op, Operand, is_cheap, registry
-from fxdp.rules.view import op_view
-from fxdp.rules.whole_draws import drawn_whole
-from fxdp.slots import Gradient, Input, Mutation, Output, Tangent
-from fxdp.symbols import batch_factor
-from fxdp.types import ScalarType, TensorType
 
 _MAX_STEPS = 16  # ops computed whole to save a gather
 

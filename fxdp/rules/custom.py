@@ -17,8 +17,8 @@ from typing import Any, overload
 
 from fxdp.errors import InputError
 from fxdp.rules.dims import has_argument, operand_or_none
+from fxdp.rules.families.pointwise import aligned
 from fxdp.rules.labels import by_labels, linear
-from fxdp.rules.pointwise import aligned
 from fxdp.rules.registry import Alternative, Kind, Op, Operand, Rule, registry
 from fxdp.torch_compat import OpOverload, OpOverloadPacket, overload_of
 

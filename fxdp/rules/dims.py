@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from fxdp.placements import Dim, P, Shard
+from fxdp.ir.placements import Dim, P, Shard
 from fxdp.rules.registry import Alternative, Op, Operand
 
 

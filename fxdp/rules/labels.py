@@ -17,10 +17,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from string import ascii_letters
 from typing import TypeAlias
 
-from fxdp.placements import Dim, P, Placement, Shard
+from fxdp.ir.placements import Dim, P, Placement, Shard
+from fxdp.ir.sizes import batch_factor
+from fxdp.ir.types import TensorType
 from fxdp.rules.registry import Alternative, Op, Operand, Rewrite
-from fxdp.symbols import batch_factor
-from fxdp.types import TensorType
 
 Labelled: TypeAlias = Iterable[tuple[Operand | None, str]]
 _Places: TypeAlias = list[tuple[Operand, int]]

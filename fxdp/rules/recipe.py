@@ -18,13 +18,13 @@ from typing import Any
 
 import torch
 
-from fxdp.library import aten
-from fxdp.placements import Dim, P, Partial, Placement, R, Shard
-from fxdp.rules.local_ops import positions
+from fxdp.ir.ops.library import aten
+from fxdp.ir.ops.local_ops import positions
+from fxdp.ir.placements import Dim, P, Partial, Placement, R, Shard
+from fxdp.ir.sizes import LOCAL, OFFSET, B, exact_quotient, hint, product
+from fxdp.ir.types import TensorType
 from fxdp.rules.registry import Alternative, Op, Operand, Recipe, Step, Term
-from fxdp.symbols import LOCAL, OFFSET, B, exact_quotient, hint, product
 from fxdp.torch_compat import OpOverload
-from fxdp.types import TensorType
 
 
 @dataclass

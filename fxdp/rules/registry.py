@@ -16,10 +16,10 @@ from typing import Any, Literal, TypeAlias
 import torch
 
 from fxdp.errors import InputError
-from fxdp.placements import Dim, Placement, R, Shard
-from fxdp.symbols import batch_factor
+from fxdp.ir.placements import Dim, Placement, R, Shard
+from fxdp.ir.sizes import batch_factor
+from fxdp.ir.types import TensorType
 from fxdp.torch_compat import OpOverload, OpOverloadPacket
-from fxdp.types import TensorType
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,1 +1,1 @@
-"""What runs at each step: collectives, the autograd step, agreement between ranks."""
+"""What runs at each step, and nothing else."""

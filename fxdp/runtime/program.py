@@ -11,16 +11,16 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, fx
 
-from fxdp import seeds
-from fxdp.annotations import note
+from fxdp.ir import seeds
+from fxdp.ir.draws import node_draws
+from fxdp.ir.notes import note
+from fxdp.ir.placements import Shard
+from fxdp.ir.slots import Buffer, Constant, Input, Mutation, Parameter, Size, Slot, Tangent
+from fxdp.ir.types import TensorType
 from fxdp.lowering.eager import forward_inputs, results
 from fxdp.lowering.halves import Halves
-from fxdp.placements import Shard
-from fxdp.rules.randomness import node_draws
 from fxdp.runtime.first_only import first_only
-from fxdp.slots import Buffer, Constant, Input, Mutation, Parameter, Size, Slot, Tangent
 from fxdp.torch_compat import backward_class, release_saved_tensors
-from fxdp.types import TensorType
 
 _log = logging.getLogger("fxdp")
 

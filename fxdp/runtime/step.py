@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, fx
 
 from fxdp.errors import StateError
+from fxdp.ir.slots import Buffer, Gradient, Input, Mutation, Output, Parameter, ResultSlot
 from fxdp.runtime.first_only import first_only
-from fxdp.runtime.transport import Microbatch
-from fxdp.slots import Buffer, Gradient, Input, Mutation, Output, Parameter, ResultSlot
+from fxdp.runtime.p2p import Microbatch
 
 
 @dataclass

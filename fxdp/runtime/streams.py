@@ -10,10 +10,10 @@ that thing before the program lets go of what it read or filled. So of whatever 
 the point that compute has reached, and whatever is allocated after that, on any stream, is used later. That
 is why no tensor needs `record_stream`, with which memory would be free only when the device gets there, not
 where the program says: a host far ahead would hold more micro-batches at once than 1F1B must.
-`pipeline/happens_before.py` proves this for each program.
+`pipeline/write/happens_before.py` proves this for each program.
 
 A transfer itself runs on a stream of its process group, which waits for the stream that issues it; `wait` and
-`wait_sent` of `runtime/transport.py` let compute wait for it.
+`wait_sent` of `runtime/p2p.py` let compute wait for it.
 """
 
 from __future__ import annotations

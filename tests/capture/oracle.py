@@ -11,11 +11,11 @@ import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
-from fxdp.annotations import note
 from fxdp.capture import Captured, OutputLeaf, SizeLeaf, capture
-from fxdp.slots import Buffer, Constant, Gradient, Input, Mutation, Output, Parameter, Tangent
-from fxdp.symbols import B
-from fxdp.types import ScalarType, TensorType
+from fxdp.ir.notes import note
+from fxdp.ir.sizes import B
+from fxdp.ir.slots import Buffer, Constant, Gradient, Input, Mutation, Output, Parameter, Tangent
+from fxdp.ir.types import ScalarType, TensorType
 
 
 @dataclass

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fxdp.annotations import note
-from fxdp.ctc import CTC_BACKWARD_OP
-from fxdp.symbols import mentions_batch
+from fxdp.ir.notes import note
+from fxdp.ir.ops.ctc import CTC_BACKWARD_OP
+from fxdp.ir.sizes import mentions_batch
 
 from .oracle import check
 

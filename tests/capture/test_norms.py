@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from fxdp.annotations import note
-from fxdp.moments import MOMENTS_OP
-from fxdp.symbols import mentions_batch
-from fxdp.types import TensorType
+from fxdp.ir.notes import note
+from fxdp.ir.ops.moments import MOMENTS_OP
+from fxdp.ir.sizes import mentions_batch
+from fxdp.ir.types import TensorType
 
 from .oracle import check
 

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor, fx, nn
 
-from fxdp.annotations import Site, note
 from fxdp.capture import Captured, capture
-from fxdp.capture.skip_marks import MARK, SkipPoint, label_of, route_skips
+from fxdp.capture.export.skip_marks import MARK, SkipPoint, label_of, route_skips
 from fxdp.errors import CaptureError
-from fxdp.graph_text import graph_text
+from fxdp.ir.graph_text import graph_text
+from fxdp.ir.notes import Site, note
 from fxdp.skip import Namespace, current_skip_tracker, pop, skippable, stash
 
 from .oracle import check

@@ -11,10 +11,10 @@ from torch import nn
 from torch.nn import functional as F
 from transformers.utils import ModelOutput
 
-from fxdp.annotations import note
 from fxdp.capture import OutputLeaf, SizeLeaf, capture
-from fxdp.slots import Constant, Gradient, Input, Mutation, Output, Parameter, Tangent
-from fxdp.symbols import B
+from fxdp.ir.notes import note
+from fxdp.ir.sizes import B
+from fxdp.ir.slots import Constant, Gradient, Input, Mutation, Output, Parameter, Tangent
 
 from .oracle import check
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fxdp.compiler import LocalProgram
+from fxdp.compiler.emit import LocalProgram
 from fxdp.options import Options
-from fxdp.plan import communication
+from fxdp.reports.plan import communication
 from tests.lockstep import subject
 
 from . import zoo

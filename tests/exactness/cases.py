@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fxdp.compiler import LocalProgram
-from fxdp.plan import CommRow, communication
+from fxdp.compiler.emit import LocalProgram
+from fxdp.reports.plan import CommRow, communication
 from tests.lockstep import check
 
 D = 10

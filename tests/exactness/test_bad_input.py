@@ -16,8 +16,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import functional as F
 
 import fxdp
-import fxdp.links.links
-from tests.ranks import RankPool
+import fxdp.ranks.links.links
+from tests.rank_pool import RankPool
 
 
 @pytest.fixture(scope="module", autouse=True)

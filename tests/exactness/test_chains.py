@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 import fxdp
 from tests.exactness.models import gradient_errors, part, twin_of
-from tests.ranks import RankPool
+from tests.rank_pool import RankPool
 
 
 class _Generator(nn.Module):

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fxdp
-from fxdp.lockstep import difference
+from fxdp.oracle import difference
 from tests.exactness.models import gradient_errors, part, twin_of
-from tests.ranks import RankPool
+from tests.rank_pool import RankPool
 
 
 class _Net(nn.Module):

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fxdp.compiler import LocalProgram
+from fxdp.compiler.emit import LocalProgram
 from tests.exactness.cases import D, Model, classes, exact, exact_body, linear, rows, traffic
 
 EMBEDDINGS = D * D * 8

@@ -13,10 +13,10 @@ from torch.nn import functional as F
 
 import fxdp
 from fxdp.errors import InputError
-from fxdp.rules.twins import twin
+from fxdp.ir.ops.whole_draws import twin
 from tests.exactness.cases import Model
 from tests.lockstep import check
-from tests.ranks import RankPool
+from tests.rank_pool import RankPool
 
 SPLITS = ((8,), (4, 3), (5, 2, 0, 1))
 FIRST: dict[str, Any] = {"memory_format": torch.channels_last}

@@ -12,9 +12,9 @@ import pytest
 import transformers as hf
 from torch import nn
 
-from fxdp.dry_run import local_program
+from fxdp.module.dry_run import local_program
 from fxdp.options import Options
-from fxdp.plan import communication
+from fxdp.reports.plan import communication
 from tests.capture.zoo import _BERT, _LLAMA, TOKENS, _causal, _images, _masked, keep_float64
 
 LLAMA = {**_LLAMA, "num_hidden_layers": 1, "head_dim": 8, "sliding_window": 4}

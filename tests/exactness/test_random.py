@@ -12,10 +12,10 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import fxdp
-from fxdp.compiler import LocalProgram
+from fxdp.compiler.emit import LocalProgram
 from tests.exactness.cases import D, Model, linear, rows, traffic
 from tests.lockstep import check
-from tests.ranks import RankPool
+from tests.rank_pool import RankPool
 
 SPLITS = ((4, 3), (5, 2, 0, 1))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fxdp.annotations import note
+from fxdp.ir.notes import note
 from tests.capture.unet import UNet, unet_inputs
 from tests.lockstep import check
 

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from fxdp.check import capture_for
-from fxdp.lockstep import Subject
 from fxdp.options import Options
+from fxdp.oracle import Subject
+from fxdp.oracle.verify import capture_for
 from tests.exactness.models import BY_HAND
 from tests.lockstep import subject
 

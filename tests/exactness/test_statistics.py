@@ -10,9 +10,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import fxdp
-from fxdp.compiler import LocalProgram
+from fxdp.compiler.emit import LocalProgram
 from tests.exactness.cases import D, Model, exact, linear, rows, traffic
-from tests.ranks import RankPool
+from tests.rank_pool import RankPool
 
 BATCH_NORMS = {
     "1d": (lambda: nn.BatchNorm1d(D), (D,)),

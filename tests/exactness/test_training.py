@@ -17,8 +17,8 @@ from torch.distributed.tensor.debug import CommDebugMode
 from torch.nn import functional as F
 
 import fxdp
-from fxdp.lockstep import difference
-from fxdp.runtime import collectives
+from fxdp.ir.ops import collectives
+from fxdp.oracle import difference
 from tests.exactness.models import (
     BY_HAND,
     Mlp,
@@ -32,7 +32,7 @@ from tests.exactness.models import (
     twin_of,
 )  # fmt: skip
 from tests.pipeline.runs import captured_once
-from tests.ranks import RankPool
+from tests.rank_pool import RankPool
 
 
 def _cut(whole: tuple[Tensor, ...], split: list[int]) -> tuple[Tensor, ...]:

@@ -14,7 +14,7 @@ from fxdp.capture import Captured
 from tests.exactness.models import BY_HAND, one_seed, step_both, twin_of
 from tests.fallbacks import no_fallback
 from tests.pipeline.runs import captured_once
-from tests.ranks import RankPool
+from tests.rank_pool import RankPool
 
 SPLITS = {1: ([4], [5]), 2: ([2, 2], [4, 1]), 4: ([1, 1, 1, 1], [2, 0, 1, 2])}
 """Even, then uneven: the second call is served by the size-generic program."""

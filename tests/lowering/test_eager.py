@@ -5,10 +5,10 @@ import torch
 from expecttest import assert_expected_inline
 from torch import fx
 
+from fxdp.ir.placements import R, S
+from fxdp.ir.slots import Buffer, Gradient, Input, Mutation, Output, Parameter, Tangent
 from fxdp.lowering import Halves, lower_eager
 from fxdp.lowering.tangents import usual_zeros
-from fxdp.placements import R, S
-from fxdp.slots import Buffer, Gradient, Input, Mutation, Output, Parameter, Tangent
 from tests.graphs import Sketch, text, type_of
 
 aten = torch.ops.aten

@@ -5,14 +5,14 @@ import torch
 from expecttest import assert_expected_inline
 from torch import nn
 
-from fxdp.annotations import note
 from fxdp.errors import StageError
+from fxdp.ir.notes import note
+from fxdp.ir.placements import R, S
+from fxdp.ir.slots import Input, Output, Parameter
 from fxdp.passes import AssignStages
-from fxdp.placements import R, S
-from fxdp.slots import Input, Output, Parameter
 from tests.capture.unet import UNet, unet_inputs
 from tests.graphs import Sketch, after
-from tests.staging.cuts import staged
+from tests.pipeline.cut.cuts import staged
 
 aten = torch.ops.aten
 

@@ -6,11 +6,11 @@ import torch
 from expecttest import assert_expected_inline
 
 import fxdp.rules  # noqa: F401 - registers the rules
-from fxdp.annotations import note
+from fxdp.ir.notes import note
+from fxdp.ir.ops.whole_draws import twin
+from fxdp.ir.placements import R, S
+from fxdp.ir.slots import Buffer, Gradient, Input, Mutation, Output, Parameter, Tangent
 from fxdp.passes import BatchDimAnalyzer
-from fxdp.placements import R, S
-from fxdp.rules.twins import twin
-from fxdp.slots import Buffer, Gradient, Input, Mutation, Output, Parameter, Tangent
 from tests.graphs import Sketch, after, mesh
 
 aten = torch.ops.aten

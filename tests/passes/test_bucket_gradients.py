@@ -7,14 +7,14 @@ from expecttest import assert_expected_inline
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fxdp import ir
-from fxdp.annotations import Cause, Site, note
-from fxdp.level import Level
+from fxdp.compiler.verifier import verify
+from fxdp.ir import conversions
+from fxdp.ir.level import Level
+from fxdp.ir.notes import Cause, Site, note
+from fxdp.ir.placements import P, R, S
+from fxdp.ir.slots import Gradient, Input, Output, Parameter, ResultSlot
 from fxdp.passes import BucketGradients
 from fxdp.passes.bucket_gradients import cut_into_buckets
-from fxdp.placements import P, R, S
-from fxdp.slots import Gradient, Input, Output, Parameter, ResultSlot
-from fxdp.verifier import verify
 from tests.graphs import Sketch, after
 
 aten = torch.ops.aten
@@ -53,9 +53,9 @@ class Gradients(Sketch):
         )
         cause = Cause("output", name, Site(), f"gradient of {name}")
         pending = self.call(
-            ir.all_reduce, value, "sum", type=type_, at=R, reads=(P,), cause=cause, backward=True
+            conversions.all_reduce, value, "sum", type=type_, at=R, reads=(P,), cause=cause, backward=True
         )
-        return self.call(ir.wait, pending, type=type_, at=R, reads=(R,), backward=True)
+        return self.call(conversions.wait, pending, type=type_, at=R, reads=(R,), backward=True)
 
     def gradient(self, name: str, type_: str, dims: list[int]) -> None:
         self.results[Gradient(Parameter(name))] = self.reduced(name, type_, dims)
@@ -128,7 +128,7 @@ def test_dtypes_do_not_mix() -> None:
     g.gradient("v", "bf16[2]", [0])
     gm = g.end()
     after(BucketGradients(), gm)
-    assert len([n for n in gm.graph.nodes if n.target is ir.all_reduce]) == 2
+    assert len([n for n in gm.graph.nodes if n.target is conversions.all_reduce]) == 2
 
 
 def test_a_gradient_without_elements_is_not_reduced() -> None:
@@ -178,7 +178,7 @@ def test_what_is_computed_from_a_reduced_gradient_moves_behind_the_wait() -> Non
     gm = g.end()
     after(BucketGradients(), gm)
     verify(gm, Level.LOCAL, "bucket-gradients")
-    causes = [note(n).cause for n in gm.graph.nodes if n.target is ir.all_reduce]
+    causes = [note(n).cause for n in gm.graph.nodes if n.target is conversions.all_reduce]
     assert [c.text for c in causes if c] == ["2 gradients: gradient of w to v"]
 
 
@@ -188,7 +188,7 @@ def test_the_size_of_an_input_s_gradient_is_open() -> None:
     g.results[Gradient(Input(0, "x"))] = g.reduced("x", "f32[B]", [0])
     gm = g.end()
     after(BucketGradients(), gm)
-    waits = [n for n in gm.graph.nodes if n.target is ir.wait]
+    waits = [n for n in gm.graph.nodes if n.target is conversions.wait]
     assert len(waits) == 2
     verify(gm, Level.LOCAL, "bucket-gradients")
 

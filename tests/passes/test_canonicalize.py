@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 import fxdp
 from fxdp.errors import PlacementError
+from fxdp.ir.sizes import B
+from fxdp.ir.slots import Input, Output
 from fxdp.passes import Canonicalize
-from fxdp.slots import Input, Output
-from fxdp.symbols import B
 from tests.graphs import Sketch, after
 from tests.lockstep import check
 

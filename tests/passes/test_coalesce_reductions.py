@@ -4,13 +4,13 @@ import torch
 from expecttest import assert_expected_inline
 from torch import fx
 
-from fxdp import ir
-from fxdp.annotations import Cause, Site
-from fxdp.level import Level
+from fxdp.compiler.verifier import verify
+from fxdp.ir import conversions
+from fxdp.ir.level import Level
+from fxdp.ir.notes import Cause, Site
+from fxdp.ir.placements import P, R, S
+from fxdp.ir.slots import Input, Output
 from fxdp.passes import CoalesceReductions
-from fxdp.placements import P, R, S
-from fxdp.slots import Input, Output
-from fxdp.verifier import verify
 from tests.graphs import Sketch, after
 
 aten = torch.ops.aten
@@ -28,10 +28,10 @@ class Sums(Sketch):
             aten.sum.dim_IntList, self.x, list(dims), type=type_, at=P, reads=(S(0),), name=name
         )
         cause = Cause("output", name, Site(), name)
-        return self.call(ir.all_reduce, value, "sum", type=type_, at=R, reads=(P,), cause=cause)
+        return self.call(conversions.all_reduce, value, "sum", type=type_, at=R, reads=(P,), cause=cause)
 
     def wait(self, pending: fx.Node, type_: str = "f32[2]") -> fx.Node:
-        return self.call(ir.wait, pending, type=type_, at=R, reads=(R,))
+        return self.call(conversions.wait, pending, type=type_, at=R, reads=(R,))
 
 
 def test_sums_under_way_together_travel_together() -> None:

@@ -6,13 +6,13 @@ import pytest
 import torch
 from expecttest import assert_expected_inline
 
-from fxdp import ir
-from fxdp.annotations import Cause, Site, note
-from fxdp.level import Level
+from fxdp.compiler.verifier import verify
+from fxdp.ir import conversions
+from fxdp.ir.level import Level
+from fxdp.ir.notes import Cause, Site, note
+from fxdp.ir.placements import P, R, S
+from fxdp.ir.slots import Input, Output
 from fxdp.passes import EmitProgram
-from fxdp.placements import P, R, S
-from fxdp.slots import Input, Output
-from fxdp.verifier import verify
 from tests.graphs import Sketch, after
 
 aten = torch.ops.aten
@@ -24,16 +24,18 @@ def _gather() -> torch.fx.GraphModule:
     g = Sketch()
     g.size("B"), g.size("b"), g.size("offset")
     x = g.add(Input(0, "x"), "f32[B*6]", S(0))
-    pending = g.call(ir.all_gather, x, 0, 1, 6, type="f32[B*6]", at=R, reads=(S(0),), cause=CAUSE)
-    return g.returns({Output(0): g.call(ir.wait, pending, type="f32[B*6]", at=R, reads=(R,))}, (R,))
+    pending = g.call(conversions.all_gather, x, 0, 1, 6, type="f32[B*6]", at=R, reads=(S(0),), cause=CAUSE)
+    return g.returns({Output(0): g.call(conversions.wait, pending, type="f32[B*6]", at=R, reads=(R,))}, (R,))
 
 
 def _scatter() -> torch.fx.GraphModule:
     g = Sketch()
     g.size("B"), g.size("b"), g.size("offset")
     x = g.add(Input(0, "x"), "f32[B]", P)
-    pending = g.call(ir.reduce_scatter, x, 0, 1, 1, type="f32[B]", at=S(0), reads=(P,), cause=CAUSE)
-    return g.returns({Output(0): g.call(ir.wait, pending, type="f32[B]", at=S(0), reads=(S(0),))}, (S(0),))
+    pending = g.call(conversions.reduce_scatter, x, 0, 1, 1, type="f32[B]", at=S(0), reads=(P,), cause=CAUSE)
+    return g.returns(
+        {Output(0): g.call(conversions.wait, pending, type="f32[B]", at=S(0), reads=(S(0),))}, (S(0),)
+    )
 
 
 def test_an_even_gather_needs_no_padding() -> None:
@@ -121,8 +123,8 @@ def test_shard_and_partial() -> None:
     g = Sketch()
     g.size("B"), g.size("b"), g.size("offset")
     x = g.add(Input(0, "x"), "f32[B]", R)
-    part = g.call(ir.shard, x, 0, 1, type="f32[B]", at=S(0), reads=(R,))
-    term = g.call(ir.partial, x, type="f32[B]", at=P, reads=(R,))
+    part = g.call(conversions.shard, x, 0, 1, type="f32[B]", at=S(0), reads=(R,))
+    term = g.call(conversions.partial, x, type="f32[B]", at=P, reads=(R,))
     gm = g.returns({Output(0): part, Output(1): term}, (S(0), P))
     assert_expected_inline(
         after(EmitProgram(SIZES), gm),
@@ -137,7 +139,7 @@ mesh(dp=2)
 
 
 def test_a_constant_of_the_model_called_rows_is_no_row_list() -> None:
-    from fxdp.slots import Constant
+    from fxdp.ir.slots import Constant
 
     gm = _gather()
     first = next(iter(gm.graph.nodes))

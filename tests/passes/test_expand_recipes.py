@@ -6,10 +6,10 @@ import torch
 from expecttest import assert_expected_inline
 
 import fxdp.rules  # noqa: F401 - registers the rules
-from fxdp.level import Level
+from fxdp.compiler.verifier import verify
+from fxdp.ir.level import Level
+from fxdp.ir.slots import Input, Output
 from fxdp.passes import BatchDimAnalyzer, ExpandRecipes, InsertCollectives
-from fxdp.slots import Input, Output
-from fxdp.verifier import verify
 from tests.graphs import Sketch, after, mesh
 
 aten = torch.ops.aten

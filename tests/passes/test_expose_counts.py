@@ -5,8 +5,8 @@ import operator
 import torch
 from expecttest import assert_expected_inline
 
+from fxdp.ir.slots import Input, Output
 from fxdp.passes import ExposeCounts
-from fxdp.slots import Input, Output
 from tests.graphs import Sketch, after
 
 aten = torch.ops.aten

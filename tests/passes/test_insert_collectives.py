@@ -4,12 +4,12 @@ import pytest
 import torch
 from expecttest import assert_expected_inline
 
-from fxdp.annotations import Site, note
 from fxdp.errors import PlacementError
+from fxdp.ir.notes import Site, note
+from fxdp.ir.placements import P, R, S
+from fxdp.ir.slots import Buffer as BufferSlot
+from fxdp.ir.slots import Gradient, Input, Mutation, Output, Parameter
 from fxdp.passes import InsertCollectives
-from fxdp.placements import P, R, S
-from fxdp.slots import Buffer as BufferSlot
-from fxdp.slots import Gradient, Input, Mutation, Output, Parameter
 from tests.graphs import Sketch, after, mesh
 
 aten = torch.ops.aten

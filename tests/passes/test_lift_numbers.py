@@ -3,8 +3,8 @@ from __future__ import annotations
 import torch
 from expecttest import assert_expected_inline
 
+from fxdp.ir.slots import Input, Output
 from fxdp.passes import LiftNumbers
-from fxdp.slots import Input, Output
 from tests.graphs import Sketch, after
 
 aten = torch.ops.aten

@@ -5,11 +5,11 @@ import operator
 import torch
 from expecttest import assert_expected_inline
 
-from fxdp import ir
+from fxdp.ir import conversions
+from fxdp.ir.placements import P, R, S
+from fxdp.ir.slots import Input, Output
 from fxdp.passes import LocalizeShapes
-from fxdp.placements import P, R, S
 from fxdp.rules.registry import Rewrite
-from fxdp.slots import Input, Output
 from tests.graphs import Sketch, after
 
 aten = torch.ops.aten
@@ -176,11 +176,11 @@ mesh(dp=2)
 def test_an_outer_factor_with_a_dynamic_size_is_a_node() -> None:
     g = Sketch()
     x = g.add(Input(0, "x"), "f32[B*s0]", R)
-    from fxdp.annotations import note
-    from fxdp.types import TensorType
+    from fxdp.ir.notes import note
+    from fxdp.ir.types import TensorType
 
     s0 = note(x).type.shape[0].args[1] if isinstance(note(x).type, TensorType) else None  # type: ignore
-    cut = g.call(ir.shard, x, 0, s0, type="f32[B*s0]", at=S(0, s0), reads=(R,))
+    cut = g.call(conversions.shard, x, 0, s0, type="f32[B*s0]", at=S(0, s0), reads=(R,))
     gm = g.returns(
         {Output(0): g.call(aten.neg.default, cut, type="f32[B*s0]", at=S(0, s0), reads=(S(0, s0),))}
     )

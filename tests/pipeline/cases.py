@@ -12,12 +12,12 @@ import torch
 from torch import fx
 
 from fxdp.capture import Captured, capture
-from fxdp.compiler import copy_graph
-from fxdp.mesh import resolve_mesh
+from fxdp.compiler.emit import copy_graph
+from fxdp.compiler.staged_order import prepare_staged
 from fxdp.options import Options
-from fxdp.pipeline import prepare_staged
-from fxdp.pipeline.layout import Layout
-from fxdp.schedule import SCHEDULES
+from fxdp.pipeline.schedule import SCHEDULES
+from fxdp.pipeline.write.microbatches import Layout
+from fxdp.ranks.resolve import resolve_mesh
 from tests.pipeline.models import Skips, skips
 
 BATCH = 8

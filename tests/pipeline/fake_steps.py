@@ -10,9 +10,9 @@ import torch
 from torch import fx
 from torch.utils._pytree import tree_leaves
 
-from fxdp.runtime import transport
+from fxdp.runtime import p2p
+from fxdp.runtime.p2p import Pending
 from fxdp.runtime.streams import COMPUTE, CudaStreams, RecordEvent, WaitEvent
-from fxdp.runtime.transport import Pending
 from tests.fake_cuda import FakeCuda, Value
 
 EVENTS = ("record_event", "wait_event")
@@ -32,7 +32,7 @@ class FakeStep(fx.Interpreter):
         return self.events[target](*args) if target in EVENTS else self._call(target, args, kwargs)
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if target in (transport.wait, transport.wait_sent):
+        if target in (p2p.wait, p2p.wait_sent):
             return target(*args)
         if target in (operator.getitem, getattr):
             return target(*args)

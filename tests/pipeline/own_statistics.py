@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import functional as F
 
 import fxdp
-from fxdp.pipeline.layout import microbatch_bounds
+from fxdp.pipeline.write.microbatches import microbatch_bounds
 from tests.exactness.models import step_both, twin_of
 
 _Norm = nn.modules.batchnorm._BatchNorm

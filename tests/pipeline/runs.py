@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import fxdp
 from fxdp.capture import Captured, capture
-from fxdp.compiler import copy_graph
+from fxdp.compiler.emit import copy_graph
 from tests.capture import zoo
 from tests.exactness.models import step_both, twin_of
 from tests.pipeline import models
@@ -93,5 +93,5 @@ def captured_once(known: dict[Any, Captured] | None = None) -> Iterator[None]:
             known[key] = capture(module, args, kwargs, **options)
         return replace(known[key], gm=copy_graph(known[key].gm))
 
-    with mock.patch("fxdp.runtime.programs.capture", remembered):
+    with mock.patch("fxdp.module.programs.capture", remembered):
         yield

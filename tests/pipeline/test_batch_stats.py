@@ -9,7 +9,7 @@ from torch import Tensor, nn
 import fxdp
 from tests.exactness.models import twin_of, worst_error
 from tests.pipeline.own_statistics import Net, Run, error_of, errors_of, inputs, set_parts
-from tests.ranks import RankPool
+from tests.rank_pool import RankPool
 
 ALONE = (
     Run(4, batches=((8,), (7,), (5,), (2,)), checkpoint="always"),  # 5: 2, 2, 1, none; 2: 1, 1, none, none

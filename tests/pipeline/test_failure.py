@@ -18,9 +18,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import functional as F
 
 import fxdp
-from fxdp.pipeline.calls import Forward, InputGradient, WeightGradient
+from fxdp.runtime.stage_calls import Forward, InputGradient, WeightGradient
 from tests.pipeline.models import Skips, skips
-from tests.ranks import RankPool
+from tests.rank_pool import RankPool
 
 _LIMIT_S = 30.0
 

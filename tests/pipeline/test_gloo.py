@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.pipeline.runs import Run, errors_of
-from tests.ranks import RankPool
+from tests.rank_pool import RankPool
 
 SKIP_OF_FOUR = Run("skips", 4, stages=["b", "c", "d"], microbatches=4)
 """A skip from stage 0 to 3, and a value that two later stages use, under 1F1B."""

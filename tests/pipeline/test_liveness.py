@@ -13,10 +13,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import fxdp
-from fxdp.runtime import transport
+from fxdp.runtime import p2p
 from tests.pipeline.models import Skips, skips
 from tests.pipeline.runs import captured_once
-from tests.ranks import RankPool
+from tests.rank_pool import RankPool
 
 
 class Quiet(Skips):
@@ -57,7 +57,7 @@ class Watched(fx.Interpreter):
         if _is_stage_call(n):
             self.look(self.position[n])
         result = super().run_node(n)
-        if n.target is transport.wait:
+        if n.target is p2p.wait:
             self.watched[n] = StorageWeakRef(result.untyped_storage())
         elif n.op == "call_module" and str(n.target).startswith("send_"):
             (value, *_), _ = self.fetch_args_kwargs_from_env(n)

@@ -11,10 +11,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import functional as F
 
 import fxdp
-from fxdp.lockstep import difference
+from fxdp.oracle import difference
 from tests.exactness.models import gradient_errors, part, twin_of, worst_error
 from tests.pipeline.runs import captured_once
-from tests.ranks import RankPool
+from tests.rank_pool import RankPool
 
 
 class Everything(nn.Module):

@@ -14,12 +14,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import fxdp
-from fxdp.lockstep import difference
-from fxdp.runtime import transport
+from fxdp.oracle import difference
+from fxdp.runtime import p2p
 from tests.exactness.models import Tokens, gradient_errors, step_both, token_batch, twin_of
 from tests.pipeline.models import Skips, skips
 from tests.pipeline.runs import captured_once
-from tests.ranks import RankPool
+from tests.rank_pool import RankPool
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble")
 
@@ -43,7 +43,7 @@ def _counting(sent: list[int]) -> Iterator[None]:
         sent.append(value.nbytes)
         return isend(value, *args, **options)
 
-    with mock.patch.object(transport.dist, "isend", counted):
+    with mock.patch.object(p2p.dist, "isend", counted):
         yield
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import fxdp
 from fxdp.errors import InputError, RuleError
-from fxdp.placements import S
+from fxdp.ir.placements import S
 from fxdp.rules.registry import Alternative, Op, registry
 
 aten = torch.ops.aten

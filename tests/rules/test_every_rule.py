@@ -8,8 +8,8 @@ from random import Random
 import pytest
 import torch
 
-from fxdp.library import aten
-from fxdp.placements import Partial, Shard
+from fxdp.ir.ops.library import aten
+from fxdp.ir.placements import Partial, Shard
 from fxdp.rules.registry import Alternative, Kind, registry
 from fxdp.torch_compat import OpOverload, all_op_names
 from tests.rules.harness import Case, shown

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fxdp.placements import P, Placement, R, S
+from fxdp.ir.placements import P, Placement, R, S
+from fxdp.ir.sizes import B
 from fxdp.rules.registry import Alternative, Rewrite
-from fxdp.symbols import B
 from tests.rules.harness import Case, RuleError, T, case, placements_of, shown, spelled
 
 aten = torch.ops.aten

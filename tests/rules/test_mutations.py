@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fxdp.placements import Placement
+from fxdp.ir.placements import Placement
+from fxdp.ir.sizes import B
 from fxdp.rules.registry import Alternative
-from fxdp.symbols import B
 from tests.rules.harness import Case, RuleError, T, case, placements_of, spelled
 
 aten = torch.ops.aten

@@ -13,8 +13,8 @@ from random import Random
 import pytest
 import torch
 
-from fxdp import parts
-from fxdp.placements import Partial, Placement, R
+from fxdp.ir.ops import parts
+from fxdp.ir.placements import Partial, Placement, R
 from fxdp.rules.proof import samples
 from fxdp.rules.registry import Alternative, registry
 from fxdp.torch_compat import OpOverload

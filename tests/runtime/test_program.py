@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from fxdp.ir.placements import R, S
+from fxdp.ir.slots import Buffer, Constant, Gradient, Input, Mutation, Output, Parameter, Tangent
 from fxdp.lowering import lower_eager
-from fxdp.placements import R, S
 from fxdp.runtime.program import Program
-from fxdp.slots import Buffer, Constant, Gradient, Input, Mutation, Output, Parameter, Tangent
 from tests.graphs import Sketch
 
 aten = torch.ops.aten

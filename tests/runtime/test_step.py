@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fxdp.ir.slots import Gradient, Output, Parameter
 from fxdp.runtime.step import Step
-from fxdp.slots import Gradient, Output, Parameter
 
 
 def _received(_: Any) -> tuple[Tensor, Tensor]:

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from fxdp.pipeline.calls import Once
-from fxdp.runtime import transport
+from fxdp.runtime import p2p
+from fxdp.runtime.p2p import Receive, Send
+from fxdp.runtime.stage_calls import Once
 from fxdp.runtime.streams import COMPUTE, P2P_FORWARD, REDUCE, CudaStreams, RecordEvent, Streams, WaitEvent
-from fxdp.runtime.transport import Receive, Send
 from tests.fake_cuda import FakeCuda
 
 CUDA = torch.device("cuda", 0)
@@ -78,12 +78,12 @@ def test_transfers_are_issued_on_their_stream_and_waited_for_by_compute() -> Non
         cuda.log.append(f"{cuda.current.name} begins")
         return Work(cuda)
 
-    with mock.patch.object(transport, "dist", SimpleNamespace(isend=issue, irecv=issue)):
+    with mock.patch.object(p2p, "dist", SimpleNamespace(isend=issue, irecv=issue)):
         sent = send(torch.ones(2), 1, 0, stream=P2P_FORWARD)
         coming = receive([2], torch.float32, 1, 0, stream=P2P_FORWARD)
     assert cuda.current.name == "the caller's"
-    transport.wait(coming)
-    transport.wait_sent(sent)
+    p2p.wait(coming)
+    p2p.wait_sent(sent)
     ended = "the caller's waits for the transfer issued by stream 0"
     assert cuda.log == ["stream 0 begins", "stream 0 begins", ended, ended]
 
@@ -92,7 +92,7 @@ def test_a_sent_value_is_held_beside_its_copy() -> None:
     """The copy is made on another stream: the value must not be freed before that."""
     send = Send(mock.sentinel.group, [0, 1], Streams())
     value = torch.arange(6.0).view(2, 3).t()
-    with mock.patch.object(transport, "dist", mock.Mock()):
+    with mock.patch.object(p2p, "dist", mock.Mock()):
         pending = send(value, 1, 0, stream=P2P_FORWARD)
     assert pending.value is value
     assert pending.copy is not None

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from fxdp.check import capture_for, prepare_subject
-from fxdp.compiler import LocalProgram
-from fxdp.lockstep import Subject
-from fxdp.lockstep.precision import tolerances
-from fxdp.mesh import resolve_mesh
+from fxdp.compiler.emit import LocalProgram
 from fxdp.options import Options
-from fxdp.plan import replicated_ops
+from fxdp.oracle import Subject
+from fxdp.oracle.precision import tolerances
+from fxdp.oracle.verify import capture_for, prepare_subject
+from fxdp.ranks.resolve import resolve_mesh
+from fxdp.reports.plan import replicated_ops
 from tests.capture.zoo import keep_float64
 from tests.zoo.entry import Entry
 

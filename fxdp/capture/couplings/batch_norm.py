@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from fxdp.capture.couplings.registry import Batch, count, couples, sum_type
-from fxdp.moments import MOMENTS_OP
-from fxdp.standardize import STANDARDIZE_BACKWARD_OP, STANDARDIZE_OP
+from fxdp.capture.couplings.coupling_table import Batch, count, couples, sum_type
+from fxdp.ir.ops.moments import MOMENTS_OP
+from fxdp.ir.ops.standardize import STANDARDIZE_BACKWARD_OP, STANDARDIZE_OP
 
 aten = torch.ops.aten
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from fxdp.capture.couplings.registry import Batch, count, couples, normal_dims, sum_type
+from fxdp.capture.couplings.coupling_table import Batch, count, couples, normal_dims, sum_type
 
 aten = torch.ops.aten
 

@@ -23,14 +23,14 @@ import torch
 from torch.utils import _pytree as pytree
 
 from fxdp.errors import RuleError
-from fxdp.placements import Dim, P, Partial, Placement, R, Shard
-from fxdp.rules.arguments import MinusOffset, local_target, localized
+from fxdp.ir.placements import Dim, P, Partial, Placement, R, Shard
+from fxdp.ir.sizes import batch_factor
+from fxdp.ir.types import TensorType, local_shape
+from fxdp.rules.localize import MinusOffset, local_target, localized
 from fxdp.rules.proof import recipes, samples
 from fxdp.rules.proof.samples import Sample, expression
 from fxdp.rules.registry import Alternative, Op, Operand, registry
-from fxdp.symbols import batch_factor
 from fxdp.torch_compat import OpOverload
-from fxdp.types import TensorType, local_shape
 
 SPLITS: tuple[tuple[int, ...], ...] = ((3, 1, 0, 2), (2, 4), (5,), (0, 1))
 PROBES = (2, 3, 5, 7)  # batches from which the output shapes, at most quadratic in B, are fitted

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from fxdp.parts import combine
-from fxdp.placements import Partial, R
+from fxdp.ir.ops.parts import combine
+from fxdp.ir.placements import Partial, R
+from fxdp.ir.types import local_shape
 from fxdp.rules.proof import samples
 from fxdp.rules.registry import Recipe, Step, Term
-from fxdp.types import local_shape
 
 _Terms = dict[int, tuple[list[torch.Tensor], Any]]
 

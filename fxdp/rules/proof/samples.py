@@ -13,10 +13,10 @@ import sympy
 import torch
 from torch.utils import _pytree as pytree
 
-from fxdp.parts import combine
-from fxdp.placements import Dim, Partial, Placement, Shard
-from fxdp.symbols import LOCAL, OFFSET, B
-from fxdp.types import TensorType
+from fxdp.ir.ops.parts import combine
+from fxdp.ir.placements import Dim, Partial, Placement, Shard
+from fxdp.ir.sizes import LOCAL, OFFSET, B
+from fxdp.ir.types import TensorType
 
 TOLERANCE = 1e-9
 _SIZE = re.compile(r"[-+*/() 0-9]*B[-+*/() 0-9B]*")

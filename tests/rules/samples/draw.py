@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 
 import torch
 
-from fxdp.placements import Dim
+from fxdp.ir.placements import Dim
+from fxdp.ir.sizes import B
 from fxdp.rules.proof.samples import Sample as T
-from fxdp.symbols import B
 
 Choice = TypeVar("Choice")
 

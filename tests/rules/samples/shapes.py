@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from fxdp.placements import Dim
+from fxdp.ir.placements import Dim
+from fxdp.ir.sizes import B, product
 from fxdp.rules.proof.samples import Sample as T
-from fxdp.symbols import B, product
 from tests.rules.samples.draw import Call, Draw, Maker, call, sizes
 
 MAX = 2**63 - 1

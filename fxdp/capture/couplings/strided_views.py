@@ -1,0 +1,64 @@
+"""`as_strided` of a value that lies in memory in order, as the view that it spells.
+
+Strides count elements of the whole value, so no rank could follow them on its part. Those that torch itself
+makes (a mean over pixels, a view replayed) only spell a view; others stay, and run whole.
+
+    as_strided(x [B, 16, 1, 1], [B, 16], [16, 1])          ->  x.view(B, 16)
+    as_strided_scatter(x [16 * B], y [B, 16], ..., [16, 1])  ->  y.view(16 * B)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from fxdp.capture.couplings.coupling_table import Batch, count, couples
+
+aten = torch.ops.aten
+
+
+@couples(aten.as_strided.default)
+def _as_strided(batch: Batch, x: Any, size: Any, stride: Any, offset: Any = None) -> Any:
+    if not batch.among(x.shape) or not _lies_in_order(x) or offset not in (None, 0):
+        return NotImplemented
+    return x.view(size) if _is_view(x, size, stride) else NotImplemented
+
+
+@couples(aten.as_strided_scatter.default)
+def _as_strided_scatter(batch: Batch, x: Any, src: Any, size: Any, stride: Any, offset: Any = None) -> Any:
+    if not batch.among(x.shape) or not _lies_in_order(x) or offset not in (None, 0):
+        return NotImplemented
+    return src.reshape(x.shape) if _is_view(x, size, stride) else NotImplemented
+
+
+def _lies_in_order(x: torch.Tensor) -> bool:
+    start = x.storage_offset()
+    return isinstance(start, int) and start == 0 and _in_order(x.shape, x.stride())
+
+
+def _in_order(size: Sequence[Any], stride: Sequence[Any]) -> bool:
+    """Whether the strides are those of a contiguous tensor; dims of size 1 may have any."""
+    expected: Any = 1
+    for n, step in zip(reversed(size), reversed(stride), strict=True):
+        if _same(n, 1):
+            continue
+        if not _same(step, expected):
+            return False
+        expected = expected * n
+    return True
+
+
+def _is_view(x: torch.Tensor, size: Sequence[Any], stride: Sequence[Any]) -> bool:
+    whole = count(x, range(x.dim()))
+    elements: Any = 1
+    for n in size:
+        elements = elements * n
+    return _same(elements, whole) and _in_order(size, stride)
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Whether two sizes are one expression; decides nothing about what they could be."""
+    first, second = (n.node.expr if isinstance(n, torch.SymInt) else n for n in (a, b))
+    return bool(first == second)

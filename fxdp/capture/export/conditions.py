@@ -1,0 +1,94 @@
+"""What the user's Python code asked of the sizes while it was traced (`if x.shape[0] > 4`)."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import sympy
+import torch
+from torch import fx
+
+from fxdp.capture.captured import Condition
+from fxdp.capture.export.canonical_sizes import Sizes
+from fxdp.ir.notes import Site, note
+from fxdp.ir.types import TensorType
+
+aten = torch.ops.aten
+
+_SQUEEZES = (aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
+_BATCHES = (2, 3, 4, 5, 6, 8, 9, 12, 15, 16, 25, 31, 64, 100, 1000)
+_OTHERS = (2, 3, 5, 8, 17, 100)
+
+
+def find_conditions(shape_env: Any, sizes: Sizes) -> tuple[Condition, ...]:
+    """The guards of a trace that do not hold for all sizes of at least 2."""
+    found: dict[sympy.Basic, Condition] = {}
+    for raw, guard in guards_of(shape_env):
+        if _chooses_kernel(guard):
+            continue
+        if sizes.knows(raw) and (expr := sizes.expr(raw)) not in found and not _always(expr):
+            found[expr] = Condition(expr, _site(guard))
+    return tuple(found.values())
+
+
+def kept_dims(graph: fx.Graph) -> tuple[Condition, ...]:
+    """The dims that a forward's squeezes keep because they are larger than 1, which a single sample is not.
+
+    torch traces sizes of at least 2 and leaves no guard.
+    """
+    found: dict[sympy.Basic, Condition] = {}
+    for node in graph.nodes:
+        if node.target in _SQUEEZES and not note(node).backward:
+            for size in filter(_may_be_1, _squeezed(node)):
+                found.setdefault(size, Condition(sympy.Ne(size, 1), note(node).site or Site()))
+    return tuple(found.values())
+
+
+def _may_be_1(size: Any) -> bool:
+    return isinstance(size, sympy.Basic) and size.subs(dict.fromkeys(size.free_symbols, 1)) == 1
+
+
+def _squeezed(node: fx.Node) -> list[Any]:
+    """The sizes of the dims that are to go if they are 1."""
+    source: Any = node.args[0]
+    type_ = note(source).type
+    assert isinstance(type_, TensorType)
+    dims: Any = node.args[1] if len(node.args) > 1 else range(len(type_.shape))
+    return [type_.shape[d] for d in ([dims] if isinstance(dims, int) else dims)]
+
+
+def guards_of(shape_env: Any) -> list[tuple[sympy.Basic, Any]]:
+    """The guards of a trace, in the symbols that are left of it."""
+    return [(shape_env.replace(guard.expr), guard) for guard in getattr(shape_env, "guards", ())]
+
+
+def _always(expr: sympy.Basic) -> bool:
+    """Whether a condition holds at all sample sizes."""
+    symbols = sorted(expr.free_symbols, key=str)
+    if not symbols:
+        return bool(expr != sympy.false)
+    if len(symbols) > 2:
+        return False
+    grids = [_BATCHES if str(symbol) == "B" else _OTHERS for symbol in symbols]
+    return all(_holds(expr, dict(zip(symbols, values, strict=True))) for values in product(*grids))
+
+
+def _holds(expr: sympy.Basic, values: dict[Any, int]) -> bool:
+    return bool(
+        expr.xreplace({symbol: sympy.Integer(value) for symbol, value in values.items()}) == sympy.true
+    )
+
+
+def _chooses_kernel(guard: Any) -> bool:
+    """Whether torch asked, to guess which convolution kernel would run: the numbers are the same."""
+    frame: Any = getattr(getattr(guard, "sloc", None), "framework_loc", None)
+    return str(getattr(frame, "filename", "")).endswith("torch/_subclasses/fake_impls.py")
+
+
+def _site(guard: Any) -> Site:
+    """The line that asked, as torch notes it."""
+    frame: Any = getattr(getattr(guard, "sloc", None), "framework_loc", None)
+    if not hasattr(frame, "filename"):
+        return Site(file=str(frame or ""))
+    return Site(frame.filename, frame.lineno or 0, frame.line or "")

@@ -1,0 +1,297 @@
+"""The raw joint graph in fxdp's own form: ordered, named and annotated placeholders and results."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from fxdp import torch_compat
+from fxdp.capture.export.canonical_sizes import Sizes
+from fxdp.capture.export.effects import strip_effects
+from fxdp.capture.export.flat_module import Inputs
+from fxdp.capture.export.skip_marks import label_of
+from fxdp.capture.joint import RawJoint
+from fxdp.capture.refusals.refused import changed_parameter, check_dense, check_written
+from fxdp.capture.sites import SiteIndex, module_path
+from fxdp.errors import CaptureError
+from fxdp.ir.notes import Note, note
+from fxdp.ir.slots import (
+    Buffer,
+    Constant,
+    Gradient,
+    Input,
+    Mutation,
+    Output,
+    Parameter,
+    ResultSlot,
+    Slot,
+    Tangent,
+)
+
+_ORDER = (Parameter, Buffer, Constant, Input, Tangent)
+_DROPPED = (torch.ops.aten._assert_tensor_metadata.default,)
+_KEPT_META = ("val", "seq_nr", "is_gradient_acc")
+
+
+@dataclass(frozen=True)
+class Converted:
+    """A graph in fxdp's form and the tensors of its constants."""
+
+    gm: fx.GraphModule
+    constants: dict[str, torch.Tensor]
+
+
+def convert(raw: RawJoint, module: nn.Module, inputs: Inputs, sizes: Sizes) -> Converted:
+    """Rebuild the raw joint graph with notes on every node."""
+    return _Converter(raw, module, inputs, sizes).run()
+
+
+class _Converter:
+    """Copies a raw graph node by node into a new one."""
+
+    def __init__(self, raw: RawJoint, module: nn.Module, inputs: Inputs, sizes: Sizes) -> None:
+        strip_effects(raw.gm.graph)
+        self.raw = raw
+        self.sizes = sizes
+        self.inputs = inputs
+        self.slots = _Slots(module, inputs)
+        self.graph = fx.Graph()
+        self.sites = SiteIndex(raw.gm.graph.nodes)
+        self.copies: dict[fx.Node, fx.Node] = {}
+        self.constants: dict[str, torch.Tensor] = {}
+
+    def run(self) -> Converted:
+        """The converted graph."""
+        check_written(self.raw.gm.graph, self.sites)
+        self._placeholders()
+        for node in self.raw.gm.graph.nodes:
+            if node.op == "output":
+                self._output(node)
+            elif node.op != "placeholder" and node not in self.copies and not self._is_dropped(node):
+                self._copy(node)
+        self.graph.eliminate_dead_code(is_impure_node=_is_kept)
+        self._erase_unused()
+        gm = torch_compat.graph_module(self.raw.gm, self.graph, "Joint")
+        return Converted(gm, self.constants)
+
+    def _placeholders(self) -> None:
+        """Emit the placeholders in the order of `_ORDER`, tensor constants among them."""
+        found: list[tuple[Slot, fx.Node]] = []
+        for node in self.raw.gm.graph.nodes:
+            if isinstance(node.meta.get("desc"), torch_compat.ForwardTokenAOTInput):
+                continue
+            if node.op == "placeholder":
+                slot = self.slots.of_input(node.meta["desc"])
+                found.append((slot, node))
+                if isinstance(slot, Constant):
+                    self.constants[slot.name] = self.raw.buffers[node.meta["desc"].target]
+            elif node.op == "get_attr" and isinstance(self._attribute(node), torch.Tensor):
+                found.append((self._constant(node), node))
+        for slot, node in sorted(found, key=lambda pair: self.slots.rank(pair[0])):
+            if node.users or isinstance(slot, (Input, Tangent)):
+                self._placeholder(slot, node)
+
+    def _placeholder(self, slot: Slot, node: fx.Node) -> None:
+        made = next((m for m in self.copies.values() if note(m).slot == slot), None)
+        if made is None:
+            made = self.graph.placeholder(identifier(_slot_name(slot)))
+            value = node.meta["val"] if "val" in node.meta else self._attribute(node)
+            made.meta["val"] = value
+            backward = isinstance(slot, Tangent)
+            made.meta["fxdp"] = Note(type=self.sizes.type(value), slot=slot, backward=backward)
+        self.copies[node] = made
+
+    def _erase_unused(self) -> None:
+        """Drop the placeholders of parameters, buffers and constants that nothing reads."""
+        for node in self.graph.find_nodes(op="placeholder"):
+            if not node.users and isinstance(slot := note(node).slot, (Parameter, Buffer, Constant)):
+                self.graph.erase_node(node)
+                if isinstance(slot, Constant):
+                    self.constants.pop(slot.name, None)
+
+    def _attribute(self, node: fx.Node) -> Any:
+        owner: Any = self.raw.gm
+        for part in str(node.target).split("."):
+            owner = getattr(owner, part)
+        return owner
+
+    def _constant(self, node: fx.Node) -> Constant:
+        """The slot of a lifted tensor; the same tensor has the same slot."""
+        value = self._attribute(node)
+        if value.requires_grad:
+            raise CaptureError(
+                f"the model uses a tensor of shape {list(value.shape)} that requires grad but is no "
+                f"registered parameter ({self.sites.site(node)}): it would get no gradient. "
+                "Make it an nn.Parameter"
+            )
+        for name, known in self.constants.items():
+            if known is value:
+                return Constant(name)
+        name = f"constant_{len(self.constants)}"
+        self.constants[name] = value
+        return Constant(name)
+
+    @staticmethod
+    def _is_dropped(node: fx.Node) -> bool:
+        return node.target in _DROPPED
+
+    def _copy(self, node: fx.Node) -> None:
+        skip = label_of(node)
+        if skip is not None:
+            self._label(node, skip)
+            return
+        site = self.sites.site(node)
+        check_dense(node, site)
+        args, kwargs = fx.map_arg((node.args, node.kwargs), self.copies.__getitem__)
+        made = self.graph.create_node(node.op, node.target, args, kwargs, name=_node_name(node))
+        made.meta = {key: node.meta[key] for key in _KEPT_META if key in node.meta}
+        made.meta["fxdp"] = Note(
+            type=self.sizes.type(node.meta.get("val")),
+            site=site,
+            backward=node.meta.get("partitioner_tag") == "is_backward",
+        )
+        self.copies[node] = made
+
+    def _label(self, alias: fx.Node, skip: str) -> None:
+        """Drop the alias that names a skip; the value itself gets the label."""
+        source = alias.args[0]
+        assert isinstance(source, fx.Node)
+        self.copies[alias] = self.copies[source]
+        known = note(self.copies[source])
+        known.skip = skip if known.skip is None else f"{known.skip}, {skip}"
+
+    def _output(self, node: fx.Node) -> None:
+        """Emit the results that exist, each with its slot."""
+        results: list[fx.Node] = []
+        slots: list[ResultSlot] = []
+        values: Any = node.args[0]
+        for value, descriptor in zip(values, node.meta["desc"], strict=True):
+            slot = self.slots.of_output(descriptor)
+            if not isinstance(value, fx.Node) or slot is None:
+                continue
+            copy = self.copies[value]
+            if isinstance(slot, Output) and slot.index in self.raw.cloned:
+                copy = _without_clone(copy)
+            results.append(copy)
+            slots.append(slot)
+        order = sorted(range(len(slots)), key=lambda i: self.slots.result_rank(slots[i]))
+        made = self.graph.output(tuple(results[i] for i in order))
+        made.meta["fxdp"] = Note(results=tuple(slots[i] for i in order))
+
+
+class _Slots:
+    """From torch's descriptors to slots in the user's own names."""
+
+    def __init__(self, module: nn.Module, inputs: Inputs) -> None:
+        self.inputs = inputs
+        self._parameters = _canonical(module.named_parameters)
+        self._buffers = _canonical(module.named_buffers)
+        self._order = {name: i for names in (self._parameters, self._buffers) for i, name in enumerate(names)}
+
+    def of_input(self, descriptor: Any) -> Slot:
+        """The slot of a placeholder."""
+        if isinstance(descriptor, torch_compat.ParamAOTInput):
+            return self._named(Parameter, self._parameters, descriptor.target)
+        if isinstance(descriptor, torch_compat.BufferAOTInput):
+            return self._named(Buffer, self._buffers, descriptor.target)
+        if isinstance(descriptor, torch_compat.PlainAOTInput):
+            return Input(descriptor.idx, self.inputs.paths[descriptor.idx])
+        if isinstance(descriptor, torch_compat.TangentAOTInput):
+            output = descriptor.output
+            if isinstance(output, torch_compat.PlainAOTOutput):
+                return Tangent(output.idx)
+            mutated = getattr(output, "mutated_input", None)
+            if isinstance(mutated, torch_compat.ParamAOTInput):
+                raise changed_parameter(module_path(mutated.target))
+        raise CaptureError(f"the joint graph has an input that fxdp cannot place: {descriptor}")
+
+    def of_output(self, descriptor: Any) -> ResultSlot | None:
+        """The slot of a result; None for what torch itself leaves out."""
+        if descriptor is None or isinstance(descriptor, torch_compat.ForwardTokenAOTOutput):
+            return None
+        if isinstance(descriptor, torch_compat.PlainAOTOutput):
+            return Output(descriptor.idx)
+        if isinstance(descriptor, torch_compat.InputMutationAOTOutput):
+            of = self.of_input(descriptor.mutated_input)
+            if isinstance(of, (Buffer, Input)):
+                return Mutation(of)
+            assert isinstance(of, (Parameter, Constant))
+            raise changed_parameter(of.name)
+        if isinstance(descriptor, torch_compat.GradAOTOutput):
+            grad_of = self.of_input(descriptor.grad_of)
+            if isinstance(grad_of, (Parameter, Input)):
+                return Gradient(grad_of)
+        raise CaptureError(f"the joint graph has a result that fxdp cannot place: {descriptor}")
+
+    def rank(self, slot: Slot) -> tuple[int, int]:
+        """Where a placeholder stands: by kind, then as in the module or the call."""
+        kind = _ORDER.index(type(slot))
+        if isinstance(slot, (Input, Tangent)):
+            return kind, slot.index
+        return kind, self._order.get(slot.name, 0)
+
+    def result_rank(self, slot: ResultSlot) -> tuple[int, int, int]:
+        """Where a result stands: outputs, mutations, gradients, each in the order of their slots."""
+        if isinstance(slot, Output):
+            return 0, slot.index, 0
+        assert isinstance(slot, (Mutation, Gradient))
+        return (1 if isinstance(slot, Mutation) else 2), *self.rank(slot.of)
+
+    @staticmethod
+    def _named(kind: Callable[[str], Slot], names: dict[str, str], target: str) -> Slot:
+        """The slot of a parameter or buffer; those of a loss function are constants."""
+        path = module_path(target)
+        if path in names:
+            return kind(names[path])
+        return Constant(path)
+
+
+def _canonical(named: Callable[..., Any]) -> dict[str, str]:
+    """Every name of a parameter or buffer to the first name of the same tensor."""
+    first: dict[int, str] = {}
+    return {name: first.setdefault(id(tensor), name) for name, tensor in named(remove_duplicate=False)}
+
+
+def _slot_name(slot: Slot) -> str:
+    if isinstance(slot, Input):
+        return slot.path
+    return f"tangent_{slot.index}" if isinstance(slot, Tangent) else slot.name
+
+
+def identifier(text: str) -> str:
+    """A path or dotted name as a Python identifier."""
+    name = re.sub(r"\W+", "_", text).strip("_")
+    return name if name and not name[0].isdigit() else f"_{name}"
+
+
+def _node_name(node: fx.Node) -> str:
+    """The name of the op, without the numbers that torch appends while tracing."""
+    if isinstance(node.target, torch_compat.OpOverload):
+        return node.target._schema.name.split("::")[-1]
+    return identifier(str(getattr(node.target, "__name__", node.target)))
+
+
+def _without_clone(copy: fx.Node) -> fx.Node:
+    """What a clone that capture itself put before an output copies, unless that is an input."""
+    source = copy.args[0] if copy.target is torch.ops.aten.clone.default else copy
+    root = source
+    while isinstance(root, fx.Node) and root.op == "call_function" and _is_view(root):
+        root = root.args[0]
+    keep = not isinstance(source, fx.Node) or not isinstance(root, fx.Node) or root.op == "placeholder"
+    return copy if keep else source  # type: ignore[return-value]
+
+
+def _is_view(node: fx.Node) -> bool:
+    target = node.target
+    return isinstance(target, torch_compat.OpOverload) and target.is_view
+
+
+def _is_kept(node: fx.Node) -> bool:
+    """What dead-code elimination leaves: placeholders, the output, and draws, which other draws follow."""
+    draws = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+    return node.op in ("placeholder", "output") or draws

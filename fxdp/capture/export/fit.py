@@ -1,0 +1,96 @@
+"""Fitting a number that differs between static traces as an expression in `B`."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+from functools import lru_cache
+
+import sympy
+
+from fxdp.ir.sizes import B
+from fxdp.torch_compat import as_float, float_power, true_quotient
+
+_DEGREE = 2
+_MAX_DENOMINATOR = 10**6
+
+
+def fit_int(batches: Sequence[int], values: Sequence[int]) -> sympy.Expr | None:
+    """A polynomial of degree at most 2 in `B` that gives these integers; None if there is none."""
+    return _polynomial(tuple(batches), tuple(Fraction(value) for value in values))
+
+
+def fit_float(batches: Sequence[int], values: Sequence[float]) -> sympy.Expr | None:
+    """`p(B)`, `1 / p(B)`, `p(B) / B` or the root of one of these, as of `2 / (B - 1)` or `B ** 0.5`.
+
+    A quotient is spelled as Python's division of two integers, which a rank computes as eager does. None if
+    nothing gives these floats exactly.
+    """
+    if not all(map(math.isfinite, values)):
+        return None
+    found = _rational(batches, values)
+    if found is None and all(value > 0 for value in values):
+        square = _rational(batches, [value * value for value in values])
+        found = None if square is None else float_power(square, 0.5)
+    if found is None or not _agree(found, batches, values):
+        return None
+    return found
+
+
+def _rational(batches: Sequence[int], values: Sequence[float]) -> sympy.Expr | None:
+    """`p(B)`, `p(B) / B` or `1 / p(B)` near these floats."""
+    direct = _polynomial(tuple(batches), _fractions(values))
+    if direct is not None:
+        return _quotient(direct, sympy.Integer(1))
+    shared = _polynomial(
+        tuple(batches), _fractions([value * batch for value, batch in zip(values, batches, strict=True)])
+    )
+    if shared is not None:
+        return _quotient(shared, B)
+    if not all(values):
+        return None
+    inverse = _polynomial(tuple(batches), _fractions([1 / value for value in values]))
+    return None if inverse is None else _quotient(sympy.Integer(1), inverse)
+
+
+def _quotient(above: sympy.Expr, below: sympy.Expr) -> sympy.Expr:
+    """The float of a quotient of polynomials, whose coefficients may be fractions."""
+    numerator, denominator = sympy.together(above / below).as_numer_denom()
+    if denominator == 1:
+        return as_float(sympy.expand(numerator))
+    return true_quotient(sympy.expand(numerator), sympy.expand(denominator))
+
+
+def _fractions(values: Sequence[float]) -> tuple[Fraction, ...]:
+    return tuple(Fraction(value).limit_denominator(_MAX_DENOMINATOR) for value in values)
+
+
+def _agree(expr: sympy.Expr, batches: Sequence[int], values: Sequence[float]) -> bool:
+    pairs = zip(batches, values, strict=True)
+    return all(
+        math.isclose(float(expr.xreplace({B: sympy.Integer(batch)})), value, rel_tol=4e-16)
+        for batch, value in pairs
+    )
+
+
+@lru_cache(maxsize=65536)
+def _polynomial(batches: tuple[int, ...], values: tuple[Fraction, ...]) -> sympy.Expr | None:
+    """Newton interpolation; the points beyond the degree must lie on the polynomial."""
+    differences = list(values)
+    coefficients = [differences[0]]
+    for order in range(1, len(batches)):
+        differences = [
+            (right - left) / (batches[i + order] - batches[i])
+            for i, (left, right) in enumerate(itertools.pairwise(differences))
+        ]
+        coefficients.append(differences[0])
+    if any(coefficients[_DEGREE + 1 :]):
+        return None
+    expr: sympy.Expr = sympy.Integer(0)
+    basis: sympy.Expr = sympy.Integer(1)
+    for coefficient, batch in zip(coefficients[: _DEGREE + 1], batches, strict=False):
+        expr += sympy.Rational(coefficient.numerator, coefficient.denominator) * basis
+        basis *= B - batch
+    return sympy.expand(expr)

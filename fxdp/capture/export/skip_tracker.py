@@ -1,0 +1,185 @@
+"""Skips while a model is traced: marked in the graph, and all faults of a forward kept for one report."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import linecache
+from collections.abc import Generator, Iterator
+from typing import Any
+
+from torch import Tensor, nn
+
+from fxdp.capture.export.skip_marks import SkipPoint, mark, skip_error, skip_key
+from fxdp.ir.notes import Site
+from fxdp.skip.base import Skippable
+from fxdp.skip.declarations import find_faults
+from fxdp.skip.exchange import Exchange
+from fxdp.skip.namespace import Namespace
+from fxdp.skip.tracker import SkipTracker, use_skip_tracker
+
+_MISSING = object()
+
+
+class _NothingToPopError(Exception):
+    """The forward cannot go on: it pops what was never stashed."""
+
+
+@contextlib.contextmanager
+def captured_skips(model: nn.Module) -> Iterator[CaptureTracker]:
+    """Inside, the skips of one forward of `model` are marked, beginning with none stashed.
+
+    Raises
+    ------
+    CaptureError : skips that do not match, all of them.
+    """
+    tracker = CaptureTracker(model)
+    try:
+        with use_skip_tracker(tracker):
+            yield tracker
+    except Exception as error:
+        if tracker.faults:
+            raise skip_error(tracker.all_faults()) from error
+        raise
+    tracker.finish()
+
+
+class CaptureTracker(SkipTracker):
+    """Keeps marked tensors, and the points where they were stashed and popped."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self._model = model
+        self.points: list[SkipPoint] = []
+        self.faults: list[tuple[str, str]] = []
+        """The name of the skip and the line to report."""
+        self._waiting: dict[tuple[Namespace | None, str], Site] = {}
+        self._paths: dict[Skippable, str] = {}
+        self._numbers: dict[Namespace, int] = {}
+        for path, child in model.named_modules():
+            if isinstance(child, Skippable):
+                self._paths[child] = path
+                for ns, _ in (*child.stashable(), *child.poppable()):
+                    self._number(ns)
+
+    def exchange(self, skippable: Skippable) -> Exchange:
+        """One forward of a skippable."""
+        return _CapturedExchange(self, skippable)
+
+    def path(self, skippable: Skippable) -> str:
+        """The name of a skippable in the user's model."""
+        return self._paths.get(skippable, type(skippable).__name__)
+
+    def marked(self, kind: str, ns: Namespace | None, name: str, value: Any, site: Site) -> Any:
+        """A tensor with its mark; None and Python numbers are no values of the graph."""
+        if not isinstance(value, Tensor):
+            return value
+        point = SkipPoint(kind, self._number(ns), name, site)
+        self.points.append(point)
+        return mark(value, point)
+
+    def put(self, ns: Namespace | None, name: str, value: Any, site: Site) -> None:
+        """Stash a value."""
+        if (ns, name) in self._waiting:
+            first = self._waiting[ns, name]
+            self.fault(
+                name,
+                site,
+                f"'{self._key(ns, name)}' is stashed again before it was popped (by {first.module})",
+            )
+        self._waiting[ns, name] = site
+        self.tensors[ns, name] = self.marked("stash", ns, name, value, site)
+
+    def take(self, ns: Namespace | None, name: str) -> Any:
+        """Pop a value, or `_MISSING`."""
+        self._waiting.pop((ns, name), None)
+        return self.tensors.pop((ns, name), _MISSING)
+
+    def fault(self, name: str, site: Site, text: str) -> None:
+        """Keep a fault for the report."""
+        self.faults.append((name, f"{site}: {text}"))
+
+    def all_faults(self) -> list[str]:
+        """What was found, and where the forward stopped early, what the modules after it declare wrongly."""
+        known = {name for name, _ in self.faults}
+        declared = [fault.text for fault in find_faults(self._model) if fault.name not in known]
+        return [line for _, line in self.faults] + declared
+
+    def finish(self) -> None:
+        """Report what was found in a whole forward."""
+        for (ns, name), site in self._waiting.items():
+            self.fault(name, site, f"'{self._key(ns, name)}' is stashed but never popped")
+        if self.faults:
+            raise skip_error([line for _, line in self.faults])
+
+    def _number(self, ns: Namespace | None) -> int | None:
+        """Namespaces are unique objects; counted as the model has them, they are the same on all ranks."""
+        return None if ns is None else self._numbers.setdefault(ns, len(self._numbers) + 1)
+
+    def _key(self, ns: Namespace | None, name: str) -> str:
+        return skip_key(self._number(ns), name)
+
+
+class _CapturedExchange(Exchange):
+    """An exchange that goes on after a fault, as long as there is a value to go on with."""
+
+    tracker: CaptureTracker
+
+    def __init__(self, tracker: CaptureTracker, skippable: Skippable) -> None:
+        super().__init__(tracker, skippable)
+        self._module = tracker.path(skippable)
+        self._site = _forward_site(skippable.module, self._module)
+        self._sites: dict[str, Site] = {}
+
+    def load(self, inputs: Any) -> Any:
+        for ns, name in self.skippable.poppable():
+            self.loaded[name] = self.tracker.take(ns, name)
+        return inputs
+
+    def obey(self, command: Any, generator: Generator[Any, Any, Any]) -> Any:
+        outside, self._site = self._site, _yield_site(generator, self._module)
+        answer = super().obey(command, generator)
+        self._site = outside
+        return answer
+
+    def stash(self, name: str, tensor: Any) -> None:
+        super().stash(name, tensor)
+        self._sites[name] = self._site
+
+    def pop(self, name: str) -> Any:
+        key = self.skippable.namespaced(name)
+        if name not in self.loaded:  # undeclared
+            self.loaded[name] = self.tracker.take(*key)
+        value = super().pop(name)
+        if value is _MISSING:
+            self.fault(name, f"'{name}' has not been stashed")
+            raise _NothingToPopError
+        return self.tracker.marked("pop", *key, value, self._site)
+
+    def save(self, output: Any) -> Any:
+        for name in sorted(self.stashed):
+            self.tracker.put(*self.skippable.namespaced(name), self.stashed[name], self._sites[name])
+        return output
+
+    def fault(self, name: str, message: str) -> None:
+        self.tracker.fault(name, self._site, message)
+
+
+def _forward_site(module: nn.Module, path: str) -> Site:
+    """Where a module's forward begins."""
+    code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
+    if code is None:
+        return Site(module=path)
+    line = linecache.getline(code.co_filename, code.co_firstlineno).strip()
+    return Site(code.co_filename, code.co_firstlineno, line, path)
+
+
+def _yield_site(generator: Any, path: str) -> Site:
+    """The line of the `yield` at which a generator waits, inside of those that it yields from."""
+    while getattr(generator, "gi_yieldfrom", None) is not None:
+        generator = generator.gi_yieldfrom
+    frame = getattr(generator, "gi_frame", None)
+    if frame is None:
+        return Site(module=path)
+    file = frame.f_code.co_filename
+    return Site(file, frame.f_lineno, linecache.getline(file, frame.f_lineno).strip(), path)

@@ -1,0 +1,195 @@
+"""Capture of models that fix their batch size: several static traces, and one graph fitted to them.
+
+    traced at 3:   view(x, [12, 8]);  sum(..) / 12
+    traced at 5:   view(x, [20, 8]);  sum(..) / 20
+    ...
+    fitted:        size = size("4*B");  view(x, [size, 8]);  sum(..) / size
+
+Whatever differs other than as a polynomial in the batch is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import sympy
+import torch
+from torch import fx
+
+from fxdp.capture.captured import Captured, OutputLeaf, SizeLeaf
+from fxdp.capture.export.canonical_sizes import Sizes
+from fxdp.capture.export.convert import Converted, convert
+from fxdp.capture.export.examples import static_hints
+from fxdp.capture.export.fit import fit_float, fit_int
+from fxdp.capture.joint import RawJoint, Request, trace
+from fxdp.ir.notes import Note, Site, keep_layout, note
+from fxdp.ir.placements import Dim
+from fxdp.ir.slots import Constant
+from fxdp.ir.types import NodeType, ScalarType, TensorType
+
+
+class StaticMismatchError(Exception):
+    """The static traces differ in something that is no polynomial in the batch."""
+
+
+def size(expr: str) -> int:
+    """A host number of a fitted graph; its value is the expression in its note."""
+    raise RuntimeError(f"size({expr!r}) is symbolic: a pass replaces it before the graph runs")
+
+
+def capture_static(request: Request) -> Captured:
+    """One graph fitted from traces at four batch sizes."""
+    batches = static_hints(request.inputs.tensors, request.batch)
+    raws = [trace(request, hint, symbolic=False) for hint in batches]
+    graphs = [convert(raw, request.module, request.inputs, Sizes()) for raw in raws]
+    _Fit(batches, graphs).run()
+    if any(raw.routes != raws[0].routes for raw in raws):
+        raise StaticMismatchError("the skip connections depend on the batch size")
+    record = raws[0].record
+    assert record.spec is not None
+    return Captured(
+        gm=graphs[0].gm,
+        leaves=_fit_leaves(batches, raws),
+        out_spec=record.spec,
+        detached=raws[0].detached,
+        batch=request.batch,
+        constants=graphs[0].constants,
+        checks=record.checks,
+        routes=raws[0].routes,
+        static=True,
+    )
+
+
+class _Fit:
+    """Turns the first of several graphs into one that fits them all."""
+
+    def __init__(self, batches: Sequence[int], graphs: Sequence[Converted]) -> None:
+        self.batches = batches
+        self.graphs = graphs
+        self.graph = graphs[0].gm.graph
+        self.sizes: dict[sympy.Expr, fx.Node] = {}
+
+    def run(self) -> None:
+        """Compare node by node; replace what differs."""
+        rows = [list(graph.gm.graph.nodes) for graph in self.graphs]
+        for nodes in zip(*rows, strict=False):
+            if len({(node.op, node.name, node.target) for node in nodes}) > 1:
+                ops = sorted({str(node.target) for node in nodes})
+                raise StaticMismatchError(f"{note(nodes[0]).site} runs other operations ({' / '.join(ops)})")
+            self._fit_node(nodes)
+        if len({len(row) for row in rows}) > 1:
+            counts = " / ".join(str(len(row)) for row in rows)
+            raise StaticMismatchError(f"the number of operations depends on the batch size ({counts})")
+        self._compare_constants()
+        self.graphs[0].gm.recompile()
+
+    def _fit_node(self, nodes: Sequence[fx.Node]) -> None:
+        first = nodes[0]
+        where = str(note(first).site)
+        merged = self._merge([(node.args, node.kwargs) for node in nodes], first, where)
+        first.args, first.kwargs = merged
+        note(first).type = self._fit_type([note(node).type for node in nodes], where)
+        if len({(note(node).slot, note(node).results) for node in nodes}) > 1:
+            raise StaticMismatchError(f"{where}: inputs or results depend on the batch size")
+        keep_layout(first)
+
+    def _merge(self, values: Sequence[Any], user: fx.Node, where: str) -> Any:
+        """The common argument, with a `size` node where a number differs."""
+        first = values[0]
+        if isinstance(first, fx.Node):
+            if len({value.name if isinstance(value, fx.Node) else None for value in values}) > 1:
+                raise StaticMismatchError(f"{where}: operands depend on the batch size")
+            return first
+        if isinstance(first, (tuple, list)):
+            if len({len(value) if isinstance(value, (tuple, list)) else -1 for value in values}) > 1:
+                raise StaticMismatchError(f"{where}: the length of an argument depends on the batch size")
+            return type(first)(self._merge(parts, user, where) for parts in zip(*values, strict=True))
+        if isinstance(first, dict) and all(isinstance(v, dict) and v.keys() == first.keys() for v in values):
+            return {key: self._merge([value[key] for value in values], user, where) for key in first}
+        if all(type(value) is type(first) and value == first for value in values):
+            return first
+        return self._size_node(fit_number(self.batches, values, where), user)
+
+    def _size_node(self, expr: sympy.Expr, user: fx.Node) -> fx.Node:
+        """The node of a number, made before its first user."""
+        found = self.sizes.get(expr)
+        if found is None:
+            with self.graph.inserting_before(user):
+                found = self.graph.call_function(size, (str(expr),))
+            found.meta["fxdp"] = Note(type=ScalarType(expr), site=note(user).site)
+            self.sizes[expr] = found
+        return found
+
+    def _fit_type(self, types: Sequence[NodeType], where: str) -> NodeType:
+        """The common type, its sizes in `B`."""
+        first = types[0]
+        if all(other == first for other in types):
+            return first
+        if isinstance(first, tuple):
+            if len({len(other) if isinstance(other, tuple) else -1 for other in types}) > 1:
+                raise StaticMismatchError(f"{where}: the number of results depends on the batch size")
+            columns = zip(*(other for other in types if isinstance(other, tuple)), strict=True)
+            return tuple(self._fit_member(column, where) for column in columns)
+        return self._fit_member([other for other in types if not isinstance(other, tuple)], where)
+
+    def _fit_member(self, types: Sequence[Any], where: str) -> TensorType | ScalarType | None:
+        first = types[0]
+        if all(other == first for other in types):
+            return first  # type: ignore[no-any-return]
+        if all(isinstance(other, TensorType) for other in types):
+            kinds = {(other.dtype, len(other.shape)) for other in types}
+            if len(kinds) == 1:
+                columns = zip(*(other.shape for other in types), strict=True)
+                return TensorType(first.dtype, tuple(self._fit_dim(column, where) for column in columns))
+        raise StaticMismatchError(f"{where}: the kind of result depends on the batch size")
+
+    def _fit_dim(self, sizes: Sequence[Dim], where: str) -> Dim:
+        if len(set(sizes)) == 1:
+            return sizes[0]
+        return fit_number(self.batches, sizes, where)
+
+    def _compare_constants(self) -> None:
+        """A constant of the model must not depend on the batch."""
+        for name, tensor in self.graphs[0].constants.items():
+            for other in self.graphs[1:]:
+                if not _equal(tensor, other.constants.get(name)):
+                    raise StaticMismatchError(
+                        f"a tensor constant of shape {list(tensor.shape)} depends on the batch size, used at "
+                        f"{self._user_of(name)}"
+                    )
+
+    def _user_of(self, constant: str) -> Site:
+        """Where the model first reads a constant."""
+        read = next(n for n in self.graph.nodes if note(n).slot == Constant(constant))
+        return note(next(iter(read.users))).site
+
+
+def fit_number(batches: Sequence[int], values: Sequence[Any], where: str) -> sympy.Expr:
+    """The expression of a number that differs between the traces."""
+    fits: dict[type, Callable[..., sympy.Expr | None]] = {int: fit_int, float: fit_float}
+    fit = fits.get(type(values[0])) if len({type(value) for value in values}) == 1 else None
+    found = fit(batches, values) if fit is not None else None
+    if found is None:
+        listed = ", ".join(f"{value} at {batch}" for batch, value in zip(batches, values, strict=True))
+        raise StaticMismatchError(
+            f"{where} depends on the batch size in a way that has no formula ({listed})"
+        )
+    return found
+
+
+def _fit_leaves(batches: Sequence[int], raws: Sequence[RawJoint]) -> tuple[Any, ...]:
+    """The leaves of the output; numbers that differ become expressions."""
+    if len({len(raw.record.leaves) for raw in raws}) > 1:
+        raise StaticMismatchError("the structure of the model's output depends on the batch size")
+    fitted: list[Any] = []
+    for column in zip(*(raw.record.leaves for raw in raws), strict=True):
+        same = isinstance(column[0], OutputLeaf) or all(value == column[0] for value in column)
+        fitted.append(column[0] if same else SizeLeaf(fit_number(batches, column, "the model's output")))
+    return tuple(fitted)
+
+
+def _equal(a: torch.Tensor, b: torch.Tensor | None) -> bool:
+    if b is None or a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    return a is b or torch.equal(a, b)

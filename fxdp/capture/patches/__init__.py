@@ -1,0 +1,1 @@
+"""All that is different in Python while the user's code runs, and is put back afterwards."""

@@ -1,0 +1,1 @@
+"""What cannot be captured, and why, in the words of its user."""

@@ -1,0 +1,140 @@
+"""Errors of torch's tracing in the user's words: the line, what was got, and what to do."""
+
+from __future__ import annotations
+
+import re
+import traceback
+from collections.abc import Sequence
+
+from fxdp import torch_compat
+from fxdp.capture.refusals.survey import Read
+from fxdp.capture.sites import site_of_exception
+from fxdp.errors import CaptureError
+from fxdp.ir.notes import Site
+
+_DATA_DEPENDENT = (torch_compat.GuardOnDataDependentSymNode, torch_compat.DataDependentOutputException)
+_MARKS = ("data-dependent", "Could not guard on", "Could not extract specialized integer")
+
+_REMEDY_DATA = (
+    "The Python code asks for the value of a tensor, which is not known while the model is captured. "
+    "Use torch.where for a choice per element, torch.cond for a branch, keep the value in a tensor instead "
+    "of .item(), int() or float(), or move this code out of the model"
+)
+_REMEDY_LOOP = (
+    "The Python code loops over the rows of a tensor, and how many there are depends on the data. Loop over "
+    "a fixed number of rows, or compute all of them and choose with a mask; those mixtures of experts of "
+    'transformers that can do so after model.set_experts_implementation("batched_mm")'
+)
+_REMEDY_DRAWN = (
+    "The Python code decides by a random number, and a graph would go the one way that it went while it was "
+    "captured. Switch off what draws it (layerdrop=0), or compute both and choose with torch.where"
+)
+_REMEDY_SELECTIONS = (
+    "Two values whose sizes depend on the data meet, and nothing says that the sizes are equal. Compute the "
+    "mask once and select both by it: chosen = labels != -100; loss(output[chosen], labels[chosen])"
+)
+_TWO_SELECTIONS = re.compile(r"expression Eq\(u\d+, u\d+\)")
+_REMEDY_BATCH = (
+    "Write it with tensor operations over the batch dim (for instance torch.arange(x.shape[0]) instead of "
+    "range, x.shape[0] instead of int(...), or a mask instead of an if)"
+)
+
+
+def chain(error: BaseException) -> list[BaseException]:
+    """An exception and what led to it."""
+    found: list[BaseException] = []
+    seen: BaseException | None = error
+    while seen is not None and seen not in found:
+        found.append(seen)
+        seen = seen.__cause__ or seen.__context__
+    return found
+
+
+def is_data_dependent(error: BaseException) -> bool:
+    """Whether the user's code asked for the value of a tensor."""
+    return any(
+        isinstance(link, _DATA_DEPENDENT) or any(mark in str(link)[:400] for mark in _MARKS)
+        for link in chain(error)
+    )
+
+
+def capture_error(
+    error: BaseException, mismatch: str = "", reads: Sequence[Read] = (), only_at: int | None = None
+) -> CaptureError:
+    """The error to raise: where it happened, what torch said in one line, and the remedy.
+
+    `reads`: all places that read values of tensors; `only_at`: a batch size at which the model runs, though
+    not with one sample less.
+    """
+    site = site_of_exception(error)
+    if is_data_dependent(error):
+        if not site.file and reads:  # torch asks only later for what depends on a value that was read
+            site = reads[0].site
+        remedy = _data_remedy(error, site, reads)
+        return CaptureError(
+            f"{_at(site)}: data-dependent control flow. {remedy}.{_listing(reads)}\n"
+            f"torch: {_first_line(error)}"
+        )
+    if _is_autograd_inside(error):
+        return CaptureError(
+            f"{_at(site)}: torch.autograd.grad or backward inside the captured code is not supported. "
+            f"Compute the gradient penalty outside of the model.\ntorch: {_first_line(error)}"
+        )
+    if mismatch:
+        return CaptureError(
+            f"the model treats its batch size as a Python constant, and its graph could not be fitted from "
+            f"several batch sizes: {mismatch}. {_REMEDY_BATCH}.{_listing(reads)}\n"
+            f"torch: {_first_line(error)}"
+        )
+    if only_at is not None:
+        return CaptureError(
+            f"{_at(site)}: the model runs at a batch of {only_at}, but not of {only_at - 1}: "
+            f"{type(error).__name__}: {_first_line(error)}. Keep the batch a dim of its own instead of "
+            "splitting it into a fixed number of parts, which only some batch sizes can be"
+        )
+    return CaptureError(
+        f"{_at(site)}: the model could not be captured: {type(error).__name__}: {_first_line(error)}. "
+        "If the model runs eagerly with these inputs, rewrite this line with tensor operations that "
+        f"torch.export supports{_listing(reads)}"
+    )
+
+
+def eager_error(error: BaseException) -> CaptureError:
+    """The error to raise for a model that does not run on these inputs, captured or not."""
+    return CaptureError(
+        f"{_at(site_of_exception(error))}: the model itself fails on these inputs: {type(error).__name__}: "
+        f"{_first_line(error)}"
+    )
+
+
+def _listing(reads: Sequence[Read]) -> str:
+    lines = "".join(f"\n  {read}" for read in reads)
+    return f"\nAll places that read the value of a tensor ({len(reads)}):{lines}" if reads else ""
+
+
+def _data_remedy(error: BaseException, site: Site, reads: Sequence[Read]) -> str:
+    if any(read.drawn and (read.site.file, read.site.line) == (site.file, site.line) for read in reads):
+        return _REMEDY_DRAWN
+    if _is_loop_over_rows(error):
+        return _REMEDY_LOOP
+    return _REMEDY_SELECTIONS if _TWO_SELECTIONS.search(_first_line(error)) else _REMEDY_DATA
+
+
+def _is_loop_over_rows(error: BaseException) -> bool:
+    """Whether the value that was asked for is how often a loop over a tensor runs."""
+    frames = [frame for link in chain(error) for frame in traceback.extract_tb(link.__traceback__)]
+    return any(frame.name == "__iter__" and frame.filename.endswith("torch/_tensor.py") for frame in frames)
+
+
+def _is_autograd_inside(error: BaseException) -> bool:
+    text = " ".join(str(link) for link in chain(error))
+    return "does not require grad and does not have a grad_fn" in text or "torch.autograd.grad" in text
+
+
+def _at(site: Site) -> str:
+    return f"at {site}" if site.file else "in the model"
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0][:300].rstrip(".") if lines else type(error).__name__

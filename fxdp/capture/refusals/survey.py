@@ -1,0 +1,197 @@
+"""All lines of a model that no graph can hold, found by running it once more as it is.
+
+A trace stops at the first such line. A model that cannot be captured is therefore run on the caller's
+inputs with an ear on every read of a tensor's value, so that one error names all of them.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from fxdp import torch_compat
+from fxdp.capture.export.flat_module import Inputs
+from fxdp.capture.refusals.twins import twin_of
+from fxdp.capture.sites import is_user_file
+from fxdp.ir.notes import Site
+from fxdp.skip.tracker import SkipTracker, use_skip_tracker
+
+_READS: dict[Any, str] = {
+    Tensor.item: ".item()",
+    Tensor.__bool__: "bool() or if",
+    Tensor.__float__: "float()",
+    Tensor.__int__: "int()",
+    Tensor.__index__: "use as an index or size",
+    Tensor.tolist: ".tolist()",
+    Tensor.numpy: ".numpy()",
+    torch.equal: "torch.equal",
+    torch.allclose: "torch.allclose",
+    torch.is_nonzero: "torch.is_nonzero",
+}
+_DRAWS = frozenset({torch.rand, torch.randn, torch.randint})
+_DRAWN = "a random number"
+"""Stands among the names of buffers for what these draw."""
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """One place that reads a tensor's value into Python: how, the tensor, and the line."""
+
+    how: str
+    tensor: str
+    site: Site
+    drawn: bool = False
+    """Whether the value is a random number, whatever the inputs are."""
+
+    def __str__(self) -> str:
+        return f"{self.how} of {self.tensor} at {self.site}"
+
+
+@dataclass
+class _Listener(TorchFunctionMode):
+    """Notes every read while a module runs."""
+
+    path: list[str]
+    sources: dict[int, tuple[Tensor, frozenset[str]]]
+    """Buffers, random numbers, and what is computed of them alone, by identity: the tensor, their names."""
+    found: dict[Read, None] = field(default_factory=dict)
+    read: set[str] = field(default_factory=set)
+    """The buffers whose values were read, or what was computed of them alone."""
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        how = _READS.get(func)
+        if how is not None and args and isinstance(args[0], Tensor):
+            of = self._sources(args[0]) or frozenset()
+            where = _here(self.path[-1] if self.path else "")
+            self.found[Read(how, _shown(args[0]), where, _DRAWN in of)] = None
+            self.read |= of
+        for arg in args[1:]:
+            if isinstance(arg, (tuple, list)) and all(map(_may_be_size, arg)):
+                self.read |= self._sources(arg) or set()
+        result = func(*args, **(kwargs or {}))
+        sources = frozenset({_DRAWN}) if func in _DRAWS else self._sources((args, kwargs))
+        if isinstance(result, Tensor) and sources:
+            self.sources[id(result)] = result, sources
+        return result
+
+    def _sources(self, values: Any) -> frozenset[str] | None:
+        """The buffers (and draws) of which these values are computed; None if of anything else, too."""
+        found: set[str] = set()
+        for leaf in pytree.tree_leaves(values):
+            if isinstance(leaf, Tensor):
+                if id(leaf) not in self.sources:
+                    return None
+                found |= self.sources[id(leaf)][1]
+        return frozenset(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What one run showed: the reads, each place once, and whether the model came to its end."""
+
+    reads: tuple[Read, ...]
+    runs: bool
+    error: Exception | None = None
+    """What the model raised by itself."""
+    read: frozenset[str] = frozenset()
+    """The buffers of whose values, and nothing else, some reads were."""
+    written: frozenset[str] = frozenset()
+    """The buffers that it wrote or assigned."""
+
+
+def survey(
+    module: nn.Module,
+    inputs: Inputs,
+    loss_fn: Callable[..., Any] | None,
+    tensors: Sequence[Tensor] | None = None,
+) -> Survey:
+    """Run a copy of the module on copies of the inputs (of `tensors` in their place), as far as it gets."""
+    path: list[str] = []
+    try:
+        with (
+            torch.random.fork_rng(),
+            torch.no_grad(),
+            torch_compat.as_if_exporting(),
+            use_skip_tracker(SkipTracker()),
+        ):
+            twin = twin_of(module)
+            args, kwargs = pytree.tree_map_only(
+                Tensor, torch.clone, inputs.rebuild(tensors or inputs.tensors)
+            )
+            _name_modules(twin, path)
+            before = _states(twin)
+            sources = {id(b): (b, frozenset({name})) for name, b in twin.named_buffers()}
+            listener = _Listener(path, sources)
+            raised: Exception | None = None
+            try:
+                with listener:
+                    _run(twin, args, kwargs, loss_fn)
+            except Exception as error:
+                raised = error
+            after = _states(twin)
+    except Exception:  # no copy to run
+        return Survey((), runs=False)
+    written = frozenset(name for name, state in before.items() if not _same(state, after.get(name)))
+    return Survey(tuple(listener.found), raised is None, raised, frozenset(listener.read - {_DRAWN}), written)
+
+
+_State: TypeAlias = "tuple[Tensor, int, Tensor]"
+
+
+def _states(module: nn.Module) -> dict[str, _State]:
+    """Each buffer, how often it was written, and its values: BatchNorm writes without being counted."""
+    return {name: (b, b._version, b.clone()) for name, b in module.named_buffers()}
+
+
+def _same(before: _State, after: _State | None) -> bool:
+    if after is None or before[0] is not after[0] or before[1] != after[1]:
+        return False
+    return torch.equal(before[2], after[2])
+
+
+def _run(module: nn.Module, args: Any, kwargs: dict[str, Any], loss_fn: Callable[..., Any] | None) -> None:
+    if loss_fn is None:
+        module(*args, **kwargs)
+    else:
+        target = kwargs.pop("target")
+        loss_fn(module(*args, **kwargs), target)
+
+
+def _name_modules(module: nn.Module, path: list[str]) -> None:
+    """Let `path` end in the name of the module that runs."""
+
+    def leave(*_: Any) -> None:
+        path.pop()
+
+    for name, child in module.named_modules():
+
+        def enter(*_: Any, name: str = name) -> None:
+            path.append(name)
+
+        child.register_forward_pre_hook(enter)
+        child.register_forward_hook(leave, always_call=True)
+
+
+def _here(module: str) -> Site:
+    frames = [f for f in traceback.extract_stack() if is_user_file(f.filename)]
+    if not frames:
+        return Site(module=module)
+    return Site(frames[-1].filename, frames[-1].lineno or 0, frames[-1].line or "", module)
+
+
+def _may_be_size(value: Any) -> bool:
+    return isinstance(value, int) or (isinstance(value, Tensor) and value.numel() == 1)
+
+
+def _shown(tensor: Tensor) -> str:
+    return f"a tensor of shape {list(tensor.shape)}"

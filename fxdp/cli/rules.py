@@ -1,0 +1,35 @@
+"""List what fxdp does with each op of torch: run it on each rank's part of the batch, or whole."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from rich.console import Console
+
+from fxdp.errors import InputError
+from fxdp.reports.rules_table import rules_table
+from fxdp.rules.op_table import markdown, rule_rows
+
+HELP = "list what fxdp does with each op of torch"
+
+
+def declare(parser: argparse.ArgumentParser) -> None:
+    """The command's arguments."""
+    parser.add_argument("word", nargs="?", default="", help="only ops and families that contain it")
+    parser.add_argument("--markdown", action="store_true", help="as the file fxdp/rules/TABLE.md")
+
+
+def run(asked: argparse.Namespace) -> int:
+    """Print the table."""
+    rows = rule_rows(asked.word)
+    if not rows:
+        raise InputError(
+            f"rules {asked.word}: no op or family has this in its name. An op without a rule runs whole on "
+            "every rank; fxdp.register_rule gives it one"
+        )
+    if asked.markdown:
+        sys.stdout.write(markdown(rows))
+    else:
+        Console().print(rules_table(rows))
+    return 0

@@ -1,0 +1,48 @@
+"""`fxdp verify module:factory --mesh dp=4`: exit code 0 where the program equals one device, 1 where not."""
+
+from __future__ import annotations
+
+import argparse
+
+from fxdp.cli.show import show, show_json
+from fxdp.cli.target import declare_target, load_target, parse_mesh
+from fxdp.errors import InputError
+from fxdp.options import Options
+from fxdp.oracle.verify import verify_model
+
+HELP = "prove that the program of a model equals one device, on virtual ranks in this process"
+
+
+def declare(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    declare_target(parser, mesh="dp=4")
+    parser.add_argument(
+        "--split", action="append", metavar="5,2,0,1", help="samples per rank; repeat for several splits"
+    )
+    parser.add_argument(
+        "--precision", choices=("float64", "own"), default="float64", help="own: the model's own types"
+    )
+    parser.add_argument("--tolerance", type=float, help="largest relative error that counts as equal")
+    parser.add_argument("--seed", type=int, default=0, help="of the random numbers")
+
+
+def run(asked: argparse.Namespace) -> int:
+    """Verify, show the report, and say by the exit code whether all is equal."""
+    splits = None if asked.split is None else [_split(text) for text in asked.split]
+    target = load_target(asked)
+    report = verify_model(
+        target.model, target.args, target.kwargs, parse_mesh(asked.mesh), Options(**target.options),
+        splits=splits, precision=asked.precision, tolerance=asked.tolerance, seed=asked.seed,
+    )  # fmt: skip
+    if asked.json:
+        show_json(report.as_dict())
+    else:
+        show(report)
+    return 0 if report.ok else 1
+
+
+def _split(text: str) -> list[int]:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() for part in parts):
+        raise InputError(f"--split {text}: expected the samples of each rank, as in --split 5,2,0,1")
+    return [int(part) for part in parts]

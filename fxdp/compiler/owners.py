@@ -1,0 +1,44 @@
+"""Where weights change when their gradients stay with the stages that read them (`gradients="owner"`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from fxdp.compiler.staged_program import StagedProgram
+from fxdp.errors import StageError
+from fxdp.ir.slots import Gradient, Parameter
+
+
+@dataclass
+class Homes:
+    """The pipeline ranks that train and that read each parameter, over all programs of one model.
+
+    Other ranks keep its first value. A program of another mode or other inputs may be cut elsewhere (without
+    a backward another cut is balanced) and would then read such a value.
+    """
+
+    _read: dict[Parameter, set[int]] = field(default_factory=dict)
+    _trained: dict[Parameter, set[int]] = field(default_factory=dict)
+
+    def add(self, program: StagedProgram) -> None:
+        """Take in one more program.
+
+        Raises
+        ------
+        StageError : a rank reads a parameter that another program trains elsewhere.
+        """
+        given = {slot.of for slot, _, _ in program.partition.results if isinstance(slot, Gradient)}
+        read, trained = dict(self._read), dict(self._trained)
+        for slot, ranks in program.partition.readers(program.schedule.placement).items():
+            read[slot] = read.get(slot, set()) | ranks
+            if slot in given:
+                trained[slot] = trained.get(slot, ranks) & ranks
+        stale = [slot.name for slot, ranks in trained.items() if not read[slot] <= ranks]
+        if stale:
+            raise StageError(
+                'gradients="owner": this call is cut into stages at other places than one before it, so '
+                f"{', '.join(stale)} would be read on ranks that do not train them. Name in stages= the "
+                "modules at which stages begin, so that all calls are cut alike, or use "
+                'gradients="everywhere"'
+            )
+        self._read, self._trained = read, trained

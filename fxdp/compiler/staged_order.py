@@ -1,0 +1,148 @@
+"""The passes of a staged program: down to LOCAL in parts, then stages, then one graph per part."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from torch import fx
+
+from fxdp.capture import Captured
+from fxdp.compiler.emit import copy_graph, global_passes
+from fxdp.compiler.pass_manager import Pass, PassManager
+from fxdp.compiler.refused_ops import refuse_fallbacks
+from fxdp.compiler.staged_program import StagedProgram
+from fxdp.errors import MeshError, StageError
+from fxdp.ir.level import Level
+from fxdp.ir.notes import note
+from fxdp.ir.slots import Crossing, ResultSlot, Tangent
+from fxdp.ir.types import TensorType
+from fxdp.options import Options
+from fxdp.passes import (
+    AssignStages,
+    BucketGradients,
+    CoalesceReductions,
+    ExposeCounts,
+    LiftNumbers,
+    LocalizeShapes,
+)
+from fxdp.pipeline.cut import Part, recall_phases, split
+from fxdp.pipeline.schedule import make
+from fxdp.ranks.resolve import DataMesh
+
+
+def staging_passes(captured: Captured, options: Options, mesh: DataMesh) -> list[Pass]:
+    """From EXPLICIT to STAGED."""
+    return [
+        LocalizeShapes(tuple(captured.symbols)),
+        AssignStages(stage_count(options, mesh), options.microbatches),
+    ]
+
+
+def finish_passes(options: Options) -> list[Pass]:
+    """What the parts that run once per step need before emission."""
+    return [BucketGradients(options.bucket_bytes), CoalesceReductions()]
+
+
+def stage_count(options: Options, mesh: DataMesh) -> int | tuple[str, ...]:
+    """How many stages there are, or the names of the modules at which they begin.
+
+    Raises
+    ------
+    StageError : fewer stages than pipeline ranks.
+    """
+    ranks = mesh.pipeline.size
+    stages = options.stages
+    if stages is None:
+        return ranks * (2 if options.schedule == "interleaved" and ranks > 1 else 1)
+    count = stages if isinstance(stages, int) else len(stages) + 1
+    if count < ranks:
+        raise StageError(
+            f"stages={stages!r} makes {count} stages for {ranks} pipeline ranks; "
+            "expected at least one per rank"
+        )
+    return stages if isinstance(stages, int) else tuple(stages)
+
+
+def check_options(options: Options) -> None:
+    """Refuse options that do not go with stages or micro-batches.
+
+    Raises
+    ------
+    MeshError : `rng="single-device"`.
+    """
+    if options.single_device_rng:
+        raise MeshError(
+            'rng="single-device" draws all numbers of the batch in the order of one device, which stages '
+            'and micro-batches do not keep; expected rng="sharded" with a pp axis or microbatches > 1'
+        )
+
+
+def prepare_staged(captured: Captured, mesh: DataMesh, options: Options) -> StagedProgram:
+    """Run the passes and cut the program.
+
+    Raises
+    ------
+    MeshError : see `check_options`.
+    StageError : no loss in the graph, no such stages, or a model that cannot run in micro-batches.
+    PlacementError : with `strict=True`, an op would run replicated because it has no rule.
+    """
+    check_options(options)
+    loss = loss_index(captured.gm.graph)
+    parts = mesh if options.microbatches == 1 else mesh.in_parts(options.microbatches)
+    dump_dir = Path(options.dump_dir) if options.dump_dir is not None and mesh.rank == 0 else None
+    manager = PassManager(parts, options.verify, dump_dir)
+    nodes = len(captured.gm.graph.nodes)
+    first: list[Pass] = [ExposeCounts(), LiftNumbers()] if options.microbatches > 1 else []
+    gm = manager.run(captured.gm, [*first, *global_passes(captured, options)])
+    if options.strict:
+        refuse_fallbacks(gm)
+    causes = copy_graph(gm)
+    gm = manager.run(gm, staging_passes(captured, options, mesh))
+    stages = stage_count(options, mesh)
+    count = stages if isinstance(stages, int) else len(stages) + 1
+    schedule = make(options.schedule, count, mesh.pipeline.size, options.microbatches)
+    partition = split(gm, recall_phases(gm.graph, options.microbatches), count)
+    if options.microbatches > 1:
+        partition = partition.with_sums()
+    epilogues = tuple(_finish(part, mesh, options) for part in partition.epilogues)
+    return StagedProgram(
+        captured, gm, mesh, options, causes, manager.seconds, nodes,
+        partition=replace(partition, epilogues=epilogues), loss=loss,
+        not_differentiated=frozenset(captured.detached),
+        schedule=schedule if loss is not None else schedule.forward_only(),
+    )  # fmt: skip
+
+
+def _finish(part: Part | None, mesh: DataMesh, options: Options) -> Part | None:
+    if part is None:
+        return None
+    gm = PassManager(mesh, options.verify, level=Level.LOCAL).run(part.gm, finish_passes(options))
+    output = gm.graph.output_node()
+    # from here on all results are values that other parts or the step's results read
+    results: tuple[ResultSlot, ...] = tuple(Crossing(name) for name in part.gives)
+    note(output).results = results
+    return replace(part, gm=gm)
+
+
+def loss_index(graph: fx.Graph) -> int | None:
+    """The output that is differentiated: the only scalar with a tangent (see `differentiable` of `capture`).
+
+    None for a graph without backward.
+
+    Raises
+    ------
+    StageError : the model has outputs to differentiate but no scalar among them.
+    """
+    tangents = [n for n in graph.find_nodes(op="placeholder") if isinstance(note(n).slot, Tangent)]
+    if not tangents:
+        return None
+    for node in tangents:
+        slot, type_ = note(node).slot, note(node).type
+        if isinstance(slot, Tangent) and isinstance(type_, TensorType) and type_.shape == ():
+            return slot.index
+    raise StageError(
+        "a step in stages or micro-batches runs the backward inside of the call, so the loss must be in "
+        "the graph; the model returns no scalar that depends on its parameters. Pass loss_fn= to "
+        "fxdp.compile, or let the model return its loss; for outputs alone, call it under torch.no_grad()"
+    )

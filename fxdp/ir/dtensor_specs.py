@@ -1,0 +1,64 @@
+"""The placements of a compiled graph in DTensor's words: a `DTensorSpec` per tensor node.
+
+fxdp works with one logical batch axis; on a mesh each of its data axes gets the same placement, first
+axis slowest: `S(dim)` is `Shard(dim)`, and `S(dim, outer)` is `_StridedShard(dim, split_factor=outer)`, on
+every axis. A spec speaks of equal parts, as DTensor does; uneven local batches are the program's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import sympy
+from torch import fx
+from torch.distributed.device_mesh import DeviceMesh
+
+from fxdp.ir.notes import note
+from fxdp.ir.placements import Dim, Placement, Replicate, Shard
+from fxdp.ir.sizes import B, hint
+from fxdp.ir.types import TensorType
+from fxdp.torch_compat import dtensor_spec
+
+
+def spec_of(node: fx.Node, mesh: DeviceMesh, sizes: Mapping[str, int] | None = None) -> Any:
+    """The node's `DTensorSpec` (a tuple of them for several results), or None for what is no placed tensor.
+
+    Parameters
+    ----------
+    mesh : a mesh of data axes only.
+    sizes : the values of `B` and further symbols, for the spec's shape; typical values by default.
+    """
+    type_, placement = note(node).type, note(node).placement
+    if isinstance(type_, tuple) and isinstance(placement, tuple):
+        return tuple(_spec(t, p, mesh, sizes) for t, p in zip(type_, placement, strict=True))
+    return _spec(type_, placement, mesh, sizes)
+
+
+def set_specs(graph: fx.Graph, mesh: DeviceMesh, sizes: Mapping[str, int] | None = None) -> None:
+    """Put each tensor node's spec into `node.meta["spec"]`, for tools that read DTensor's annotations."""
+    for node in graph.nodes:
+        spec = spec_of(node, mesh, sizes)
+        if spec is not None:
+            node.meta["spec"] = spec
+
+
+def _spec(type_: object, placement: object, mesh: DeviceMesh, sizes: Mapping[str, int] | None) -> Any:
+    if not isinstance(type_, TensorType) or placement is None:
+        return None
+    spelled = _spelled(placement, sizes)  # type: ignore[arg-type]
+    shape = [_number(n, sizes) for n in type_.shape]
+    return dtensor_spec(mesh, [spelled] * mesh.ndim, shape, type_.dtype)
+
+
+def _spelled(placement: Placement, sizes: Mapping[str, int] | None) -> tuple[str, int, int]:
+    if isinstance(placement, Shard):
+        return "S", placement.dim, _number(placement.outer, sizes)
+    return ("R" if isinstance(placement, Replicate) else f"P({placement.op})"), 0, 1
+
+
+def _number(size: Dim, sizes: Mapping[str, int] | None) -> int:
+    if sizes is None or isinstance(size, int):
+        return hint(size)
+    names = {s: sizes["B" if s == B else s.name] for s in size.free_symbols}
+    return int(size.xreplace({s: sympy.Integer(n) for s, n in names.items()}))

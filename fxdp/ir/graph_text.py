@@ -1,0 +1,166 @@
+"""The text of a graph: one node per line, its type and placement on the binder, then the call.
+
+    mesh(dp=2)
+      %fc1_weight: f32[256, 128] {dp=R} = param(fc1.weight)
+      %x: f32[B, 128] {dp=S(0)} = input(x)
+      %mm: f32[B, 256] {dp=S(0)} = aten.mm(%x, %t)
+
+Neither addresses nor source paths appear, so the text is the same on every rank: it is also what the
+ranks' program hash is computed from. A missing brace means "not placed yet".
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from fxdp.ir.notes import Note, note
+from fxdp.ir.slots import (
+    Buffer,
+    Constant,
+    Crossing,
+    Gradient,
+    Input,
+    Mutation,
+    Output,
+    Parameter,
+    ResultSlot,
+    Size,
+    Slot,
+    Tangent,
+)
+from fxdp.ir.types import NodeType, ScalarType, TensorType
+from fxdp.torch_compat import OpOverload
+
+_DTYPES = {
+    torch.float64: "f64", torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16",
+    torch.int64: "i64", torch.int32: "i32", torch.int16: "i16", torch.int8: "i8", torch.uint8: "u8",
+    torch.bool: "b8", torch.complex64: "c64", torch.complex128: "c128",
+}  # fmt: skip
+
+
+def graph_text(
+    gm: fx.GraphModule, axes: dict[str, int] | None = None, *, causes: bool = True, exact: bool = False
+) -> str:
+    """The graph as golden text; `axes` are the mesh's names and sizes, printed on the first line.
+
+    `exact` prints numbers to the last digit, for hashing.
+    """
+    axes = axes or {}
+    head = ", ".join(f"{name}={size}" for name, size in axes.items())
+    lines = [f"mesh({head})"]
+    lines += ["  " + node_text(node, tuple(axes), causes=causes, exact=exact) for node in gm.graph.nodes]
+    return "\n".join(lines)
+
+
+def node_text(node: fx.Node, axes: tuple[str, ...] = (), *, causes: bool = True, exact: bool = False) -> str:
+    """One node's line."""
+    known = note(node)
+    if node.op == "output":
+        return _output_text(node)
+    binder = f"%{node.name}{_annotation(known.type)}{_placement_text(known, axes)}"
+    comments = [known.cause.text] if known.cause and known.cause.text else []
+    comments += [f"skip {known.skip}"] if known.skip else []
+    comment = f"  # {'; '.join(comments)}" if causes and comments else ""
+    return f"{binder} = {_call_text(node, known.slot, exact)}{comment}"
+
+
+def type_text(type_: NodeType) -> str:
+    """`f32[B, 128]`, `B * 7` for a host number, a tuple of them for several results."""
+    if isinstance(type_, TensorType):
+        dtype = _DTYPES.get(type_.dtype, str(type_.dtype).removeprefix("torch."))
+        return f"{dtype}[{', '.join(str(n) for n in type_.shape)}]"
+    if isinstance(type_, ScalarType):
+        return f"int({type_.expr})"
+    if isinstance(type_, tuple):
+        return f"({', '.join(type_text(t) for t in type_)})"
+    return "none"
+
+
+def _annotation(type_: NodeType) -> str:
+    return "" if type_ is None else f": {type_text(type_)}"
+
+
+def _placement_text(known: Note, axes: tuple[str, ...]) -> str:
+    """`{stage=0 dp=S(0)}`: what is not decided yet, or belongs to no one stage, is left out."""
+    words = [] if known.stage is None else [f"stage={known.stage}"]
+    placement = known.placement
+    if placement is not None:
+        shown = ", ".join(map(str, placement)) if isinstance(placement, tuple) else str(placement)
+        words += [f"{axis}={shown}" for axis in axes]
+    return " {" + " ".join(words) + "}" if words and axes else ""
+
+
+def _call_text(node: fx.Node, slot: Slot | None, exact: bool) -> str:
+    if node.op == "placeholder":
+        return _slot_text(slot)
+    if node.op == "get_attr":
+        return f"constant({node.target})"
+    arguments = [_argument_text(a, exact) for a in node.args]
+    arguments += [f"{k}={_argument_text(v, exact)}" for k, v in node.kwargs.items()]
+    return f"{target_text(node.target)}({', '.join(arguments)})"
+
+
+def target_text(target: Any) -> str:
+    """`aten.mm`, `aten.sum.dim_IntList`, `all_reduce`: `.default` is dropped."""
+    if isinstance(target, OpOverload):
+        return str(target).removesuffix(".default")
+    return getattr(target, "__name__", str(target))
+
+
+def _slot_text(slot: Slot | None) -> str:
+    match slot:
+        case Parameter(name):
+            return f"param({name})"
+        case Buffer(name):
+            return f"buffer({name})"
+        case Constant(name):
+            return f"constant({name})"
+        case Input(index, path):
+            return f"input({path or index})"
+        case Tangent(index):
+            return f"tangent({index})"
+        case Size(name):
+            return f"size({name})"
+        case Crossing(name):
+            return f"from({name})"
+        case None:
+            return "placeholder()"
+
+
+def _result_text(slot: ResultSlot | None) -> str:
+    match slot:
+        case Output(index):
+            return f"output {index}"
+        case Mutation(of):
+            return f"new {_slot_text(of)}"
+        case Gradient(of):
+            return f"gradient {_slot_text(of)}"
+        case Crossing(name):
+            return f"to {name}"
+        case None:
+            return "saved"
+
+
+def _output_text(node: fx.Node) -> str:
+    values = node.args[0]
+    if not isinstance(values, (tuple, list)):
+        return f"return {_argument_text(values)}"
+    slots = note(node).results[: len(values)]
+    slots += (None,) * (len(values) - len(slots))  # a malformed graph must be shown, too
+    shown = (f"{_result_text(s)}={_argument_text(v)}" for s, v in zip(slots, values, strict=True))
+    return f"return {', '.join(shown)}"
+
+
+def _argument_text(value: Any, exact: bool = False) -> str:
+    if isinstance(value, fx.Node):
+        return f"%{value.name}"
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(_argument_text(v, exact) for v in value)}]"
+    if isinstance(value, float) and not exact:
+        return f"{value:.6g}"
+    if isinstance(value, torch.dtype):
+        return _DTYPES.get(value, str(value))
+    return str(value)

@@ -1,0 +1,189 @@
+"""What fxdp knows of a graph node. Passes touch `node.meta` through this file only.
+
+A node's `Note` holds its type (shape in `B`, dtype), its slot if it is an input of the program, its
+source line, and after analysis its placement, the placements its operands must have, and the reason.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from fxdp.ir.placements import Placement
+from fxdp.ir.sizes import hint
+from fxdp.ir.slots import ResultSlot, Slot
+from fxdp.ir.types import NodeType, ScalarType, TensorType
+from fxdp.torch_compat import OpOverload
+
+_KEY = "fxdp"
+_LAYOUT = "fxdp_layout"
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Where in the user's code a node comes from."""
+
+    file: str = ""
+    line: int = 0
+    code: str = ""
+    module: str = ""
+
+    def __str__(self) -> str:
+        where = f"{self.file}:{self.line}" if self.file else "<unknown>"
+        code = f" `{self.code}`" if self.code else ""
+        module = f" in {self.module}" if self.module else ""
+        return f"{where}{code}{module}"
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why a node has its placement: the rule, and what it took its operands as."""
+
+    rule: str
+    operands: tuple[Placement | None, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """Why a collective exists: the op that needs it, the value it converts, and the user's line.
+
+    `gradient`: it reduces gradients of parameters.
+    """
+
+    consumer: str
+    producer: str
+    site: Site
+    text: str = ""
+    gradient: bool = False
+
+
+@dataclass(slots=True)
+class Note:
+    """All that fxdp keeps of one node."""
+
+    type: NodeType = None
+    slot: Slot | None = None
+    results: tuple[ResultSlot | None, ...] = ()  # on the output node only, one per result
+    site: Site = field(default_factory=Site)
+    backward: bool = False
+    placement: Placement | tuple[Placement | None, ...] | None = None
+    operands: tuple[Placement | None, ...] = ()  # one per tensor operand, in `fx` argument order
+    reason: Reason | None = None
+    cause: Cause | None = None
+    derived: bool = False  # its whole value is computed from its operands' whole values, not gathered
+    skip: str | None = None  # which skip connections carry this value: `a`, `a@1`, or `a, b`
+    spells: str = ""  # the op of which this is a step
+    recipe: Any = None  # the ops that run instead (`rules.registry.Recipe`)
+    stage: int | None = None  # of a program that is cut into stages; None: belongs to no single one
+    once: bool = False  # runs once per step, after the last micro-batch
+    rewrite: Any = None  # how a rule wants its size arguments localized (`rules.registry.Rewrite`)
+    draws_for: Layout | None = None  # what a random op draws for, where it lies other than was captured
+
+
+def note(node: fx.Node) -> Note:
+    """The note of a node, made on first use."""
+    found: Note | None = node.meta.get(_KEY)
+    if found is None:
+        found = node.meta[_KEY] = Note()
+    return found
+
+
+def copy_note(source: fx.Node, target: fx.Node, **changes: Any) -> Note:
+    """Give `target` a copy of `source`'s note with `changes`; what a pass does to a node it makes."""
+    old = note(source)
+    new = Note(**{name: getattr(old, name) for name in Note.__slots__})
+    for name, value in changes.items():
+        setattr(new, name, value)
+    target.meta[_KEY] = new
+    return new
+
+
+def sequence_number(node: fx.Node) -> int | None:
+    """The number that torch gave to the forward op which a node computes or differentiates."""
+    number: int | None = node.meta.get("seq_nr")
+    return number
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How a captured value lay in memory: ints, or expressions in torch's own size symbols."""
+
+    sizes: tuple[Any, ...]
+    strides: tuple[Any, ...]
+    offset: Any
+
+
+def memory_layout(node: fx.Node) -> Layout | None:
+    """The layout of a captured node's value, where capture kept it."""
+    return _layout(node, "expr")
+
+
+def example_layout(node: fx.Node) -> Layout | None:
+    """The same in numbers, as it was for the example; a size that only the data fixes is None."""
+    kept: Layout | None = node.meta.get(_LAYOUT)
+    return kept or _layout(node, "hint")
+
+
+def typical_layout(node: fx.Node) -> Layout | None:
+    """The same with some number for a size that only the data fixes."""
+    found, open_ = example_layout(node), memory_layout(node)
+    if found is None or open_ is None or None not in (*found.sizes, *found.strides):
+        return found
+    sizes, strides = (tuple(max(1, hint(n)) for n in given) for given in (open_.sizes, open_.strides))
+    return Layout(sizes, strides, open_.offset)
+
+
+def keep_layout(node: fx.Node) -> None:
+    """Drop the captured value, whose sizes are one example's, and keep how it lay in memory."""
+    node.meta[_LAYOUT] = _layout(node, "hint")
+    node.meta.pop("val", None)
+
+
+def _layout(node: fx.Node, numbers: str) -> Layout | None:
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor):
+        return None
+    sizes, strides = (
+        tuple(getattr(getattr(n, "node", None), numbers, n) for n in found)
+        for found in (value.shape, value.stride())
+    )
+    return Layout(sizes, strides, value.storage_offset())
+
+
+def tensor_operands(node: fx.Node) -> list[fx.Node]:
+    """The nodes that `node` reads tensors from, in argument order, repeated where used twice.
+
+    `note(node).operands` has one placement for each. (The tuple that a `getitem` reads is none.)
+    """
+    found: list[fx.Node] = []
+
+    def visit(argument: fx.Node) -> fx.Node:
+        if isinstance(note(argument).type, TensorType):
+            found.append(argument)
+        return argument
+
+    fx.map_arg((node.args, node.kwargs), visit)
+    return found
+
+
+_READS_SIZE = frozenset(
+    {
+        torch.ops.aten.sym_size.int,
+        torch.ops.aten.sym_numel.default,
+        torch.ops.aten.sym_stride.int,
+        torch.ops.aten.sym_storage_offset.default,
+    }
+)
+
+
+def is_host_size(node: fx.Node) -> bool:
+    """Whether the node is arithmetic on sizes: an expression, which is not executed as captured.
+
+    A number read from a tensor's values (`.item()`) is none.
+    """
+    if node.op != "call_function" or not isinstance(note(node).type, ScalarType):
+        return False
+    return node.target in _READS_SIZE or not isinstance(node.target, OpOverload)

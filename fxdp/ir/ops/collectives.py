@@ -1,0 +1,121 @@
+"""The collectives that an emitted program calls, as functional ops on flat local tensors.
+
+`start_*` returns at once with a pending tensor; `finish_*` waits for it and brings it into shape. All are
+plain compositions of aten and `_c10d_functional` ops, so Inductor sees through them.
+
+Sharded values travel with their batch factor first: `front` turns a part with `outer x b x inner` along
+`dim` into `[b, ..., outer, inner, ...]`, whose rows can be concatenated over ranks; `back` undoes it.
+Uneven parts are padded to the largest one (`largest` rows); `rows` then lists where the real rows of the
+gathered buffer lie.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fxdp.ir.ops.moments import combine
+from fxdp.ir.ops.parts import take_part, unflatten
+from fxdp.ir.ops.rank_extrema import restored, sortable
+
+_c10d = torch.ops._c10d_functional
+
+
+def front(value: Tensor, dim: int, outer: int, inner: int) -> Tensor:
+    """`[.., outer * b * inner, ..]` to contiguous `[b, .., outer, inner, ..]`."""
+    blocks = unflatten(value, dim, outer, value.shape[dim] // (outer * inner), inner)
+    return blocks.movedim(dim + 1, 0).contiguous()
+
+
+def back(value: Tensor, dim: int) -> Tensor:
+    """The inverse of `front`, contiguous: some kernels read the memory of their operands as it lies."""
+    return value.movedim(0, dim + 1).flatten(dim, dim + 2).contiguous()
+
+
+def start_all_reduce(value: Tensor, op: str, group: str) -> Tensor:
+    """Start the sum (or extremum) over all ranks."""
+    if op in ("max", "min"):
+        value = sortable(value, op)
+    return _c10d.all_reduce(value, op, group)  # type: ignore[no-any-return]
+
+
+def start_moments(value: Tensor, world: int, group: str) -> Tensor:
+    """Start gathering every rank's moments `[3, *kept]`, which each rank then combines."""
+    return _c10d.all_gather_into_tensor(value.contiguous(), world, group)  # type: ignore[no-any-return]
+
+
+def finish_moments(pending: Tensor, world: int) -> Tensor:
+    """Wait for the ranks' moments and combine them, in rank order."""
+    gathered = _c10d.wait_tensor(pending)
+    return combine(gathered.unflatten(0, (world, 3)))
+
+
+def start_broadcast(value: Tensor, group: str) -> Tensor:
+    """Start sending rank 0's value."""
+    return _c10d.broadcast(value, 0, group)  # type: ignore[no-any-return]
+
+
+def finish(pending: Tensor) -> Tensor:
+    """Wait for an all-reduce or broadcast."""
+    return _c10d.wait_tensor(pending)  # type: ignore[no-any-return]
+
+
+def finish_extremum(pending: Tensor, dtype: torch.dtype) -> Tensor:
+    """Wait for an all-reduce by `max` or `min`."""
+    return restored(_c10d.wait_tensor(pending), dtype)
+
+
+def start_all_gather(
+    value: Tensor, dim: int, outer: int, inner: int, world: int, largest: int | None, group: str
+) -> Tensor:
+    """Start gathering all parts; `largest` is None where all parts are equal."""
+    part = front(value, dim, outer, inner)
+    if largest is not None:
+        padding = part.new_zeros((largest - part.shape[0], *part.shape[1:]))
+        part = torch.cat([part, padding])
+    return _c10d.all_gather_into_tensor(part, world, group)  # type: ignore[no-any-return]
+
+
+def finish_all_gather(pending: Tensor, dim: int, rows: Tensor | None) -> Tensor:
+    """Wait for the parts and put them together."""
+    gathered = _c10d.wait_tensor(pending)
+    if rows is not None:
+        gathered = gathered.index_select(0, rows)
+    return back(gathered, dim)
+
+
+def start_reduce_scatter(
+    value: Tensor,
+    dim: int,
+    outer: int,
+    inner: int,
+    world: int,
+    largest: int | None,
+    rows: Tensor | None,
+    group: str,
+) -> Tensor:
+    """Start summing over the ranks, each of which gets its part."""
+    whole = front(value, dim, outer, inner)
+    if rows is not None and largest is not None:
+        padded = whole.new_zeros((world * largest, *whole.shape[1:]))
+        whole = padded.index_copy(0, rows, whole)
+    return _c10d.reduce_scatter_tensor(whole, "sum", world, group)  # type: ignore[no-any-return]
+
+
+def finish_reduce_scatter(pending: Tensor, dim: int, size: int) -> Tensor:
+    """Wait for this rank's part of `size` samples."""
+    part = _c10d.wait_tensor(pending)
+    return back(part.narrow(0, 0, size), dim)
+
+
+def shard(value: Tensor, dim: int, outer: int, batch: int, start: int, size: int) -> Tensor:
+    """This rank's part of a replicated value."""
+    return take_part(value, dim, outer, batch, start, size)
+
+
+def partial(value: Tensor, rank: int) -> Tensor:
+    """The value as a term of a sum over ranks: rank 0 keeps it.
+
+    All ranks read it. Else the others would drop what it is computed from, and with it collectives.
+    """
+    return torch.where(value.new_full((), rank == 0, dtype=torch.bool), value, 0)

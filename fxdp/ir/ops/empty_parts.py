@@ -1,0 +1,130 @@
+"""Ops that a rank runs in place of torch's where torch refuses or mistakes a part without samples.
+
+MKL fails on an empty Fourier transform, eager `pixel_unshuffle` keeps an empty input's shape, and the
+backward of BatchNorm in evaluation divides by zero, which ends the process; summed margin losses of nothing
+are whatever was in memory. The ops of the `fxdp` library
+have the same schemas and do as torch does, on empty parts too: as a composition of plain ops where there is
+one, which a compiler takes apart and fuses, else by asking first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from fxdp.ir.ops.library import aten, library
+from fxdp.torch_compat import OpOverload
+
+_LOCAL: dict[OpOverload, OpOverload] = {}
+
+
+def local_op(target: OpOverload) -> OpOverload:
+    """The op that does what `target` does, on empty parts too."""
+    return _LOCAL[target]
+
+
+def _define(target: OpOverload, function: Callable[..., Any], dispatch_key: str) -> str:
+    name = target._schema.name.removeprefix("aten::").removeprefix("_")
+    library.define(name + str(target._schema).removeprefix(target._schema.name))  # type: ignore[no-untyped-call]
+    library.impl(name, function, dispatch_key)  # type: ignore[no-untyped-call]
+    _LOCAL[target] = getattr(torch.ops.fxdp, name).default
+    return f"fxdp::{name}"
+
+
+def _asking_first(target: OpOverload, shape: Callable[..., torch.Tensor]) -> None:
+    def run(self: torch.Tensor, *args: object) -> torch.Tensor:
+        result: torch.Tensor = shape(self, *args) if self.numel() == 0 else target(self, *args)
+        return result
+
+    torch.library.register_fake(_define(target, run, "CompositeExplicitAutograd"), shape, lib=library)
+
+
+def _complex(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.complex32)
+
+
+def _c2c_shape(self: torch.Tensor, dim: Sequence[int], normalization: int, forward: bool) -> torch.Tensor:
+    return torch.empty_like(self)
+
+
+def _r2c_shape(self: torch.Tensor, dim: Sequence[int], normalization: int, onesided: bool) -> torch.Tensor:
+    shape = list(self.shape)
+    if onesided:
+        shape[dim[-1]] = shape[dim[-1]] // 2 + 1
+    return self.new_empty(shape, dtype=_complex(self.dtype))
+
+
+def _c2r_shape(
+    self: torch.Tensor, dim: Sequence[int], normalization: int, last_dim_size: int
+) -> torch.Tensor:
+    shape = list(self.shape)
+    shape[dim[-1]] = last_dim_size
+    return self.new_empty(shape, dtype=self.dtype.to_real())
+
+
+def _pixel_unshuffle(self: torch.Tensor, downscale_factor: int) -> torch.Tensor:
+    r = downscale_factor
+    *lead, channels, height, width = self.shape
+    cells = self.view(*lead, channels, height // r, r, width // r, r)
+    n = len(lead)
+    moved = cells.permute(*range(n), n, n + 2, n + 4, n + 1, n + 3)
+    return moved.reshape(*lead, channels * r * r, height // r, width // r)
+
+
+def _batch_norm_backward(
+    grad_out: torch.Tensor,
+    input: torch.Tensor,
+    weight: torch.Tensor | None,
+    running_mean: torch.Tensor,
+    running_var: torch.Tensor,
+    save_mean: torch.Tensor | None,
+    save_invstd: torch.Tensor | None,
+    train: bool,
+    eps: float,
+    output_mask: Sequence[bool],
+) -> tuple[torch.Tensor | None, ...]:
+    """With `train=False`: `y = (x - mean) * invstd * weight + bias` with constant statistics."""
+    exact = torch.promote_types(input.dtype, torch.float32)
+    channels = [1, -1] + [1] * (input.dim() - 2)
+    others = [0, *range(2, input.dim())]
+    grad, x = grad_out.to(exact), input.to(exact)
+    invstd = torch.rsqrt(running_var.to(exact) + eps)
+    scale = invstd if weight is None else invstd * weight.to(exact)
+    centred = x - running_mean.to(exact).view(channels)
+    kept = input.dtype if weight is None else weight.dtype
+    return (
+        (grad * scale.view(channels)).to(input.dtype) if output_mask[0] else None,
+        ((centred * grad).sum(others) * invstd).to(kept) if output_mask[1] else None,
+        grad.sum(others).to(kept) if output_mask[2] else None,
+    )
+
+
+def _multi_margin_loss(
+    self: torch.Tensor,
+    target: torch.Tensor,
+    p: float,
+    margin: float,
+    weight: torch.Tensor | None,
+    reduction: int,
+) -> torch.Tensor:
+    """The sum; other reductions need no stand-in."""
+    losses: torch.Tensor = aten.multi_margin_loss.default(self, target, p, margin, weight, 0)
+    return losses.sum()
+
+
+def _multilabel_margin_loss(
+    self: torch.Tensor, target: torch.Tensor, reduction: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    losses, is_target = aten.multilabel_margin_loss_forward.default(self, target, 0)
+    return losses.sum(), is_target
+
+
+_define(aten.multi_margin_loss.default, _multi_margin_loss, "CompositeImplicitAutograd")
+_define(aten.multilabel_margin_loss_forward.default, _multilabel_margin_loss, "CompositeImplicitAutograd")
+_define(aten.pixel_unshuffle.default, _pixel_unshuffle, "CompositeImplicitAutograd")
+_define(aten.native_batch_norm_backward.default, _batch_norm_backward, "CompositeImplicitAutograd")
+_asking_first(aten._fft_c2c.default, _c2c_shape)
+_asking_first(aten._fft_r2c.default, _r2c_shape)
+_asking_first(aten._fft_c2r.default, _c2r_shape)

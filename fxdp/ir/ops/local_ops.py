@@ -1,0 +1,80 @@
+"""Ops that recipes run on a rank's part: extrema of a part that may be empty, and where its rows stand.
+
+They are compositions of plain ops, which a compiler takes apart and fuses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+
+import torch
+
+from fxdp.ir.ops.library import aten, library
+from fxdp.torch_compat import OpOverload
+
+
+def _lowest(dtype: torch.dtype) -> float | int | bool:
+    if dtype == torch.bool:
+        return False
+    return float("-inf") if dtype.is_floating_point else torch.iinfo(dtype).min
+
+
+def _highest(dtype: torch.dtype) -> float | int | bool:
+    if dtype == torch.bool:
+        return True
+    return float("inf") if dtype.is_floating_point else torch.iinfo(dtype).max
+
+
+def _reduced(x: torch.Tensor, dim: Sequence[int], keepdim: bool) -> list[int] | None:
+    """The shape of a reduction over nothing, or None where there is something to reduce."""
+    gone = {d % x.dim() for d in dim} if dim else set(range(x.dim()))
+    if prod(x.shape[d] for d in gone) != 0:
+        return None
+    return [1 if d in gone else n for d, n in enumerate(x.shape) if keepdim or d not in gone]
+
+
+def _amax(self: torch.Tensor, dim: Sequence[int] = (), keepdim: bool = False) -> torch.Tensor:
+    shape = _reduced(self, dim, keepdim)
+    if shape is not None:
+        return self.new_full(shape, _lowest(self.dtype))
+    return aten.amax.default(self, dim, keepdim)  # type: ignore[no-any-return]
+
+
+def _amin(self: torch.Tensor, dim: Sequence[int] = (), keepdim: bool = False) -> torch.Tensor:
+    shape = _reduced(self, dim, keepdim)
+    if shape is not None:
+        return self.new_full(shape, _highest(self.dtype))
+    return aten.amin.default(self, dim, keepdim)  # type: ignore[no-any-return]
+
+
+def _positions(
+    like: torch.Tensor, ndim: int, dim: int, outer: int, inner: int, local: int, batch: int, offset: int
+) -> torch.Tensor:
+    """The numbers that the rows of a part `S(dim, outer)` have in the whole, as a column along `dim`."""
+
+    def count(n: int, *shape: int) -> torch.Tensor:
+        return torch.arange(n, device=like.device).view(shape)
+
+    samples = count(outer, -1, 1, 1) * batch + count(local, 1, -1, 1) + offset
+    rows = samples * inner + count(inner, 1, 1, -1)
+    return rows.view([outer * local * inner if d == dim else 1 for d in range(ndim)])
+
+
+def _define(schema: str, function: Callable[..., torch.Tensor]) -> OpOverload:
+    name = schema.partition("(")[0]
+    library.define(schema)  # type: ignore[no-untyped-call]
+    library.impl(name, function, "CompositeImplicitAutograd")  # type: ignore[no-untyped-call]
+    return getattr(torch.ops.fxdp, name).default  # type: ignore[no-any-return]
+
+
+amax = _define("amax(Tensor self, int[1] dim=[], bool keepdim=False) -> Tensor", _amax)
+"""`aten.amax`, which of nothing is the lowest number."""
+amin = _define("amin(Tensor self, int[1] dim=[], bool keepdim=False) -> Tensor", _amin)
+"""`aten.amin`, which of nothing is the highest number."""
+positions = _define(
+    "positions(Tensor like, int ndim, int dim, SymInt outer, SymInt inner, SymInt local, SymInt batch, "
+    "SymInt offset) -> Tensor",
+    _positions,
+)
+"""Where the rows of a part stand in the whole."""

@@ -1,0 +1,68 @@
+"""Split a global tensor into the ranks' parts and put parts together, for any placement."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from fxdp.ir.ops import moments
+from fxdp.ir.placements import Partial, Placement, Replicate, Shard
+
+
+def take_part(value: Tensor, dim: int, outer: int, batch: int, start: int, size: int) -> Tensor:
+    """The rows `start : start + size` of the batch factor of `dim` (`outer x batch x inner`).
+
+    A view where it is contiguous: some kernels (layer_norm's backward for its statistics) read the memory of
+    their operands as it lies. `batch` is the global batch.
+    """
+    length = value.shape[dim]
+    if outer == 1:
+        inner = length // batch
+        part = value.narrow(dim, start * inner, size * inner)
+        return part if dim == 0 else part.contiguous()
+    blocks = unflatten(value, dim, outer, batch, length // (outer * batch))
+    return blocks.narrow(dim + 1, start, size).flatten(dim, dim + 2).contiguous()
+
+
+def join_parts(parts: Sequence[Tensor], dim: int, outer: int, sizes: Sequence[int]) -> Tensor:
+    """The global tensor of which `parts` are the ranks' parts of the given batch sizes."""
+    if outer == 1:
+        return torch.cat(tuple(parts), dim)
+    factors = [_inner(p.shape[dim], outer, n) for p, n in zip(parts, sizes, strict=True)]
+    inner = next((f for f in factors if f is not None), 1)
+    blocks = [unflatten(p, dim, outer, n, inner) for p, n in zip(parts, sizes, strict=True)]
+    return torch.cat(blocks, dim + 1).flatten(dim, dim + 2)
+
+
+def unflatten(value: Tensor, dim: int, outer: int, batch: int, inner: int) -> Tensor:
+    """`outer x batch x inner` as three dims in place of `dim`; any of them may be 0."""
+    return value.reshape(*value.shape[:dim], outer, batch, inner, *value.shape[dim + 1 :])
+
+
+def _inner(length: int, outer: int, size: int) -> int | None:
+    return length // (outer * size) if size else None
+
+
+_COMBINED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "sum": torch.add,
+    "max": torch.maximum,
+    "min": torch.minimum,
+}
+
+
+def combine(values: Sequence[Tensor], placement: Placement, sizes: Sequence[int]) -> Tensor:
+    """The global value that the ranks' `values` stand for."""
+    match placement:
+        case Replicate():
+            return values[0]
+        case Partial("moments"):
+            return moments.combine(torch.stack(list(values)))
+        case Partial(op):
+            total = values[0].clone()
+            for value in values[1:]:
+                total = _COMBINED[op](total, value)
+            return total
+        case Shard(dim, outer):
+            return join_parts(values, dim, int(outer), sizes)

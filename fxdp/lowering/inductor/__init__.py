@@ -1,0 +1,1 @@
+"""By Inductor: trace with its decompositions, cut by min-cut, compile both halves."""

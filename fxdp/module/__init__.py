@@ -1,0 +1,1 @@
+"""The module a user holds: reads a call, notices changes, keeps programs."""

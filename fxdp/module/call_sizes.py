@@ -1,0 +1,55 @@
+"""The sizes of a call: those that a program takes, and those that it was captured with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import sympy
+import torch
+from torch import Tensor, fx
+
+from fxdp.capture import Captured, Condition
+from fxdp.ir.notes import Site, note
+from fxdp.ir.slots import Input
+from fxdp.ir.types import TensorType
+from fxdp.module.call import Call
+from fxdp.reports.plan import evaluate
+
+
+def size_values(captured: Captured, call: Call, batches: Sequence[int], rank: int) -> dict[str, int]:
+    """The value of each size slot for this rank."""
+    sizes = {
+        "B": sum(batches),
+        "b": batches[rank],
+        "offset": sum(batches[:rank]),
+        "b_max": max(batches),
+    }
+    for name, (index, dim) in captured.symbols.items():
+        sizes[name] = call.tensors[index].shape[dim]
+    return sizes
+
+
+def fixed_dims(
+    gm: fx.GraphModule, batch: Sequence[int | None], call: Call, values: Mapping[str, int]
+) -> list[Condition]:
+    """The call's sizes that are not those of the captured inputs: a loop over a dim fixes its size."""
+    found = []
+    for node in gm.graph.find_nodes(op="placeholder"):
+        slot, type_ = note(node).slot, note(node).type
+        if not isinstance(slot, Input) or not isinstance(type_, TensorType):
+            continue
+        sizes = zip(type_.shape, call.tensors[slot.index].shape, strict=True)
+        for dim, (captured, own) in enumerate(sizes):
+            if dim != batch[slot.index] and evaluate(captured, values) != own:
+                found.append(Condition(sympy.false, Site(code=f"{slot.path}.shape[{dim}] == {captured}")))
+    return found
+
+
+def row_numbers(batches: Sequence[int]) -> Tensor:
+    """Where the real rows lie in a buffer of parts that are padded to the largest one.
+
+    batches (2, 0, 1) -> 0 1 . . 4 .  -> [0, 1, 4]
+    """
+    largest = max(batches)
+    starts = [i * largest for i in range(len(batches))]
+    return torch.cat([torch.arange(start, start + n) for start, n in zip(starts, batches, strict=True)])

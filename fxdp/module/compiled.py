@@ -1,0 +1,299 @@
+"""`CompiledModule`: the user's model, running as a data-parallel program."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import weakref
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import Any
+
+from torch import fx, nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from fxdp.errors import InputError, MeshError, StateError
+from fxdp.module.call import Call, CallReader, call_lines
+from fxdp.module.drawing import drawing_apart, generator_state
+from fxdp.module.held import Held
+from fxdp.module.model_checks import check_model, device_type
+from fxdp.module.optimizers import OptimizerWatch
+from fxdp.module.padding import common_lengths, common_orders, padded, spread_pad
+from fxdp.module.programs import Programs, Served
+from fxdp.module.recent import Recent
+from fxdp.module.staged import StagedPrograms
+from fxdp.module.stand_in import StandIn
+from fxdp.options import Options
+from fxdp.ranks.agreement import Agreement, agree, broadcast_tensors, gather_objects, model_lines
+from fxdp.ranks.failure import everywhere, guard, install_hook, refusing
+from fxdp.ranks.resolve import DataMesh, resolve_mesh
+from fxdp.reports.plan import Plan
+
+_log = logging.getLogger("fxdp")
+
+
+class CompiledModule(StandIn):
+    """What `fxdp.compile` returns: call it as the model itself.
+
+    Parameters, buffers and state-dict keys are the model's own; `train()`, `eval()`, `to()` act on the
+    model. Compilation happens at the first call of each kind.
+    """
+
+    def __init__(
+        self, module: nn.Module, mesh: DeviceMesh | Mapping[str, int] | None, options: Options
+    ) -> None:
+        check_model(module)
+        super().__init__(module)
+        self._options = options
+        self._mesh = resolve_mesh(mesh, device_type(module))
+        _check_joined(self._mesh)
+        if options.idle and not _is_staged(self._mesh, options):
+            _log.warning(
+                "%s: without effect, as the mesh has no pp axis of several ranks and microbatches is 1",
+                ", ".join(options.idle),
+            )
+        self._served = None
+        self._started = False
+        self._generation = 0
+        self._watch = None
+        self._build()
+
+    _options: Options
+    _mesh: DataMesh
+    _served: Served | None
+    _started: bool
+    """Whether the ranks have agreed on the model and the options."""
+    _generation: int
+    """How often the model's tensors were replaced."""
+    _shared: bool
+    """Whether the ranks hold rank 0's values."""
+    _watch: OptimizerWatch | None
+    _held: Held
+    _reader: CallReader
+    _agreement: Agreement
+    _programs: Programs
+    _even: Recent[Any, bool]
+    """The kinds and sizes of calls that were found equal on all ranks, with `uneven=False`."""
+
+    def _build(self) -> None:
+        self._held = Held(self._model)
+        self._shared = False
+        chosen, device = self._options, self._mesh.device_type
+        self._reader = CallReader(
+            self._model, chosen.batch_dims, device, self._generation, chosen.loss_fn, chosen.single_device_rng
+        )
+        self._agreement = Agreement(self._mesh)
+        kind = StagedPrograms if _is_staged(self._mesh, self._options) else Programs
+        self._programs = kind(self._model, self._mesh, self._options)
+        self._even = Recent(1024)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's output for this rank's part of the batch.
+
+        Sharded outputs are this rank's part; everything else, the loss above all, is that of the global
+        batch and equal on all ranks.
+
+        Raises
+        ------
+        InputError : batch sizes that differ between inputs, an input on the wrong device, ...
+        AgreementError : ranks that pass different kinds of inputs, or hold different models.
+        CaptureError : the model cannot be captured as one graph.
+        RankFailedError : another rank failed.
+        """
+        with guard(self._mesh):
+            if not self._started:
+                self._start()
+            if self._watch is not None and self._watch.remove_when_done():
+                self._watch = None
+            if not self._held.unchanged():
+                self._renew()
+            with self._refusing():
+                call = self._reader.read(args, kwargs)
+            batches, alike, apart = self._exchange(call)
+            if not self._shared:
+                self._share()
+            if not alike:
+                call, args, kwargs = self._pad(call, args, kwargs)
+            served = self._programs.find(call, batches)
+            if served is None:
+                served = self._programs.make(call, batches, args, kwargs)
+                self._reader.watch(served.local.captured.numbers)
+            if apart and served.draws:
+                raise drawing_apart()
+            self._served = served
+            self._programs.check_layouts(served, call, args, kwargs)
+            return self._programs.run(served, call, batches)
+
+    def _renew(self) -> None:
+        """Make programs anew, as the model holds other tensors than they read; all ranks do this together."""
+        names = self._held.changes()
+        _log.warning(
+            "%s%s of the model %s replaced or converted: its programs are compiled anew. To keep them, write "
+            "values in place, as copy_() and load_state_dict() without assign=True do",
+            ", ".join(names[:3]),
+            f" and {len(names) - 3} more" if len(names) > 3 else "",
+            "was" if len(names) == 1 else "were",
+        )
+        self._generation += 1
+        self._build()
+        self._watch_optimizers()
+
+    def _refusing(self) -> AbstractContextManager[None]:
+        """Around the reading of inputs: the others wait for this rank next, unless uneven=False spares it.
+
+        Then they may have begun the step, and an error of this rank must end it.
+        """
+        others_wait = self._options.uneven or not len(self._even)
+        return refusing(self._mesh) if others_wait else nullcontext()
+
+    def _pad(
+        self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Call, tuple[Any, ...], dict[str, Any]]:
+        """The call with the sizes and orders that all ranks agree on; all ranks do this together."""
+        with refusing(self._mesh):
+            pads = spread_pad(self._options.pad, args, kwargs)
+        rows = gather_objects(self._mesh, (call.batch, call.dims, call.orders))
+        orders = common_orders(rows, call.batch_dims)
+        args, kwargs = padded(args, kwargs, call, common_lengths(rows, call, pads), pads)
+        return replace(self._reader.read(args, kwargs), orders=orders), args, kwargs
+
+    def _exchange(self, call: Call) -> tuple[tuple[int, ...], bool, bool]:
+        """All ranks' batch sizes; whether their other sizes and the orders of inputs are the same; whether
+        their generators are in other states, where that counts. The ranks must make the same kind of call.
+        """
+        if self._mesh.world == 1:
+            return (_nonempty((call.batch,))[0],), True, False
+        key = (call.kind, call.dims, call.orders, call.batch)
+        if not self._options.uneven and key in self._even:
+            return (call.batch,) * self._mesh.size, True, False
+        alike = self._reader.digest((call.dims, call.orders))
+        state = generator_state(self._mesh.device_type) if self._options.single_device_rng else 0
+        own = (call.batch, self._reader.digest(call.kind), alike, state)
+        rows = self._agreement.exchange(own)
+        if len({row[1] for row in rows}) > 1:
+            agree(self._mesh, call_lines(call), "calls")
+        batches = _nonempty(self._batches([row[0] for row in rows]))
+        if not self._options.uneven:
+            if len(set(batches)) > 1:
+                raise everywhere(
+                    InputError(f"uneven=False promises equal local batches, but the ranks have {batches}")
+                )
+            self._even[key] = True
+        return batches, len({row[2] for row in rows}) == 1, len({row[3] for row in rows}) > 1
+
+    def _batches(self, sizes: Sequence[int]) -> tuple[int, ...]:
+        """The batch size of each data rank; pipeline ranks with the same data must have the same."""
+        places = self._mesh.pipeline.data_ranks
+        if len(places) < len(sizes):
+            return tuple(sizes)
+        found: dict[int, int] = {}
+        for rank, (place, size) in enumerate(zip(places, sizes, strict=True)):
+            if found.setdefault(place, size) != size:
+                raise everywhere(
+                    InputError(
+                        f"rank {rank} of the mesh has a batch of {size}, another rank with the same data "
+                        f"one of {found[place]}: all ranks of a pipeline must pass the same batch"
+                    )
+                )
+        return tuple(found[place] for place in range(self._mesh.size))
+
+    def _start(self) -> None:
+        """Before the first exchange."""
+        here = device_type(self._model)
+        if here != self._mesh.device_type:
+            raise MeshError(
+                f"the model was moved to {here} after it was compiled for {self._mesh.device_type}; expected "
+                "it to stay there: move the model first, then call fxdp.compile"
+            )
+        if self._mesh.world > 1:
+            install_hook()
+        self._share()
+        self._watch_optimizers()
+        self._started = True
+
+    def _watch_optimizers(self) -> None:
+        """Look at the next optimizers that step, as long as this module lives."""
+        if self._watch is not None:
+            self._watch.remove()
+        self._watch = OptimizerWatch(self._model)
+        weakref.finalize(self, self._watch.remove)
+
+    def _share(self) -> None:
+        """The ranks must hold the same model and get rank 0's values: those of new layers, too.
+
+        All ranks do this together.
+        """
+        if self._mesh.world > 1:
+            agree(self._mesh, [*model_lines(self._model), *self._options.lines()], "models or options")
+            tensors = [*self._model.parameters(), *self._model.buffers()]
+            broadcast_tensors(self._mesh, [t.detach() for t in tensors])
+        self._shared = True
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of the program that ran last.
+
+        Raises
+        ------
+        StateError : nothing was compiled yet.
+        """
+        served = self._last()
+        return served.local.plan(served.sizes)
+
+    @property
+    def program(self) -> fx.GraphModule:
+        """This rank's emitted program that ran last."""
+        return self._last().graph
+
+    def _last(self) -> Served:
+        if self._served is None:
+            raise StateError("nothing is compiled yet: call the module once, or use fxdp.plan")
+        return self._served
+
+    @property
+    def mesh(self) -> DataMesh:
+        """The data axes this module runs on."""
+        return self._mesh
+
+    def _apply(self, fn: Any, recurse: bool = True) -> CompiledModule:
+        """`to()`, `double()`, ... change the model; programs are compiled anew."""
+        self._model._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self._started = False
+        self._served = None
+        self._build()
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CompiledModule:
+        """A copy of the model, to be compiled on its own on the same mesh."""
+        twin = CompiledModule.__new__(CompiledModule)
+        memo[id(self)] = twin
+        StandIn.__init__(twin, copy.deepcopy(self._model, memo))
+        twin._options, twin._mesh = self._options, self._mesh
+        twin._served, twin._started, twin._generation = None, False, 0
+        twin._watch = None
+        twin._build()
+        return twin
+
+    def __repr__(self) -> str:
+        return f"fxdp.compile({self._mesh},\n{self._model!r})"
+
+
+def _is_staged(mesh: DataMesh, options: Options) -> bool:
+    return mesh.pipeline.size > 1 or options.microbatches > 1
+
+
+def _check_joined(mesh: DataMesh) -> None:
+    """A mesh of sizes alone is enough for a plan, but nobody would be there to exchange anything with."""
+    if mesh.world > 1 and mesh.links is None:
+        raise MeshError(
+            f"{mesh} has sizes but no ranks, which is enough for fxdp.plan and fxdp.verify but "
+            f"not to run; expected a DeviceMesh, as init_device_mesh({mesh.device_type!r}, ({mesh.world},), "
+            f"mesh_dim_names=('dp',)), or None for all ranks, in {mesh.world} processes started by torchrun"
+        )
+
+
+def _nonempty(batches: tuple[int, ...]) -> tuple[int, ...]:
+    if sum(batches) == 0:
+        raise everywhere(InputError("the global batch is empty: no rank was given a sample"))
+    return batches

@@ -1,0 +1,66 @@
+"""Plan a model for a mesh without having it: no process group, no second process, nothing compiled."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from fxdp.capture import capture, check_layouts, unusual
+from fxdp.compiler.emit import LocalProgram, prepare
+from fxdp.compiler.staged_order import prepare_staged
+from fxdp.module.call import CallReader, check_arguments
+from fxdp.module.model_checks import check_model, device_type
+from fxdp.options import Options
+from fxdp.ranks.resolve import resolve_mesh
+from fxdp.reports.plan import Plan
+
+
+def dry_run(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    mesh: DeviceMesh | Mapping[str, int],
+    options: Options,
+) -> Plan:
+    """The plan for one rank's `args` and `kwargs`, as if every rank had a batch of that size."""
+    local, sizes = local_program(model, args, kwargs, mesh, options)
+    return local.plan(sizes)
+
+
+def local_program(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    mesh: DeviceMesh | Mapping[str, int],
+    options: Options,
+) -> tuple[LocalProgram, dict[str, int]]:
+    """The program of a rank with open sizes, and the sizes that the example gives them."""
+    check_arguments(args, kwargs)
+    check_model(model)
+    device = device_type(model)
+    reader = CallReader(model, options.batch_dims, device, ordered=options.single_device_rng)
+    call = reader.read(args, kwargs)
+    data = resolve_mesh(mesh, device)
+    staged = data.pipeline.size > 1 or options.microbatches > 1
+    start = time.perf_counter()
+    captured = capture(
+        model,
+        args,
+        kwargs,
+        batch_dims=options.batch_dims,
+        loss_fn=options.loss_fn,
+        differentiable="loss" if staged else "all",
+        couple=data.size * options.microbatches > 1,
+        own_statistics=options.own_statistics,
+        orders=call.orders,
+    )
+    if unusual(captured, call.tensors):
+        check_layouts(captured, model, args, kwargs, options.loss_fn)
+    seconds = time.perf_counter() - start
+    local = prepare_staged(captured, data, options) if staged else prepare(captured, data, options)
+    local.seconds = {"capture": seconds, **local.seconds}
+    return local, {"B": call.batch * data.size}

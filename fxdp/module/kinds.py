@@ -1,0 +1,52 @@
+"""What is kept of the programs of one model: by kind of call, those used last.
+
+Two calls are of one kind if they differ in sizes alone, and lie in memory alike where that counts. A Python
+value among the inputs is part of the kind, so a model that is given a step's number or a fresh object at each
+call would fill the memory with programs.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any, Generic, TypeVar
+
+from fxdp.module.call import Call, changing_values
+from fxdp.module.recent import Recent
+
+V = TypeVar("V")
+"""What is kept for a kind."""
+
+_log = logging.getLogger("fxdp")
+
+_KINDS = 64  # kinds whose programs are kept
+_MANY = 8  # kinds that differ in Python values alone, when a line says so
+
+
+class Kinds(Generic[V]):
+    """The kinds that were called last; all ranks keep the same ones, as they make the same calls."""
+
+    def __init__(self) -> None:
+        self._kinds: Recent[Any, V] = Recent(_KINDS)
+
+    def __iter__(self) -> Iterator[V]:
+        """The least recently called first."""
+        return (kind for _, kind in self._kinds.items())
+
+    def find(self, call: Call) -> V | None:
+        """What there is for calls of this kind."""
+        return self._kinds.get((call.kind, call.orders))
+
+    def add(self, call: Call, kind: V, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Keep what was captured for a call of a new kind."""
+        others = [key for (key, orders), _ in self._kinds.items() if orders == call.orders]
+        alike = [key for key in others if key[0] == call.kind[0] and key[2:] == call.kind[2:]]
+        if len(alike) == _MANY - 1:
+            _log.warning(
+                "the model was compiled for %d calls that differ in Python values alone: %s. Pass what "
+                "changes from call to call as a tensor; only the programs of the last %d such calls are kept",
+                _MANY,
+                ", ".join(changing_values(call, alike, args, kwargs)),
+                _KINDS,
+            )
+        self._kinds[call.kind, call.orders] = kind

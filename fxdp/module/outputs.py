@@ -1,0 +1,65 @@
+"""What a call returns: flat outputs in the model's own structure, after the model's own checks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import sympy
+from torch import Tensor
+from torch.utils._pytree import tree_unflatten
+
+from fxdp.capture import Captured, Check, OutputLeaf, SizeLeaf
+from fxdp.errors import InputError
+from fxdp.ir.sizes import B
+from fxdp.ranks.failure import everywhere
+
+
+def packed(captured: Captured, outputs: Sequence[Tensor], sizes: dict[str, int]) -> Any:
+    """The model's own output structure around flat outputs."""
+    if captured.out_spec.is_leaf() and isinstance(captured.leaves[0], OutputLeaf):
+        return outputs[0]
+    leaves = [_leaf(leaf, outputs, sizes) for leaf in captured.leaves]
+    return tree_unflatten(leaves, captured.out_spec)
+
+
+def _leaf(leaf: Any, outputs: Sequence[Tensor], sizes: dict[str, int]) -> Any:
+    if isinstance(leaf, OutputLeaf):
+        return outputs[leaf.index]
+    if isinstance(leaf, SizeLeaf):
+        return _number(leaf.expr.xreplace(_by_symbol(leaf.expr, sizes)))
+    return leaf
+
+
+def _number(value: Any) -> int | float | bool:
+    """A value without symbols as the Python number that it is."""
+    if value.is_Boolean:
+        return bool(value)
+    return int(value) if value.is_Integer else float(value)
+
+
+def raise_if_checked(checks: Sequence[Check], outputs: Sequence[Tensor]) -> None:
+    """Raise where the model's own code would, on all ranks alike: its checks see the global batch."""
+    failed = [check for check in checks if bool(outputs[check.output]) != check.passes]
+    if not failed:
+        return
+    listing = "\n  ".join(str(check.site) for check in failed)
+    raising = (
+        f"the model refuses this batch: its own code raises an error at\n  {listing}\n"
+        "Check the inputs of all ranks, or call the model itself to see its message"
+    )
+    other_way = (
+        f"values that are not finite, for which the model's own code branches off at\n  {listing}\n"
+        "The program has the way for finite values only. Lower the learning rate or clip gradients, or write "
+        "the branch with torch.where"
+    )
+    raise everywhere(InputError(raising if any(check.raises for check in failed) else other_way))
+
+
+def has_size_leaves(captured: Captured) -> bool:
+    """Whether the model returns numbers that are computed from sizes."""
+    return any(isinstance(leaf, SizeLeaf) for leaf in captured.leaves)
+
+
+def _by_symbol(expr: sympy.Basic, sizes: dict[str, int]) -> dict[Any, sympy.Integer]:
+    return {s: sympy.Integer(sizes["B" if s == B else s.name]) for s in expr.free_symbols}

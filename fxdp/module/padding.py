@@ -1,0 +1,126 @@
+"""Ranks whose inputs differ in a size other than the batch: padded to the largest, or refused everywhere.
+
+A batch is the concatenation of the ranks' parts, so all their other sizes must be equal. A rank without
+samples takes the others' sizes, since there is nothing to pad. Sequences of other lengths are padded at
+their end to the longest rank's, with the value that `pad=` names for the input; without one they are
+refused, for what stands in a gap is the model's business, not ours. In which order the dims lie in memory,
+where that counts, is told by the ranks that have samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from fxdp.errors import InputError
+from fxdp.ir.memory_layout import UNCLEAR, Arrangement
+from fxdp.module.call import Call
+from fxdp.ranks.failure import everywhere
+
+Dims: TypeAlias = "tuple[tuple[int, ...], ...]"
+"""Of each tensor the sizes of all dims but the batch."""
+
+Row: TypeAlias = "tuple[int, Dims, tuple[Arrangement, ...]]"
+"""A rank's batch, the other sizes of its tensors, and how they lie in memory where that counts."""
+
+
+def spread_pad(pad: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[float | None]:
+    """The pad value of each tensor in `(args, kwargs)`, None where it must not be padded.
+
+    `pad` is one number for all, or a pytree prefix of `(args, kwargs)`; a dict may leave keys out.
+
+    Raises
+    ------
+    InputError : a prefix that does not fit the inputs.
+    """
+    found: list[float | None] = []
+    _spread(pad, (args, kwargs), "", found)
+    return found
+
+
+def common_lengths(rows: Sequence[Row], call: Call, pads: Sequence[float | None]) -> Dims:
+    """The sizes that all ranks' inputs are brought to; `rows` are those of all ranks.
+
+    Raises
+    ------
+    InputError : on every rank: sizes that differ in an input without a pad value, or without a batch dim.
+    """
+    wanted, faults = [], []
+    for i, batch_dim in enumerate(call.batch_dims):
+        sizes = [dims[i] for batch, dims, _ in rows if batch > 0 or batch_dim is None]
+        sizes = sizes or [dims[i] for _, dims, _ in rows]
+        largest = tuple(map(max, zip(*sizes, strict=True)))
+        if len(set(sizes)) > 1 and (pads[i] is None or batch_dim is None):
+            listed = ", ".join(f"{list(dims[i])} on rank {rank}" for rank, (_, dims, _) in enumerate(rows))
+            faults.append(f"tensor {i} has sizes (without the batch) {listed}")
+        wanted.append(largest)
+    if faults:
+        listing = "\n  ".join(faults)
+        raise everywhere(
+            InputError(
+                f"the ranks' inputs differ in sizes other than the batch:\n  {listing}\n"
+                "Pad them to one length before the call, or name pad values with pad= of fxdp.compile, as in "
+                "pad=((0, -100), {}) for token ids and labels"
+            )
+        )
+    return tuple(wanted)
+
+
+def common_orders(rows: Sequence[Row], batch_dims: Sequence[int | None]) -> tuple[Arrangement, ...]:
+    """How the whole batch lies in memory, of which each rank has a part.
+
+    A rank without samples says nothing of it, one with a single sample not where the batch dim has its place.
+    """
+    found = []
+    for i, dim in enumerate(batch_dims if rows[0][2] else ()):
+        given = [(2 if dim is None else batch, orders[i]) for batch, _, orders in rows]
+        told = {order for batch, order in given if batch == max(given)[0] or batch > 1}
+        others = {tuple(d for d in order if d != dim) for batch, order in given if batch > 0}
+        found.append(told.pop() if len(told) == len(others) == 1 else UNCLEAR)
+    return tuple(found)
+
+
+def padded(
+    args: tuple[Any, ...], kwargs: dict[str, Any], call: Call, wanted: Dims, pads: Sequence[float | None]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The inputs at the wanted sizes; gradients flow back into the unpadded ones."""
+    leaves, spec = pytree.tree_flatten((args, kwargs))
+    index = 0
+    for position, leaf in enumerate(leaves):
+        if isinstance(leaf, Tensor):
+            leaves[position] = _grown(leaf, call.batch_dims[index], wanted[index], pads[index])
+            index += 1
+    grown: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_unflatten(leaves, spec)
+    return grown
+
+
+def _grown(tensor: Tensor, batch_dim: int | None, sizes: Sequence[int], value: float | None) -> Tensor:
+    if batch_dim is None:
+        return tensor
+    shape = [*sizes[:batch_dim], tensor.shape[batch_dim], *sizes[batch_dim:]]
+    if list(tensor.shape) == shape:
+        return tensor
+    if not tensor.shape[batch_dim]:
+        return tensor.new_zeros(shape).requires_grad_(tensor.requires_grad)
+    ends = [wanted - size for wanted, size in zip(shape, tensor.shape, strict=True)]
+    return F.pad(tensor, [n for end in reversed(ends) for n in (0, end)], value=value)
+
+
+def _spread(prefix: Any, tree: Any, path: str, found: list[float | None]) -> None:
+    if prefix is None or isinstance(prefix, (int, float)):
+        found.extend(prefix for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor))
+    elif isinstance(prefix, Mapping) and isinstance(tree, Mapping) and prefix.keys() <= tree.keys():
+        for key, value in tree.items():
+            _spread(prefix.get(key), value, f"{path}[{key!r}]", found)
+    elif isinstance(prefix, (tuple, list)) and isinstance(tree, (tuple, list)) and len(prefix) == len(tree):
+        for index, (part, value) in enumerate(zip(prefix, tree, strict=True)):
+            _spread(part, value, f"{path}[{index}]", found)
+    else:
+        raise InputError(
+            f"pad{path} is {prefix!r}, which is no prefix of the inputs there ({type(tree).__name__}). "
+            "Expected a number, None, or a container shaped like (args, kwargs)"
+        )

@@ -1,0 +1,144 @@
+"""The Python attributes and hooks of a model, which its programs were captured with.
+
+Eager code sees at once what the user changes between two calls (`model.beta = 0.5`, a hook). A program does
+not, so each call asks here, by comparing the identities of a few hundred objects. Buffers whose values a
+program was made for (`capture/patches/numbers.py`) are watched like attributes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from operator import is_
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
+
+from fxdp.capture import own_attributes
+
+_log = logging.getLogger("fxdp")
+
+Key: TypeAlias = "tuple[tuple[str, tuple[str, Any]], ...]"
+"""The attributes that differ from those of the beginning: name, type and value."""
+
+_PLAIN = (int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, type(None))
+
+_CONTAINERS = (list, tuple, dict)
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_SPOKEN = [kind.replace("_", " ") for kind in _HOOKS]
+
+
+class ModelState:
+    """Watches a model (and a loss that is a module) from when it is made."""
+
+    def __init__(self, *roots: nn.Module) -> None:
+        named = [(name, module) for root in roots for name, module in root.named_modules()]
+        modules = [module for _, module in named]
+        self._root = roots[0]
+        self._named = named
+        self._sizes = self._count()
+        self._numbers: dict[str, _Number] = {}
+        self._hooks = [vars(m)[kind] for m in modules for kind in _HOOKS]
+        self._slots = [(vars(m), name) for m in modules for name in own_attributes(m)]
+        self._names = [f"{name} of {path or 'the model'}" for path, m in named for name in own_attributes(m)]
+        self._names += [f"number of{kind} of {path or 'the model'}" for path, _ in named for kind in _SPOKEN]
+        self._first = self._values()
+        self._last = list(self._first)
+        self._last_key: Key = ()
+        self._seen: set[Key] = {()}
+        self._objects: list[Any] = []
+
+    def watch(self, names: Iterable[str]) -> None:
+        """From now on the values of these buffers of the first root count as attributes."""
+        for name in names:
+            if name not in self._numbers:
+                number = self._numbers[name] = _Number(self._root.get_buffer(name))
+                self._names.append(f"value of buffer {name}")
+                self._first = [*self._first, number.value()]
+                self._last = [*self._last, number.value()]
+
+    def changed(self) -> Key:
+        """The Python attributes that are no longer what they were; other ones need another program."""
+        if self._count() != self._sizes:
+            self._watch_shadows()
+        values = self._values()
+        if not all(map(is_, values, self._last)):
+            self._last, self._last_key = values, self._changes(values)
+            if self._last_key not in self._seen:
+                self._seen.add(self._last_key)
+                listed = ", ".join(f"{name} ({value})" for name, (_, value) in self._last_key)
+                _log.warning(
+                    "attributes of the model changed, which compiles it anew: %s. Make what changes often an "
+                    "input, or a buffer that is changed in place",
+                    listed or "back to the first values",
+                )
+        return self._last_key
+
+    def _count(self) -> list[int]:
+        return [len(vars(module)) for _, module in self._named]
+
+    def _watch_shadows(self) -> None:
+        """Watch attributes that modules were given since, in the place of those of their classes.
+
+        Others the forward cannot have read when it was captured.
+        """
+        self._sizes = self._count()
+        known = {(id(attributes), name) for attributes, name in self._slots}
+        for path, module in self._named:
+            for name in own_attributes(module):
+                if (id(vars(module)), name) not in known and hasattr(type(module), name):
+                    at = len(self._slots)
+                    self._slots.append((vars(module), name))
+                    self._names.insert(at, f"{name} of {path or 'the model'}")
+                    self._first.insert(at, getattr(type(module), name))
+                    self._last.insert(at, self._first[at])
+
+    def _values(self) -> list[Any]:
+        own = [attributes.get(name) for attributes, name in self._slots]
+        return [*own, *map(len, self._hooks), *(number.value() for number in self._numbers.values())]
+
+    def _changes(self, values: Sequence[Any]) -> Key:
+        rows = zip(self._names, values, self._first, strict=True)
+        return tuple((name, self._token(now)) for name, now, first in rows if not _equal(now, first))
+
+    def _token(self, value: Any) -> tuple[str, Any]:
+        """A type, and a value that is equal on all ranks: itself, or the number of an object."""
+        if isinstance(value, _PLAIN):
+            return type(value).__name__, value
+        if type(value) in _CONTAINERS:
+            return type(value).__name__, tuple(map(self._token, _items(value)))
+        index = next((i for i, known in enumerate(self._objects) if known is value), len(self._objects))
+        if index == len(self._objects):
+            self._objects.append(value)
+        return type(value).__name__, f"object {index}"
+
+
+class _Number:
+    """A buffer, read again only after it was written."""
+
+    def __init__(self, buffer: torch.Tensor) -> None:
+        self._buffer = buffer
+        self._version, self._value = buffer._version, (buffer.tolist(),)
+
+    def value(self) -> tuple[Any, ...]:
+        """The contents: the same object as long as they are the same."""
+        if self._buffer._version != self._version:
+            self._version, now = self._buffer._version, (self._buffer.tolist(),)
+            if now != self._value:
+                self._value = now
+        return self._value
+
+
+def _equal(a: Any, b: Any) -> bool:
+    """Whether eager code would see the same; torch's export puts copies in the place of containers."""
+    if a is b or type(a) is not type(b):
+        return a is b
+    if type(a) in _CONTAINERS:
+        return len(a) == len(b) and all(map(_equal, _items(a), _items(b)))
+    return isinstance(a, _PLAIN) and bool(a == b)
+
+
+def _items(container: Any) -> list[Any]:
+    return [x for pair in container.items() for x in pair] if isinstance(container, dict) else list(container)

@@ -1,0 +1,81 @@
+"""What the oracle found wrong: the node, its rule, and how its operands were."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import fx
+
+from fxdp.ir.graph_text import node_text
+from fxdp.ir.notes import Site, note, tensor_operands
+from fxdp.ir.types import TensorType
+
+
+@dataclass(frozen=True, slots=True)
+class OperandState:
+    """An operand of a faulty node.
+
+    `text` is its line in golden text, `wanted` the placement that the node reads it in, `error` its relative
+    difference from one device (None for inputs, parameters and what has no counterpart there).
+    """
+
+    text: str
+    wanted: str
+    error: float | None
+
+    def __str__(self) -> str:
+        state = "as given" if self.error is None else f"off by {self.error:.1g}"
+        return f"{self.text}   read as {self.wanted}, {state}"
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A node whose ranks' values do not make up the global one.
+
+    `error` is relative to the largest value; infinite where the values cannot be compared.
+    """
+
+    node: str
+    text: str
+    what: str
+    rule: str
+    site: Site
+    placement: str = ""
+    operands: tuple[OperandState, ...] = ()
+    error: float = float("inf")
+
+    def __str__(self) -> str:
+        lines = [self.text, f"    {self.what}", f"    rule {self.rule}, from {self.site}"]
+        return "\n".join([*lines, *(f"    operand {operand}" for operand in self.operands)])
+
+
+def make_fault(node: fx.Node, what: str, error: float, errors: dict[fx.Node, float]) -> Fault:
+    """The fault of a node; `errors` are those of the nodes before it."""
+    known = note(node)
+    operands = _operands(node, errors)
+    rule = known.reason.rule if known.reason else "?"
+    text = node_text(node, ("dp",))
+    return Fault(node.name, text, what, rule, known.site, _placement(known.placement), operands, error)
+
+
+def _placement(placement: object) -> str:
+    return ", ".join(map(str, placement)) if isinstance(placement, tuple) else str(placement)
+
+
+def _operands(node: fx.Node, errors: dict[fx.Node, float]) -> tuple[OperandState, ...]:
+    sources = tensor_operands(node)
+    if not sources:  # a `getitem` reads a tuple
+        sources = [n for n in node.all_input_nodes if isinstance(note(n).type, tuple)]
+    wanted = note(node).operands or (None,) * len(sources)
+    if len(wanted) != len(sources):
+        return ()
+    return tuple(
+        OperandState(node_text(s, ("dp",), causes=False), _wanted(s, w), errors.get(s))
+        for s, w in zip(sources, wanted, strict=True)
+    )
+
+
+def _wanted(source: fx.Node, wanted: object) -> str:
+    if wanted is not None:
+        return str(wanted)
+    return "it is" if isinstance(note(source).type, TensorType) else "a tuple"

@@ -1,0 +1,259 @@
+"""The lock-step interpreter.
+
+Every node holds a list with one value per rank; a collective combines the list; after each node the
+ranks' values are put together by the node's placement and compared with what the captured graph computes
+on the whole batch. The first difference names the node, so that a wrong rule, a dropped reduction or a
+size that should be global shows in seconds. Random values are taken from the ranks: the reference uses
+what they drew, and no two ranks may draw the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, fx
+
+from fxdp.ir import conversions
+from fxdp.ir.draws import node_draws
+from fxdp.ir.notes import is_host_size, note, tensor_operands
+from fxdp.ir.placements import Partial, Placement, Replicate, Shard
+from fxdp.ir.slots import Input, Output, ResultSlot, Size, Slot, Tangent
+from fxdp.ir.types import ScalarType, TensorType, local_shape
+from fxdp.oracle.compare import adds_or_moves, cancelled, difference, magnitude, scaled_floor
+from fxdp.oracle.fault import Fault, make_fault
+from fxdp.oracle.rank_draws import RankGenerators, draw_alike, repeated_draw
+from fxdp.oracle.reference import Reference, attribute, execute
+from fxdp.oracle.virtual_ranks import VirtualRanks
+
+_ERRORS = (RuntimeError, IndexError, TypeError, ValueError, ArithmeticError, NotImplementedError)
+
+
+@dataclass
+class LockStep:
+    """Interpret `local` on virtual ranks and `captured` on one device, comparing each node.
+
+    Parameters
+    ----------
+    local : a graph of level LOCAL.
+    captured : the same program at level CAPTURED, sharing node names.
+    sizes : every rank's batch; their sum is the global batch.
+    symbols : values of further dynamic sizes.
+    tolerance : largest relative error (of the largest value) that counts as equal.
+    single_device_rng : the ranks' generators are in the same state, as with `rng="single-device"`.
+    tolerances : other tolerances of single nodes, by name.
+    """
+
+    local: fx.GraphModule
+    captured: fx.GraphModule
+    sizes: Sequence[int]
+    symbols: Mapping[str, int] = field(default_factory=dict)
+    tolerance: float = 1e-9
+    stop_at_first: bool = True
+    single_device_rng: bool = False
+    tolerances: Mapping[str, float] = field(default_factory=dict)
+    faults: list[Fault] = field(default_factory=list)
+    errors: dict[fx.Node, float] = field(default_factory=dict)
+    """The relative error of each node that was compared."""
+
+    def run(self, slots: Mapping[Slot, Any]) -> dict[ResultSlot, Tensor]:
+        """The results of the ranks, put together; `slots` holds the *global* value of each input.
+
+        Tangents are global too. Faults are collected in `faults`.
+        """
+        self._start()
+        self._slots = slots
+        for node in self.local.graph.nodes:
+            if node.op == "output":
+                return self._results(node)
+            try:
+                self._values[node] = self._run(node)
+                if node.op != "placeholder":
+                    self._check(node)
+            except _ERRORS as error:
+                self._fault(node, f"cannot run: {error}")
+                return {}
+            if self.faults and self.stop_at_first:
+                return {}
+        raise AssertionError("a graph ends in an output node")
+
+    def _start(self) -> None:
+        self.faults.clear()
+        self.errors.clear()
+        self._one = Reference(self.captured, sum(self.sizes), self.symbols)
+        self._ranks = VirtualRanks(self.sizes, self._one.sizes)
+        self._values: dict[fx.Node, list[Any]] = {}
+        self._floors: dict[fx.Node, float] = {}
+        own = len(self.sizes) > 1 and not self.single_device_rng
+        seeded = own and any(map(node_draws, self.local.graph.nodes))
+        self._generators = RankGenerators(len(self.sizes)) if seeded else None
+
+    # ---- running the ranks -------------------------------------------------------------------------------
+
+    def _run(self, node: fx.Node) -> list[Any]:
+        if node.op == "placeholder":
+            return self._placeholder(node)
+        if node.op == "get_attr":
+            value = self._one.values[node.name] = attribute(self.local, str(node.target))
+            return [value] * self._ranks.world
+        if node.target in conversions.CONVERSIONS:
+            source, *rest = node.args
+            numbers = [self._values[a][0] if isinstance(a, fx.Node) else a for a in rest]
+            return self._ranks.convert(node, self._values[source], numbers)  # type: ignore[index]
+        if node_draws(node) and self._generators is None:
+            return draw_alike(self._ranks.world, lambda rank: self._call(node, rank))
+        return [self._call(node, rank) for rank in range(self._ranks.world)]
+
+    def _call(self, node: fx.Node, rank: int) -> Any:
+        if self._generators is not None and node_draws(node):
+            with self._generators.of(rank):
+                return execute(node, lambda n: self._values[n][rank])
+        return execute(node, lambda n: self._values[n][rank])
+
+    def _placeholder(self, node: fx.Node) -> list[Any]:
+        slot = note(node).slot
+        if isinstance(slot, Size):
+            return [self._ranks.slot(slot.name, rank) for rank in range(self._ranks.world)]
+        assert slot is not None
+        whole = self._one.values[node.name] = self._slots[slot]
+        placement = note(node).placement if isinstance(slot, (Input, Tangent)) else None
+        return self._ranks.split(whole, placement)  # type: ignore[arg-type]
+
+    # ---- comparing ---------------------------------------------------------------------------------------
+
+    def _check(self, node: fx.Node) -> None:
+        if is_host_size(node) or node.op == "get_attr":
+            return
+        if node_draws(node):
+            self._one.values[node.name] = self._combined(node)
+            pair = None if self.single_device_rng else repeated_draw(self._values[node], note(node).placement)
+            if pair is not None:
+                self._fault(node, f"ranks {pair[0]} and {pair[1]} draw the same random numbers")
+        elif self._has_whole(node):
+            self._compare(node, self._one.values[node.name])
+
+    def _has_whole(self, node: fx.Node) -> bool:
+        """Compute the node's global value, if it has one that can be told without its rule."""
+        found = self._one.node(node)
+        if found is not None:
+            self._one.execute(found)
+            return True
+        sources = tensor_operands(node)
+        if any(s.name not in self._one.values for s in sources):
+            return False
+        if node.target in conversions.CONVERSIONS:
+            self._one.values[node.name] = self._one.values[sources[0].name]
+            return True
+        if isinstance(note(node).placement, Shard):
+            return False  # an inserted op on local parts, such as positions counted from the rank's first
+        self._one.values[node.name] = execute(node, self._whole_or_number)
+        return True
+
+    def _whole_or_number(self, node: fx.Node) -> Any:
+        if isinstance(note(node).type, ScalarType):
+            return self._values[node][0]
+        return self._one.values[node.name]
+
+    def _combined(self, node: fx.Node) -> Any:
+        placement, values = note(node).placement, self._values[node]
+        if isinstance(placement, tuple):
+            return tuple(
+                None if p is None else self._ranks.combine([v[i] for v in values], p)
+                for i, p in enumerate(placement)
+            )
+        assert placement is not None
+        return self._ranks.combine(values, placement)
+
+    def _compare(self, node: fx.Node, whole: Any) -> None:
+        placement, values, types = note(node).placement, self._values[node], note(node).type
+        if isinstance(types, ScalarType):
+            self._compare_numbers(node, whole)
+        elif not isinstance(types, tuple):
+            self._compare_one(node, whole, values, types, placement)
+        else:
+            assert isinstance(placement, tuple)
+            for i, (type_, p) in enumerate(zip(types, placement, strict=True)):
+                if isinstance(type_, TensorType):
+                    self._compare_one(node, whole[i], [v[i] for v in values], type_, p)
+
+    def _compare_numbers(self, node: fx.Node, whole: Any) -> None:
+        """A number that was read from a tensor's values."""
+        for rank, value in enumerate(self._values[node]):
+            if abs(value - whole) > self._tolerance(node) * abs(whole):
+                self._fault(node, f"rank {rank} reads {value}, one device {whole}")
+                return
+
+    def _compare_one(self, node: fx.Node, whole: Any, values: list[Any], type_: Any, placement: Any) -> None:
+        if not isinstance(whole, Tensor) or placement is None:
+            return
+        for rank, value in enumerate(values):
+            shape = tuple(self._ranks.number(n, rank) for n in local_shape(type_, placement))
+            if tuple(value.shape) != shape:
+                self._fault(node, f"rank {rank} has shape {tuple(value.shape)}, expected {shape}")
+                return
+        error = self._error(node, whole, values, placement)
+        self.errors[node] = max(error, self.errors.get(node, 0.0))
+        if not error <= self._tolerance(node):
+            self._fault(node, f"differs from one device by {error:.3g} (relative)", error)
+
+    def _error(self, node: fx.Node, whole: Tensor, values: list[Tensor], placement: Placement) -> float:
+        if isinstance(placement, Partial):  # the terms of the sum count, not what is left of it
+            largest = cancelled(self._tolerance(node)) * max(map(magnitude, values))
+            self._floors[node] = max(self._floor(node), largest)
+        if isinstance(placement, Replicate):
+            return max(difference(v, whole, self._floor(node)) for v in values)
+        return difference(self._ranks.combine(values, placement), whole, self._floor(node))
+
+    def _tolerance(self, node: fx.Node) -> float:
+        return self.tolerances.get(node.name, self.tolerance)
+
+    def _floor(self, node: fx.Node) -> float:
+        """A share of the largest operand (`cancelled`): sums of cancelling terms are no better than that.
+
+        An op that only moves or adds what it is given (a view of such a sum, several of them side by side),
+        and a node that fxdp inserted (a bucket of such sums), inherits the largest floor of its operands.
+        Products and quotients do so in their own measure.
+        """
+        if node not in self._floors:
+            tensors = [n for n in node.all_input_nodes if isinstance(self._values[n][0], Tensor)]
+            terms = (magnitude(value) for n in tensors for value in self._values[n])
+            floor = cancelled(self._tolerance(node)) * max(terms, default=0.0)
+            if not tensors:  # one of several results
+                floor = max([0.0, *map(self._floor, node.all_input_nodes)])
+            elif len(tensors) == 1 or adds_or_moves(node) or self._one.node(node) is None:
+                floor = max([floor, *map(self._floor, tensors)])
+            else:
+                floors = [self._floor(n) for n in tensors]
+                per_rank = zip(*(self._values[n] for n in tensors), strict=True)
+                floor = max([floor, *(scaled_floor(node, floors, values) for values in per_rank)])
+            self._floors[node] = floor
+        return self._floors[node]
+
+    def _fault(self, node: fx.Node, what: str, error: float = float("inf")) -> None:
+        self.faults.append(make_fault(node, what, error, self.errors))
+
+    # ---- results -----------------------------------------------------------------------------------------
+
+    def _results(self, node: fx.Node) -> dict[ResultSlot, Tensor]:
+        results: dict[ResultSlot, Tensor] = {}
+        values: Sequence[fx.Node] = node.args[0]  # type: ignore[assignment]
+        placements = note(node).operands or [note(v).placement for v in values]
+        for slot, value, placement in zip(note(node).results, values, placements, strict=True):
+            if slot is not None:
+                results[slot] = self._ranks.combine(self._values[value], placement)  # type: ignore[arg-type]
+        return results
+
+    def floors(self) -> dict[ResultSlot, float]:
+        """Below which size each result is what is left of larger terms (see `difference`)."""
+        node = self.local.graph.output_node()
+        values: Sequence[fx.Node] = node.args[0]  # type: ignore[assignment]
+        pairs = zip(note(node).results, values, strict=True)
+        return {slot: self._floor(value) for slot, value in pairs if slot is not None}
+
+    def local_outputs(self) -> list[list[Tensor]]:
+        """Every rank's own outputs, in order, as `compiled(...)` would return them."""
+        node = self.local.graph.output_node()
+        values: Sequence[fx.Node] = node.args[0]  # type: ignore[assignment]
+        chosen = [v for s, v in zip(note(node).results, values, strict=True) if isinstance(s, Output)]
+        return [[self._values[v][r] for v in chosen] for r in range(self._ranks.world)]

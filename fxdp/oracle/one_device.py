@@ -1,0 +1,138 @@
+"""The unmodified model on one device: what every virtual run must equal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from fxdp.capture import Captured, OutputLeaf
+from fxdp.capture.refusals.twins import twin_of
+from fxdp.ir.memory_layout import arrangement, copied
+from fxdp.ir.notes import note
+from fxdp.ir.slots import (
+    Buffer,
+    Constant,
+    Gradient,
+    Input,
+    Mutation,
+    Output,
+    Parameter,
+    ResultSlot,
+    Slot,
+    Tangent,
+)
+
+
+@dataclass(frozen=True)
+class EagerRun:
+    """Everything that one step leaves behind.
+
+    `results` holds outputs, gradients, and the values of all buffers and inputs after the step; `tangents`
+    are the random weights of the outputs whose gradient was taken; `changed` are the buffers and inputs that
+    do not hold what they held before.
+    """
+
+    results: dict[ResultSlot, Tensor]
+    tangents: dict[int, Tensor]
+    changed: frozenset[ResultSlot] = frozenset()
+
+
+def first_samples(tree: Any, batch: Sequence[int | None], size: int) -> Any:
+    """A copy of the inputs with only the first `size` samples, in memory in the same order."""
+    leaves, spec = pytree.tree_flatten(tree)
+    dims = iter(batch)
+    cut = []
+    for leaf in leaves:
+        if isinstance(leaf, Tensor):
+            dim = next(dims)
+            part = leaf if dim is None else leaf.narrow(dim, 0, size)
+            leaf = copied(part, arrangement(leaf)).requires_grad_(leaf.requires_grad)
+        cut.append(leaf)
+    return pytree.tree_unflatten(cut, spec)
+
+
+def run_eager(
+    module: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    captured: Captured,
+    loss_fn: Callable[..., Any] | None,
+) -> EagerRun:
+    """One forward and backward of a copy of the module on copies of the inputs."""
+    given = _tensors((args, kwargs))
+    args, inputs = first_samples((args, dict(kwargs)), (None,) * len(given), 0)
+    tensors = _tensors((args, inputs))
+    twin = twin_of(module)
+    twin.zero_grad(set_to_none=True)
+    target = inputs.pop("target", None) if loss_fn is not None else None
+    result = twin(*args, **inputs)
+    if loss_fn is not None:
+        result = loss_fn(result, target)
+    leaves = pytree.tree_leaves(result)
+    kinds = zip(leaves, captured.leaves, strict=True)
+    outputs = [leaf for leaf, kind in kinds if isinstance(kind, OutputLeaf)]
+    tangents = {i: _tangent(i, output) for i, output in enumerate(outputs) if output.requires_grad}
+    values: dict[ResultSlot, Tensor] = {Output(i): o.detach().clone() for i, o in enumerate(outputs)}
+    values |= {Output(check.output): torch.tensor(check.passes) for check in captured.checks}
+    if tangents:
+        torch.autograd.backward([outputs[i] for i in tangents], list(tangents.values()))
+    named = twin.named_parameters()
+    values |= {Gradient(Parameter(n)): p.grad for n, p in named if p.grad is not None}
+    values |= {Gradient(Input(i)): t.grad for i, t in enumerate(tensors) if t.grad is not None}
+    values |= {Mutation(Buffer(n)): b for n, b in twin.named_buffers()}
+    values |= {Mutation(Input(i)): t.detach() for i, t in enumerate(tensors)}
+    before: dict[ResultSlot, Tensor] = {Mutation(Buffer(n)): b for n, b in module.named_buffers()}
+    before |= {Mutation(Input(i)): t.detach() for i, t in enumerate(given)}
+    changed = frozenset(s for s, value in before.items() if s in values and _differs(values[s], value))
+    return EagerRun(values, tangents, changed)
+
+
+def slot_values(
+    module: nn.Module,
+    captured: Captured,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    tangents: Mapping[int, Tensor],
+) -> dict[Slot, Any]:
+    """The global value of every input of the captured program but its sizes."""
+    tensors = _tensors((args, kwargs))
+    values: dict[Slot, Any] = {}
+    for node in captured.gm.graph.nodes:
+        match note(node).slot:
+            case Parameter(name) as slot:
+                values[slot] = module.get_parameter(name).detach()
+            case Buffer(name) as slot:
+                values[slot] = module.get_buffer(name).clone()
+            case Constant(name) as slot:
+                values[slot] = captured.constants[name]
+            case Input(index) as slot:
+                values[slot] = tensors[index].detach()
+            case Tangent(index) as slot:
+                values[slot] = tangents[index]
+    return values
+
+
+def symbol_values(captured: Captured, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, int]:
+    """The values of the sizes other than the batch that the captured program keeps open."""
+    tensors = _tensors((args, kwargs))
+    return {name: tensors[index].shape[dim] for name, (index, dim) in captured.symbols.items()}
+
+
+def _differs(now: Tensor, before: Tensor) -> bool:
+    """Whether any element is another one; nan is nan."""
+    return bool(((now != before) & ~((now != now) & (before != before))).any())
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def _tangent(seed: int, output: Tensor) -> Tensor:
+    """Random weights, the same for the same output."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(output.shape, dtype=output.dtype, generator=generator).to(output.device)

@@ -1,0 +1,72 @@
+"""In which precision a model is checked, and how close its values then must be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.utils import _pytree as pytree
+
+from fxdp.capture.refusals.twins import twin_of
+from fxdp.ir.notes import Site, note
+from fxdp.ir.types import TensorType
+
+_WIDE = {torch.complex64: torch.complex128, torch.complex32: torch.complex128}
+
+_PROMOTED = {torch.float32: 1e-6, torch.complex64: 1e-6, torch.bfloat16: 2e-2, torch.float16: 2e-3}
+"""Tolerances of what a float64 model computes in a narrower type on the way."""
+
+_OWN = {**_PROMOTED, torch.float32: 1e-5, torch.complex64: 1e-5}
+"""Tolerances of models in their own types."""
+
+_EXACT = 1e-9
+
+
+def widen(tree: Any) -> Any:
+    """The same structure with float64 and complex128 tensors; all tensors are copies."""
+    return pytree.tree_map_only(Tensor, lambda t: _wide(t).requires_grad_(t.requires_grad), tree)
+
+
+def widened(module: nn.Module) -> nn.Module:
+    """A copy of the module in float64."""
+    wide: nn.Module = twin_of(module)._apply(_wide)  # type: ignore[no-untyped-call]
+    return wide
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    if tensor.is_floating_point():
+        return tensor.detach().to(torch.float64, copy=True)
+    return tensor.detach().to(_WIDE.get(tensor.dtype, tensor.dtype), copy=True)
+
+
+def tolerances(gm: fx.GraphModule, *, own: bool) -> dict[str, float]:
+    """How close each node's value must be to one device's, by the narrowest type it was computed from.
+
+    1e-9 in float64; what has passed through float32 counts 1e-6 in a model that was widened to float64 and
+    1e-5 in one of its `own` types, through float16 2e-3, through bfloat16 2e-2.
+    """
+    table = _OWN if own else _PROMOTED
+    found: dict[str, float] = {}
+    for node in gm.graph.nodes:
+        inherited = (found[source.name] for source in node.all_input_nodes)
+        found[node.name] = max([_EXACT, *inherited, *(table.get(d, 0.0) for d in _dtypes(node))])
+    return found
+
+
+def casts(gm: fx.GraphModule) -> tuple[Site, ...]:
+    """The lines at which a float64 model computes in a narrower type, each once, in order."""
+    found: dict[Site, None] = {}
+    for node in gm.graph.nodes:
+        narrow = any(dtype in _PROMOTED for dtype in _dtypes(node))
+        if node.op == "call_function" and narrow and not note(node).backward:
+            sources = [dtype for source in node.all_input_nodes for dtype in _dtypes(source)]
+            if not any(dtype in _PROMOTED for dtype in sources):
+                found[note(node).site] = None
+    return tuple(found)
+
+
+def _dtypes(node: fx.Node) -> list[torch.dtype]:
+    type_ = note(node).type
+    types = type_ if isinstance(type_, tuple) else (type_,)
+    return [one.dtype for one in types if isinstance(one, TensorType)]

@@ -1,0 +1,112 @@
+"""What one device computes: the captured graph run on the whole batch, one node at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import sympy
+import torch
+from torch import Tensor, fx
+
+from fxdp.ir.notes import is_host_size, note
+from fxdp.ir.sizes import B, named_size
+from fxdp.ir.slots import ResultSlot, Slot
+from fxdp.ir.types import ScalarType, TensorType
+
+aten = torch.ops.aten
+
+_UNWRITTEN = frozenset(
+    {
+        aten.empty.memory_format, aten.empty_like.default, aten.empty_strided.default,
+        aten.empty_permuted.default, aten.new_empty.default, aten.new_empty_strided.default,
+    }
+)  # fmt: skip
+_POISON = float("nan")
+_COPY_IF_NEEDED: dict[Any, Any] = {
+    aten.view.default: aten.reshape.default,
+    aten._unsafe_view.default: aten.reshape.default,
+}
+"""A real tensor's strides may be others than those it was traced with: a rank's program reshapes, too."""
+
+
+class Reference:
+    """Interprets a CAPTURED graph; every node's value is kept under the node's name."""
+
+    def __init__(self, gm: fx.GraphModule, batch: int, symbols: Mapping[str, int]) -> None:
+        self._gm = gm
+        self._nodes = {node.name: node for node in gm.graph.nodes}
+        self.sizes: dict[Any, int] = {B: batch, **{named_size(k): v for k, v in symbols.items()}}
+        """The values of all size symbols; those that only the data fixes join as they are met."""
+        self.values: dict[str, Any] = {}
+
+    def node(self, like: fx.Node) -> fx.Node | None:
+        """The captured node that a node of the rank's program came from."""
+        found = self._nodes.get(like.name)
+        same = found is not None and type(note(found).type) is type(note(like).type)
+        return found if same else None  # names of erased sizes are given again to inserted nodes
+
+    def run(self, slots: Mapping[Slot, Any]) -> dict[ResultSlot, Any]:
+        """All results, from the value of each slot."""
+        for node in self._gm.graph.nodes:
+            known = note(node)
+            if node.op == "placeholder":
+                if known.slot is not None and known.slot in slots:
+                    self.values[node.name] = slots[known.slot]
+            elif node.op == "get_attr":
+                self.values[node.name] = attribute(self._gm, str(node.target))
+            elif node.op == "call_function" and not is_host_size(node):
+                self.execute(node)
+        output = self._gm.graph.output_node()
+        pairs = zip(note(output).results, output.args[0], strict=True)  # type: ignore[arg-type]
+        return {slot: self.value(node) for slot, node in pairs if slot is not None}
+
+    def execute(self, node: fx.Node) -> Any:
+        """Run one node on whole values and keep the result."""
+        value = self.values[node.name] = execute(node, self.value)
+        self._learn(note(node).type, value)
+        return value
+
+    def value(self, node: fx.Node) -> Any:
+        """The value of a node that was run, or of a host number."""
+        type_ = note(node).type
+        if isinstance(type_, ScalarType) and node.name not in self.values:
+            return self._host(type_.expr)
+        if node.name not in self.values and isinstance(type_, tuple):
+            self.execute(node)  # the ranks' program makes each of its results by itself
+        return self.values[node.name]
+
+    def _learn(self, type_: Any, whole: Any) -> None:
+        """The values of sizes that only the data fixes, from the first value that has them."""
+        if isinstance(type_, tuple):
+            for one, value in zip(type_, whole, strict=True):
+                self._learn(one, value)
+        elif isinstance(type_, TensorType):
+            for size, value in zip(type_.shape, whole.shape, strict=True):
+                if isinstance(size, sympy.Symbol):
+                    self.sizes.setdefault(size, value)
+        elif isinstance(type_, ScalarType) and isinstance(type_.expr, sympy.Symbol):
+            self.sizes.setdefault(type_.expr, whole)
+
+    def _host(self, expr: sympy.Basic) -> int | float | bool:
+        value = expr.xreplace({symbol: sympy.sympify(size) for symbol, size in self.sizes.items()})
+        if isinstance(value, sympy.logic.boolalg.BooleanAtom):
+            return bool(value)
+        return int(value) if value.is_Integer else float(value)
+
+
+def execute(node: fx.Node, value_of: Callable[[fx.Node], Any]) -> Any:
+    """Run one op; memory that it leaves unwritten is poisoned, so that nobody can rely on it."""
+    args, kwargs = fx.map_arg((node.args, node.kwargs), value_of)
+    result = _COPY_IF_NEEDED.get(node.target, node.target)(*args, **kwargs)
+    if node.target in _UNWRITTEN:
+        result.fill_(_POISON if result.is_floating_point() or result.is_complex() else 1)
+    return result
+
+
+def attribute(gm: fx.GraphModule, path: str) -> Tensor:
+    """The tensor that a `get_attr` node names."""
+    found: Any = gm
+    for name in path.split("."):
+        found = getattr(found, name)
+    return found  # type: ignore[no-any-return]

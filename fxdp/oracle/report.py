@@ -1,0 +1,175 @@
+"""What `fxdp.verify` found, to be read by people and programs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from fxdp.errors import ExactnessError
+from fxdp.ir.notes import Site
+from fxdp.oracle import Fault, ResultError, SplitRun
+
+
+@dataclass(frozen=True)
+class Report:
+    """Whether a model's data-parallel program equals the model on one device.
+
+    Attributes
+    ----------
+    model, mesh : what was verified.
+    splits : one run per split of the global batch.
+    compared : what was compared with what, in words.
+    casts : lines at which the float64 copy computes in float32 or narrower; from there on 1e-6 is equal.
+    invariants : what the verifier of the passes said of the graph; empty when all holds.
+    """
+
+    model: str
+    mesh: str
+    splits: tuple[SplitRun, ...]
+    compared: str = ""
+    casts: tuple[Site, ...] = ()
+    invariants: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether every value was equal on every split."""
+        return not self.invariants and bool(self.splits) and all(run.ok for run in self.splits)
+
+    @property
+    def first_fault(self) -> Fault | None:
+        """The first node that differs from one device."""
+        return next((fault for run in self.splits for fault in run.faults), None)
+
+    @property
+    def wrong_results(self) -> tuple[ResultError, ...]:
+        """Outputs, gradients and buffers that differ from the unmodified model's."""
+        return tuple(row for run in self.splits for row in run.wrong)
+
+    @property
+    def worst(self) -> float:
+        """The largest relative error of any node or result."""
+        errors = [run.worst for run in self.splits]
+        errors += [row.error for run in self.splits for row in run.results]
+        return max(errors, default=0.0)
+
+    def raise_if_wrong(self) -> None:
+        """Nothing if all is equal.
+
+        Raises
+        ------
+        ExactnessError : with the first differing node, its line, placement, rule and operands.
+        """
+        if not self.ok:
+            raise ExactnessError(str(self))
+
+    def as_dict(self) -> dict[str, Any]:
+        """The report as plain values that JSON can hold; an infinite error is None."""
+        return {
+            "ok": self.ok,
+            "model": self.model,
+            "mesh": self.mesh,
+            "compared": self.compared,
+            "worst": _finite(self.worst),
+            "casts": [str(site) for site in self.casts],
+            "invariants": self.invariants,
+            "splits": [_split_dict(run) for run in self.splits],
+        }
+
+    def __str__(self) -> str:
+        lines = [self._headline(), f"  {self.compared}"]
+        lines += [f"  {line}" for line in self._casts()]
+        lines += [f"  {_split_line(run)}" for run in self.splits]
+        if self.invariants:
+            lines += ["the graph breaks an invariant:", _indented(self.invariants)]
+        if self.first_fault is not None:
+            lines += ["first differing node:", _indented(str(self.first_fault))]
+        lines += [f"  split {list(run.split)}: {row}" for run in self.splits for row in run.wrong]
+        if not self.ok:
+            lines.append(_REMEDY)
+        return "\n".join(lines)
+
+    def __rich__(self) -> RenderableType:
+        table = Table(title=self._headline(), title_justify="left", title_style="green" if self.ok else "red")
+        for name in ("split", "nodes", "results", "largest error", "at", ""):
+            table.add_column(name, justify="right" if name in ("nodes", "results") else "left")
+        for run in self.splits:
+            state = Text("equal", "green") if run.ok else Text("differs", "red")
+            cells = (str(list(run.split)), str(run.nodes), str(len(run.results)), f"{run.worst:.1e}")
+            table.add_row(*cells, Text(run.worst_node), state)
+        text = str(self).splitlines()[1:]
+        kept = [line for line in text if line.strip() not in {_split_line(run) for run in self.splits}]
+        return Group(table, Text("\n".join(kept)))
+
+    def _headline(self) -> str:
+        if not self.ok:
+            return f"{self.model} on {self.mesh} differs from one device"
+        return f"{self.model} on {self.mesh} equals one device: largest relative error {self.worst:.1e}"
+
+    def _casts(self) -> list[str]:
+        if not self.casts:
+            return []
+        shown = [f"  {site}" for site in self.casts[:5]]
+        more = [f"  and {len(self.casts) - 5} more"] if len(self.casts) > 5 else []
+        return [
+            "the model computes in float32 or narrower at these lines, 1e-6 is equal there:",
+            *shown,
+            *more,
+        ]
+
+
+_REMEDY = (
+    "This is a bug in fxdp or in a rule added by fxdp.register_rule: please report the lines above. Until it "
+    "is fixed do not train this model with this program"
+)
+
+
+def _split_line(run: SplitRun) -> str:
+    counted = f"{run.nodes} nodes, {len(run.results)} results"
+    return f"split {list(run.split)}: {'equal' if run.ok else 'differs'}, {counted}, error {run.worst:.1e}"
+
+
+def _split_dict(run: SplitRun) -> dict[str, Any]:
+    return {
+        "split": list(run.split),
+        "ok": run.ok,
+        "nodes": run.nodes,
+        "worst": _finite(run.worst),
+        "worst_node": run.worst_node,
+        "faults": [_fault_dict(fault) for fault in run.faults],
+        "results": [
+            {"result": r.result, "error": _finite(r.error), "tolerance": r.tolerance, "what": r.what}
+            for r in run.results
+        ],
+    }
+
+
+def _fault_dict(fault: Fault) -> dict[str, Any]:
+    return {
+        "node": fault.node,
+        "text": fault.text,
+        "what": fault.what,
+        "error": _finite(fault.error),
+        "rule": fault.rule,
+        "placement": fault.placement,
+        "file": fault.site.file,
+        "line": fault.site.line,
+        "code": fault.site.code,
+        "module": fault.site.module,
+        "operands": [
+            {"text": o.text, "wanted": o.wanted, "error": None if o.error is None else _finite(o.error)}
+            for o in fault.operands
+        ],
+    }
+
+
+def _finite(error: float) -> float | None:
+    return error if math.isfinite(error) else None
+
+
+def _indented(text: str) -> str:
+    return "\n".join("  " + line for line in text.splitlines())

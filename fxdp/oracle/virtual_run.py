@@ -1,0 +1,113 @@
+"""One split of a batch on virtual ranks: node by node, and its results beside eager's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from fxdp.capture import Captured
+from fxdp.ir.draws import node_draws
+from fxdp.ir.notes import note
+from fxdp.ir.slots import ResultSlot, Slot
+from fxdp.options import Options
+from fxdp.oracle.fault import Fault
+from fxdp.oracle.lockstep import LockStep
+from fxdp.oracle.one_device import first_samples, run_eager, slot_values, symbol_values
+from fxdp.oracle.reference import Reference
+from fxdp.oracle.results import ResultError, compare_results
+
+
+@dataclass(frozen=True)
+class SplitRun:
+    """What one split showed.
+
+    Attributes
+    ----------
+    split : samples per rank.
+    faults : the first node that differs, if any.
+    results : one row per output, gradient and changed buffer; empty where a node was faulty.
+    nodes : how many nodes were compared.
+    worst, worst_node : the largest relative error of a node, and its line.
+    """
+
+    split: tuple[int, ...]
+    faults: tuple[Fault, ...]
+    results: tuple[ResultError, ...]
+    nodes: int
+    worst: float
+    worst_node: str
+
+    @property
+    def wrong(self) -> tuple[ResultError, ...]:
+        """The results that differ."""
+        return tuple(row for row in self.results if row.what)
+
+    @property
+    def ok(self) -> bool:
+        """Whether all was equal."""
+        return not self.faults and not self.wrong
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model in its two forms: the program of one rank, and the captured graph it must equal."""
+
+    module: nn.Module
+    local: fx.GraphModule
+    reference: Captured
+    options: Options
+    tolerances: Mapping[str, float]
+
+    def run(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], split: tuple[int, ...], seed: int
+    ) -> SplitRun:
+        """Run the first `sum(split)` samples of the inputs; the caller's random numbers stay as they are."""
+        reference, batch = self.reference, sum(split)
+        args, kwargs = first_samples((args, dict(kwargs)), reference.batch, batch)
+        with torch.random.fork_rng(enabled=True):
+            torch.manual_seed(seed)
+            eager = run_eager(self.module, args, kwargs, reference, self.options.loss_fn)
+            slots = slot_values(self.module, reference, args, kwargs, eager.tangents)
+            runner = self._runner(split, symbol_values(reference, args, kwargs))
+            torch.manual_seed(seed)
+            found = runner.run(slots)
+            if runner.faults:
+                rows: list[ResultError] = []
+            else:
+                torch.manual_seed(seed)
+                own = self._comparable(runner, found, slots)
+                rows = compare_results(own, eager.results, self._by_slot(), runner.floors(), eager.changed)
+        worst = max(runner.errors, key=runner.errors.__getitem__, default=None)
+        return SplitRun(
+            tuple(split), tuple(runner.faults), tuple(rows), len(runner.errors),
+            0.0 if worst is None else runner.errors[worst], "" if worst is None else worst.name,
+        )  # fmt: skip
+
+    def draws_apart(self, world: int) -> bool:
+        """Whether the ranks draw numbers of their own, which eager cannot know."""
+        if world == 1 or self.options.single_device_rng:
+            return False
+        return any(map(node_draws, self.local.graph.nodes))
+
+    def _runner(self, split: tuple[int, ...], symbols: Mapping[str, int]) -> LockStep:
+        return LockStep(
+            self.local, self.reference.gm, split, symbols,
+            single_device_rng=self.options.single_device_rng, tolerances=self.tolerances,
+        )  # fmt: skip
+
+    def _comparable(
+        self, runner: LockStep, found: dict[ResultSlot, Tensor], slots: Mapping[Slot, Any]
+    ) -> dict[ResultSlot, Tensor]:
+        """The ranks' results; where ranks draw apart, those of the captured program drawing as eager does."""
+        if not self.draws_apart(len(runner.sizes)):
+            return found
+        return Reference(self.reference.gm, sum(runner.sizes), runner.symbols).run(slots)
+
+    def _by_slot(self) -> dict[ResultSlot, float]:
+        output = self.local.graph.output_node()
+        pairs = zip(note(output).results, output.args[0], strict=True)  # type: ignore[arg-type]
+        return {slot: self.tolerances[value.name] for slot, value in pairs if slot is not None}

@@ -1,0 +1,151 @@
+"""What a node costs, from the shapes in its note: operations where they count, memory traffic elsewhere.
+
+An estimate for comparing parts of one model (stages), not a prediction of seconds. Sizes that are symbols
+count as `symbols.hint` says. Closed forms:
+
+| op | floating-point operations (a multiplication and an addition are two) |
+|---|---|
+| a product `[.., m, k] @ [.., k, n]` | `2 m k n` per batch |
+| convolution | `2 * elements of the output * elements of the weight per output channel` |
+| its backward | the same for each of the gradients of input and weight that is wanted |
+| attention, q `[.., s, d]`, k and v `[.., t, d]` | `2 s t (d + d_v)` per head |
+| its backward | `2 s t (3 d + 2 d_v)`: scores again, and gradients of q, k, v and the weights |
+| a recurrent layer | `2 * rows * elements of its weights`; twice that backward |
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from math import prod
+from typing import Any
+
+from torch import fx
+
+from fxdp.ir.notes import note, tensor_operands
+from fxdp.ir.sizes import hint
+from fxdp.ir.types import ScalarType, TensorType
+from fxdp.torch_compat import OpOverload
+
+FLOPS_PER_BYTE = 16.0
+"""Operations that a device does in the time of moving one byte; between a CPU core (about 5) and a GPU."""
+
+_PRODUCTS = frozenset({"mm", "_int_mm", "bmm", "mv", "dot", "vdot"})
+_BIASED = frozenset({"addmm", "baddbmm", "addbmm", "addmv", "_addmm_activation"})
+_CONVOLUTIONS = frozenset({"convolution", "_convolution", "convolution_overrideable"})
+_RECURRENT = frozenset({"mkldnn_rnn_layer", "_cudnn_rnn"})
+_ATTENTION = re.compile(r"_?(scaled_dot_product|flash|efficient)_\w*attention\w*")
+_BY_POSITION = re.compile(r"_(flash|efficient)_attention_\w+")
+_PICKS = frozenset({"embedding", "index", "_unsafe_index", "index_select", "gather", "select_copy"})
+"""Ops that read no more of their first operand than they return."""
+
+_MOVES_NOTHING = frozenset({"_unsafe_view", "empty", "empty_strided", "new_empty", "new_empty_strided"})
+
+
+def node_cost(node: fx.Node, batch: int = 64, flops_per_byte: float = FLOPS_PER_BYTE) -> float:
+    """The node's time in floating-point operations: the larger of its operations and its traffic."""
+    return max(float(node_flops(node, batch)), node_bytes(node, batch) * flops_per_byte)
+
+
+def node_flops(node: fx.Node, batch: int = 64) -> int:
+    """Operations of products, convolutions, attention and recurrent layers; 0 for all else."""
+    name = _op_name(node)
+    if name in _PRODUCTS or name in _BIASED:
+        left, right = _shapes(node, batch)[-2:]
+        return 2 * prod(left) * (right[-1] if len(right) > 1 else 1)
+    if name in _CONVOLUTIONS:
+        return _convolution(node, batch, _shape(node, batch))
+    if name == "convolution_backward":
+        wanted = sum(map(bool, _argument(node, "output_mask")[:2]))
+        return wanted * _convolution(node, batch, _shape(_argument(node, "grad_output"), batch))
+    if _ATTENTION.fullmatch(name):
+        return _attention(node, name, batch)
+    if name.removesuffix("_backward") in _RECURRENT:
+        return _recurrent(node, batch) * (2 if name.endswith("_backward") else 1)
+    return 0
+
+
+def node_bytes(node: fx.Node, batch: int = 64) -> int:
+    """Bytes that the node reads and writes; 0 for inputs, views and sizes."""
+    name = _op_name(node)
+    if not name or name in _MOVES_NOTHING or _is_view(node):
+        return 0
+    written = sum(_size(t, batch) for t in _result_types(node))
+    operands = list(dict.fromkeys(tensor_operands(node)))
+    if name.endswith("_like") or name.startswith("new_"):
+        operands = []
+    if name in _PICKS:
+        return 2 * written + sum(type_bytes(operand, batch) for operand in operands[1:])
+    return written + sum(type_bytes(operand, batch) for operand in operands)
+
+
+def type_bytes(node: fx.Node, batch: int = 64) -> int:
+    """The bytes of the node's value, all tensors of a tuple together."""
+    return sum(_size(t, batch) for t in _result_types(node))
+
+
+def _convolution(node: fx.Node, batch: int, output: tuple[int, ...]) -> int:
+    weight, x = (_shape(_argument(node, name), batch) for name in ("weight", "input"))
+    return 2 * prod(x if _argument(node, "transposed") else output) * prod(weight[1:])
+
+
+def _attention(node: fx.Node, name: str, batch: int) -> int:
+    query, key, value = (_shape(_argument(node, n), batch) for n in ("query", "key", "value"))
+    positions = key[1] if _BY_POSITION.fullmatch(name) else key[-2]
+    scores = prod(query[:-1]) * positions
+    if name.endswith("_backward"):
+        return 2 * scores * (3 * query[-1] + 2 * value[-1])
+    return 2 * scores * (query[-1] + value[-1])
+
+
+def _recurrent(node: fx.Node, batch: int) -> int:
+    rows = prod(_shape(_argument(node, "input"), batch)[:-1])
+    weights: list[tuple[int, ...]] = []
+    for argument, value in _arguments(node):
+        if re.fullmatch(r"weight\d?", argument):
+            weights += [_shape(w, batch) for w in (value if isinstance(value, list | tuple) else [value])]
+    return 2 * rows * sum(prod(shape) for shape in weights if len(shape) > 1)
+
+
+def _op_name(node: fx.Node) -> str:
+    """`mm` for `aten.mm.default`; empty for all that is no op."""
+    if node.op != "call_function" or not isinstance(node.target, OpOverload):
+        return ""
+    return "" if isinstance(note(node).type, ScalarType) else str(node.target._schema.name).split("::")[-1]
+
+
+def _is_view(node: fx.Node) -> bool:
+    assert isinstance(node.target, OpOverload)
+    returns = node.target._schema.returns
+    return any(r.alias_info is not None and not r.alias_info.is_write for r in returns)
+
+
+def _arguments(node: fx.Node) -> Iterator[tuple[str, Any]]:
+    """The arguments by their names in the schema, as given."""
+    assert isinstance(node.target, OpOverload)
+    for argument, value in zip(node.target._schema.arguments, node.args, strict=False):
+        yield argument.name, value
+    yield from node.kwargs.items()
+
+
+def _argument(node: fx.Node, name: str) -> Any:
+    """The argument of that name, or None."""
+    return next((value for given, value in _arguments(node) if given == name), None)
+
+
+def _shapes(node: fx.Node, batch: int) -> list[tuple[int, ...]]:
+    return [_shape(operand, batch) for operand in tensor_operands(node)]
+
+
+def _shape(value: Any, batch: int) -> tuple[int, ...]:
+    type_ = note(value).type if isinstance(value, fx.Node) else None
+    return tuple(hint(size, batch) for size in type_.shape) if isinstance(type_, TensorType) else ()
+
+
+def _result_types(node: fx.Node) -> list[TensorType]:
+    type_ = note(node).type
+    return [t for t in (type_ if isinstance(type_, tuple) else (type_,)) if isinstance(t, TensorType)]
+
+
+def _size(type_: TensorType, batch: int) -> int:
+    return type_.dtype.itemsize * prod(hint(size, batch) for size in type_.shape)

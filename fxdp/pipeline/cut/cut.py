@@ -1,0 +1,201 @@
+"""Which stage each node belongs to: a contiguous cut of the forward, and the backward along with it.
+
+forward    stages are ranges of the forward's own nodes, in graph order
+backward   the stage of the forward op it differentiates, or that of its earliest operand if that is less:
+           so values of the forward only go on, values of the backward only come back
+epilogue   the least stage among its operands, and sums of a tied parameter's gradients over stages
+"""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+import operator
+from collections.abc import Sequence
+
+import torch
+from torch import fx
+
+from fxdp.errors import StageError
+from fxdp.ir import conversions
+from fxdp.ir.notes import note, sequence_number
+from fxdp.ir.types import TensorType
+from fxdp.pipeline.cut.balance import balance
+from fxdp.pipeline.cut.cost import node_cost
+from fxdp.pipeline.cut.node_roles import VIEWS, tensor_bytes
+from fxdp.pipeline.cut.phases import Phases
+
+_ADD = torch.ops.aten.add.Tensor
+
+
+def assign(graph: fx.Graph, phases: Phases, stages: int | Sequence[str]) -> None:
+    """Give every node that belongs to one stage its number, in `note(node).stage`.
+
+    Raises
+    ------
+    StageError : more stages than places to cut, or names of modules that the forward does not pass through.
+    """
+    forward = [n for n in graph.nodes if phases.is_own(n) and n not in phases.backward]
+    starts = _starts(graph, forward, phases, stages)
+    places = {n: i for i, n in enumerate(forward)} | _homes(graph, forward, phases)
+    for node, place in places.items():
+        note(node).stage = sum(place >= start for start in starts)
+    _keep_views_at_home(graph, phases)
+    _split_sums(graph, phases)
+    _place_epilogue(graph, phases)
+
+
+def _starts(
+    graph: fx.Graph, forward: list[fx.Node], phases: Phases, stages: int | Sequence[str]
+) -> list[int]:
+    if isinstance(stages, int):
+        return _balanced(graph, forward, phases, stages)
+    return _named(forward, stages)
+
+
+def _balanced(graph: fx.Graph, forward: list[fx.Node], phases: Phases, stages: int) -> list[int]:
+    """Where stages 1, 2, ... begin, so that the slowest costs least and little crosses."""
+    try:
+        return list(balance(costs(graph, forward, phases), _crossing(forward), stages))
+    except StageError as error:
+        raise StageError(f"stages={stages}: {error}") from error
+
+
+def costs(graph: fx.Graph, forward: list[fx.Node], phases: Phases) -> list[float]:
+    """The cost of each forward node, with that of the backward nodes that go where it goes."""
+    found = [node_cost(node) for node in forward] or [0.0]
+    for node, home in _homes(graph, forward, phases).items():
+        found[home] += node_cost(node)
+    return found
+
+
+def _homes(graph: fx.Graph, forward: list[fx.Node], phases: Phases) -> dict[fx.Node, int]:
+    """For each backward node the number of the forward node whose stage it is on, wherever the cuts are.
+
+    That is the op it differentiates, or the home of a backward operand if that is earlier. Sums of gradients
+    name the last op of all as the one they differentiate: their operands tell where they belong.
+    """
+    position = {node: i for i, node in enumerate(forward)}
+    differentiated: dict[int, int] = {}
+    for node, i in position.items():
+        number = sequence_number(node)
+        if number is not None:
+            differentiated.setdefault(number, i)
+    homes: dict[fx.Node, int] = {}
+    for node in graph.nodes:
+        if node not in phases.backward:
+            continue
+        operands = [a for a in node.all_input_nodes if a in homes or a in position]
+        if node.target is operator.getitem or node.target is conversions.wait:
+            homes[node] = homes.get(operands[0], position.get(operands[0], 0))
+            continue
+        bounds = [homes[a] for a in operands if a in homes]
+        number = sequence_number(node)
+        if number is not None and number in differentiated:
+            bounds.append(differentiated[number])
+        homes[node] = min(bounds or [max((position[a] for a in operands), default=max(0, len(forward) - 1))])
+    return homes
+
+
+def _crossing(forward: list[fx.Node]) -> list[float]:
+    """Bytes that would cross a cut after each node; infinite where none can be."""
+    position = {n: i for i, n in enumerate(forward)}
+    change, blocked = [0.0] * (len(forward) + 1), [False] * len(forward)
+    bases = {n: _base(n, position) for n in forward}
+    last: dict[fx.Node, int] = {}
+    for node in forward:
+        for user in node.users:
+            if user in position:
+                base = bases[node]
+                last[base] = max(last.get(base, 0), position[user])
+    for base, end in last.items():
+        start = position[base]
+        if base.target in conversions.COLLECTIVES or not isinstance(note(base).type, TensorType):
+            blocked[start:end] = [True] * (end - start)
+            continue
+        change[start] += tensor_bytes(base)
+        change[end] -= tensor_bytes(base)
+    running = itertools.accumulate(change[: len(forward) - 1])
+    return [float("inf") if closed else size for closed, size in zip(blocked, running, strict=False)]
+
+
+def _base(node: fx.Node, position: dict[fx.Node, int]) -> fx.Node:
+    """The value that would be sent for a view: its base, where that is not larger."""
+    while node.target in VIEWS:
+        source = node.all_input_nodes[0]
+        if source not in position or tensor_bytes(source) > tensor_bytes(node):
+            return node
+        node = source
+    return node
+
+
+def _named(forward: list[fx.Node], names: Sequence[str]) -> list[int]:
+    """Where the modules of these names begin."""
+    faults, starts = [], []
+    modules = [note(n).site.module for n in forward]
+    for name in names:
+        at = next((i for i, m in enumerate(modules) if m == name or m.startswith(name + ".")), None)
+        if at is None:
+            near = difflib.get_close_matches(name, sorted({*_prefixes(modules)}), n=3)
+            hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+            faults.append(f"no op of the forward is in a module {name!r}{hint}")
+        else:
+            starts.append(at)
+    if not faults and (starts != sorted(set(starts)) or 0 in starts):
+        faults.append(
+            f"the modules begin at ops {starts} of {len(forward)}: expected each after the one before, and "
+            "the first after the model's own beginning (stage 0 begins by itself)"
+        )
+    if faults:
+        raise StageError("stages= names modules at which stages begin:\n  " + "\n  ".join(faults))
+    return starts
+
+
+def _prefixes(modules: Sequence[str]) -> list[str]:
+    """All modules that contain an op, and those around them."""
+    parts = [m.split(".") for m in set(modules) if m]
+    return [".".join(p[:n]) for p in parts for n in range(1, len(p) + 1)]
+
+
+def _keep_views_at_home(graph: fx.Graph, phases: Phases) -> None:
+    """A view that only the results read is made where its base is, not sent on first."""
+    output = graph.output_node()
+    for node in graph.nodes:
+        if note(node).stage is None or node.target not in VIEWS or node in phases.backward:
+            continue
+        base = node.all_input_nodes[0]
+        if note(base).stage is not None and all(user is output for user in node.users):
+            note(node).stage = note(base).stage
+
+
+def _split_sums(graph: fx.Graph, phases: Phases) -> None:
+    """Move the sums of gradients from different stages to the epilogue: each stage sums its own first."""
+    output = graph.output_node()
+    for node in reversed(graph.nodes):
+        if node not in phases.backward or not _is_sum(node) or not _spans(node, phases):
+            continue
+        if all(user is output or user in phases.epilogue for user in node.users):
+            phases.epilogue.add(node)
+            phases.backward.discard(node)
+
+
+def _is_sum(node: fx.Node) -> bool:
+    """An addition of two values of the result's own type."""
+    if node.target is not _ADD or node.kwargs:
+        return False
+    return all(isinstance(a, fx.Node) and note(a).type == note(node).type for a in node.args)
+
+
+def _spans(node: fx.Node, phases: Phases) -> bool:
+    """Whether the sum, or one inside of it, adds values of different stages."""
+    operands = [a for a in node.all_input_nodes if a in phases.backward]
+    if len({note(a).stage for a in operands}) > 1:
+        return True
+    return any(_is_sum(a) and len(a.users) == 1 and _spans(a, phases) for a in operands)
+
+
+def _place_epilogue(graph: fx.Graph, phases: Phases) -> None:
+    for node in graph.nodes:
+        if node in phases.epilogue:
+            stages = [s for a in node.all_input_nodes if (s := note(a).stage) is not None]
+            note(node).stage = min(stages, default=0)

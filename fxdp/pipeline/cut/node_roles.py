@@ -1,0 +1,122 @@
+"""What a node of a program is to the stages that the program is cut into.
+
+free        depends on inputs, buffers and sizes alone and costs little: cloned wherever it is used
+view        a view or cast of a parameter: cloned as well
+forward     the rest of the forward: gets a stage by the cut
+backward    the rest of the backward: gets its stage from the forward
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import fx
+
+from fxdp.ir import conversions
+from fxdp.ir.draws import node_draws
+from fxdp.ir.notes import note
+from fxdp.ir.sizes import LOCAL, OFFSET, hint, product
+from fxdp.ir.slots import Buffer, Constant, Input, Parameter, Size
+from fxdp.ir.types import TensorType
+
+aten = torch.ops.aten
+
+VIEWS = frozenset(
+    {
+        aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.expand.default,
+        aten.permute.default, aten.transpose.int, aten.t.default, aten.unsqueeze.default,
+        aten.squeeze.dim, aten.squeeze.dims, aten.squeeze.default, aten.slice.Tensor, aten.select.int,
+        aten.alias.default, aten.detach.default,
+    }
+)  # fmt: skip
+"""Ops whose result is their operand seen differently."""
+
+_HEAVY = frozenset(
+    {
+        aten.mm.default, aten.bmm.default, aten.addmm.default, aten.baddbmm.default,
+        aten.convolution.default, aten.matmul.default,
+    }
+)  # fmt: skip
+
+
+def tensor_bytes(node: fx.Node) -> int:
+    """The bytes of a node's value at a typical batch; 0 where it is no single tensor."""
+    type_ = note(node).type
+    if not isinstance(type_, TensorType):
+        return 0
+    return hint(product(*type_.shape)) * type_.dtype.itemsize
+
+
+def input_only(graph: fx.Graph) -> set[fx.Node]:
+    """Nodes that depend on inputs, buffers, constants and sizes alone, collectives among them.
+
+    A random value counts where all ranks and micro-batches share it.
+    """
+    found: set[fx.Node] = set()
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            if isinstance(note(node).slot, (Input, Buffer, Constant, Size)):
+                found.add(node)
+        elif not _reads_only(node, found):
+            continue
+        elif not node_draws(node) or _is_replicated(node):
+            found.add(node)
+    return found
+
+
+def free_nodes(graph: fx.Graph, known: Iterable[fx.Node]) -> set[fx.Node]:
+    """Cheap nodes that depend on inputs, sizes and the `known` values alone."""
+    found: set[fx.Node] = set(known)
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            if isinstance(note(node).slot, (Input, Buffer, Constant, Size)):
+                found.add(node)
+        elif not _reads_only(node, found) or node_draws(node):
+            continue
+        elif node.target not in conversions.COLLECTIVES and node.target not in _HEAVY:
+            found.add(node)
+    return found
+
+
+def parameter_views(graph: fx.Graph) -> set[fx.Node]:
+    """Parameters, and their views and casts."""
+    found: set[fx.Node] = set()
+    for node in graph.nodes:
+        if node.op == "placeholder" and isinstance(note(node).slot, Parameter):
+            found.add(node)
+        elif node.target in VIEWS or node.target is aten._to_copy.default:
+            tensors = [a for a in node.all_input_nodes if isinstance(note(a).type, TensorType)]
+            if tensors and all(a in found for a in tensors):
+                found.add(node)
+    return found
+
+
+def same_in_all(graph: fx.Graph) -> set[fx.Node]:
+    """Nodes whose value is the same in every micro-batch of a step: of parameters, buffers, constants alone.
+
+    Neither random values nor sizes or parts of one micro-batch go into them.
+    """
+    found: set[fx.Node] = set()
+    for node in graph.nodes:
+        if not _is_replicated(node):
+            continue
+        if node.op == "placeholder":
+            match note(node).slot:
+                case Parameter() | Buffer() | Constant():
+                    found.add(node)
+                case Size(name) if name not in (LOCAL.name, OFFSET.name):
+                    found.add(node)
+        elif _reads_only(node, found) and not node_draws(node) and node.target not in conversions.CONVERSIONS:
+            found.add(node)
+    return found
+
+
+def _reads_only(node: fx.Node, known: set[fx.Node]) -> bool:
+    return node.op == "call_function" and all(a in known for a in node.all_input_nodes)
+
+
+def _is_replicated(node: fx.Node) -> bool:
+    placement = note(node).placement
+    placements = placement if isinstance(placement, tuple) else (placement,)
+    return all(p is None or str(p) == "R" for p in placements)

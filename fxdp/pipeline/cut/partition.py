@@ -1,0 +1,101 @@
+"""What a program is after it is cut: parts, and what they hand to one another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from torch import fx
+
+from fxdp.ir.notes import Site, note
+from fxdp.ir.placements import Partial, Placement
+from fxdp.ir.slots import Crossing, Parameter, ResultSlot
+from fxdp.ir.types import TensorType
+
+
+@dataclass(frozen=True)
+class Edge:
+    """A value that one stage sends to another for every micro-batch, or `once` for all of them."""
+
+    name: str
+    """The value's node in the whole program."""
+    source: int
+    target: int
+    backward: bool
+    type: TensorType
+    placement: Placement
+    site: Site
+    skip: str = ""
+    """The skip connections that it carries, by name."""
+    once: bool = False
+    """The value is the same in every micro-batch."""
+
+
+@dataclass(frozen=True)
+class Total:
+    """A value of the micro-batches of one stage that is put together once per step."""
+
+    name: str
+    stage: int
+    backward: bool
+    type: TensorType
+    placement: Placement
+
+
+@dataclass
+class Part:
+    """One part of a program: a joint graph whose slots say what comes from other parts and goes there."""
+
+    gm: fx.GraphModule
+    reads: tuple[Crossing, ...]
+    """What comes from other parts."""
+    gives: tuple[str, ...]
+    """The names of its results, which other parts or the step's results read, in their order."""
+    summed: frozenset[str] = frozenset()
+    """Those among them that its backward adds to buffers of the step instead of giving them."""
+
+    @property
+    def parameters(self) -> dict[Parameter, TensorType]:
+        """The parameters that it reads."""
+        found = {}
+        for node in self.gm.graph.find_nodes(op="placeholder"):
+            slot, type_ = note(node).slot, note(node).type
+            if isinstance(slot, Parameter) and isinstance(type_, TensorType):
+                found[slot] = type_
+        return found
+
+
+@dataclass
+class Partition:
+    """A program in parts. The union of the parts is the program."""
+
+    stages: int
+    prologue: Part | None
+    parts: tuple[Part, ...]
+    """Per stage, forward and backward of one micro-batch."""
+    epilogues: tuple[Part | None, ...]
+    """Per stage, what runs once per step after its last micro-batch."""
+    edges: tuple[Edge, ...]
+    totals: dict[str, Total]
+    """Values of micro-batches that epilogues or results read, by name."""
+    results: tuple[tuple[ResultSlot, str, int], ...]
+    """The program's results: slot, name of the value, stage that has it."""
+
+    def readers(self, placement: Sequence[int]) -> dict[Parameter, set[int]]:
+        """The ranks whose stages read each parameter, several of a tied one; a rank per stage is given."""
+        found: dict[Parameter, set[int]] = {}
+        for parts in (self.parts, self.epilogues):
+            for part, rank in zip(parts, placement, strict=True):
+                for slot in part.parameters if part is not None else ():
+                    found.setdefault(slot, set()).add(rank)
+        return found
+
+    def with_sums(self) -> Partition:
+        """The same for several micro-batches: what is only summed up goes into buffers of the step."""
+        urgent = {e.name for e in self.edges}
+        found: dict[int, set[str]] = {}
+        for name, total in self.totals.items():
+            if total.backward and total.placement == Partial("sum") and name not in urgent:
+                found.setdefault(total.stage, set()).add(name)
+        parts = [replace(p, summed=frozenset(found.get(s, ()))) for s, p in enumerate(self.parts)]
+        return replace(self, parts=tuple(parts))

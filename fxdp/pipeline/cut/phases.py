@@ -1,0 +1,194 @@
+"""When in a step a node runs: before the first micro-batch, in each, or after the last.
+
+    prologue     collectives that depend on the inputs alone (token counts), on the rank's whole batch
+    microbatch   forward and backward of one micro-batch
+    epilogue     what follows from sums over all micro-batches: the loss, the reduced gradients, and outputs
+                 that need the whole batch (a variance that is only shown)
+
+A Partial value sums over micro-batches as it does over ranks. A collective in the midst of the forward or
+backward (BatchNorm's statistics) would need all micro-batches at once: with several it is refused.
+"""
+
+from __future__ import annotations
+
+import enum
+import operator
+from dataclasses import dataclass, field, replace
+
+from torch import fx
+
+from fxdp.errors import StageError
+from fxdp.ir import conversions
+from fxdp.ir.draws import node_draws
+from fxdp.ir.graph_text import target_text
+from fxdp.ir.notes import Site, note
+from fxdp.ir.placements import R
+from fxdp.ir.slots import Input, Mutation
+from fxdp.ir.types import TensorType
+from fxdp.pipeline.cut.node_roles import free_nodes, input_only, parameter_views
+
+
+class Phase(enum.Enum):
+    """When a node runs."""
+
+    PROLOGUE = "prologue"
+    MICROBATCH = "microbatch"
+    EPILOGUE = "epilogue"
+
+
+@dataclass
+class Phases:
+    """What each node of a program is to a cut into phases."""
+
+    prologue: list[fx.Node]
+    """Values that the prologue computes for all: results of collectives, and shared random numbers."""
+    epilogue: set[fx.Node]
+    free: set[fx.Node]
+    """Cheap nodes that any part may compute for itself."""
+    views: set[fx.Node]
+    """Parameters, and their views and casts."""
+    backward: set[fx.Node] = field(default_factory=set)
+    """Nodes of the microbatch phase that belong to the backward."""
+
+    def is_own(self, node: fx.Node) -> bool:
+        """Whether a node runs once per micro-batch on the one stage that it belongs to."""
+        if node.op != "call_function" or node in self.epilogue:
+            return False
+        return node not in self.free and node not in self.views
+
+    def of(self, node: fx.Node) -> Phase:
+        """When a node runs that belongs to one part alone."""
+        if node in self.epilogue:
+            return Phase.EPILOGUE
+        return Phase.PROLOGUE if node in self.prologue else Phase.MICROBATCH
+
+
+def find_phases(graph: fx.Graph, microbatches: int) -> Phases:
+    """Sort the nodes of a program with explicit communication.
+
+    Raises
+    ------
+    StageError : collectives that would need all micro-batches at once, all of them with their lines;
+        inputs that the model changes; a backward that draws random numbers.
+    """
+    _refuse_changed_inputs(graph)
+    _refuse_noisy_backward(graph)
+    phases = _without_epilogue(graph, microbatches)
+    late, stuck = _epilogue(graph, phases, microbatches)
+    if microbatches > 1:
+        _refuse(stuck, microbatches)
+    return replace(phases, epilogue=late, backward=phases.backward - late)
+
+
+def recall_phases(graph: fx.Graph, microbatches: int) -> Phases:
+    """The phases of a program that `assign-stages` has annotated."""
+    phases = _without_epilogue(graph, microbatches)
+    late = {n for n in graph.nodes if note(n).once}
+    return replace(phases, epilogue=late, backward=phases.backward - late)
+
+
+def _without_epilogue(graph: fx.Graph, microbatches: int) -> Phases:
+    early = _prologue(graph, microbatches)
+    free = free_nodes(graph, early)
+    free |= {n.args[0] for n in early if n.target in (conversions.wait, operator.getitem)}  # type: ignore[misc]
+    views = parameter_views(graph) - free
+    elsewhere = free | views
+    backward = {n for n in graph.nodes if n.op == "call_function" and note(n).backward and n not in elsewhere}
+    return Phases(early, set(), free, views, backward)
+
+
+def _prologue(graph: fx.Graph, microbatches: int) -> list[fx.Node]:
+    """Waits of collectives, and shared random values, that depend on inputs alone."""
+    known = input_only(graph)
+    found: list[fx.Node] = []
+    for node in graph.nodes:
+        if node not in known:
+            continue
+        communicates = node.target is conversions.wait and (
+            microbatches > 1 or node.args[0].target is conversions.broadcast
+        )
+        if communicates or (node_draws(node) and isinstance(note(node).type, TensorType)):
+            found.append(node)
+    return found
+
+
+def _epilogue(graph: fx.Graph, phases: Phases, microbatches: int) -> tuple[set[fx.Node], list[fx.Node]]:
+    """Nodes after the last micro-batch, and the collectives whose results micro-batches wait for."""
+    elsewhere = phases.free | phases.views
+    output = graph.output_node()
+    after: set[fx.Node] = set()
+    for node in graph.nodes:
+        if node.op != "call_function" or node in elsewhere:
+            continue
+        if node.target in conversions.COLLECTIVES or any(a in after for a in node.all_input_nodes):
+            after.add(node)
+    late: set[fx.Node] = set()
+    for node in reversed(graph.nodes):
+        if node not in after:
+            continue
+        if note(node).placement != R and not (microbatches > 1 and _only_shows(node, phases.views)):
+            continue
+        if all(user is output or user in late for user in node.users):
+            late.add(node)
+    stuck = [n for n in graph.nodes if n in after and n not in late and n.target in conversions.COLLECTIVES]
+    return late, stuck
+
+
+def _only_shows(node: fx.Node, parameters: set[fx.Node]) -> bool:
+    """Whether a node that only results wait for may read the samples of all micro-batches at once.
+
+    No op of the backward, and no layer: those would run whole in the end.
+    """
+    layer = any(a in parameters and _dims(a) > 0 for a in node.all_input_nodes)
+    return not note(node).backward and not layer
+
+
+def _dims(node: fx.Node) -> int:
+    type_ = note(node).type
+    return len(type_.shape) if isinstance(type_, TensorType) else 0
+
+
+_OWN_STATISTICS = (
+    ', or batch_stats="microbatch": BatchNorm then normalizes each micro-batch by its own statistics, and '
+    "only the running statistics follow the whole batch"
+)
+
+
+def _refuse(stuck: list[fx.Node], microbatches: int) -> None:
+    if stuck:
+        listing = "\n  ".join(dict.fromkeys(map(_fault, stuck)))
+        own = any(n.args[1:] == ("moments",) for n in stuck)
+        raise StageError(
+            f"microbatches={microbatches}: the model needs values of the whole batch in the midst of a "
+            f"micro-batch, so micro-batches cannot run one after the other:\n  {listing}\n"
+            "Use microbatches=1 for this model, or layers that treat samples alone (GroupNorm, LayerNorm)"
+            + (_OWN_STATISTICS if own else "")
+        )
+
+
+def _refuse_changed_inputs(graph: fx.Graph) -> None:
+    slots = note(graph.output_node()).results
+    paths = [slot.of.path for slot in slots if isinstance(slot, Mutation) and isinstance(slot.of, Input)]
+    if paths:
+        raise StageError(
+            f"the model changes its input {', '.join(paths)} in place, and the caller's tensor with it; "
+            "stages and micro-batches read parts of their inputs, which they leave as they are. Let the "
+            f"model change a copy: {paths[0]} = {paths[0]}.clone()"
+        )
+
+
+def _refuse_noisy_backward(graph: fx.Graph) -> None:
+    drawn = next((n for n in graph.nodes if node_draws(n) and note(n).backward), None)
+    if drawn is not None:
+        raise StageError(
+            f"at {note(drawn).site}: the backward draws random numbers (a hook adds noise to gradients?), "
+            "which stages and micro-batches would share. Draw them in the forward, or use microbatches=1 "
+            "without stages"
+        )
+
+
+def _fault(node: fx.Node) -> str:
+    cause = note(node).cause
+    site: Site = note(node).site if cause is None else cause.site
+    text = target_text(node.target) if cause is None else f"{target_text(node.target)} for {cause.text}"
+    return f"{text} at {site}"

@@ -1,0 +1,263 @@
+"""Cut a staged program into parts, each a graph of its own, and list what they hand to one another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import fx
+
+from fxdp.ir.notes import copy_note, note
+from fxdp.ir.placements import R
+from fxdp.ir.slots import Crossing, Gradient, ResultSlot, Tangent
+from fxdp.ir.types import TensorType
+from fxdp.pipeline.cut.node_roles import VIEWS, same_in_all, tensor_bytes
+from fxdp.pipeline.cut.partition import Edge, Part, Partition, Total
+from fxdp.pipeline.cut.phases import Phases
+from fxdp.torch_compat import graph_module
+
+aten = torch.ops.aten
+
+
+class _Builder:
+    """Collects the nodes of one part with all that it clones, and builds its graph."""
+
+    def __init__(self, whole: fx.GraphModule) -> None:
+        self.whole = whole
+        self.included: set[fx.Node] = set()
+        self.crossing: dict[fx.Node, Crossing] = {}
+
+    def include(self, roots: list[fx.Node], crossing_of: Callable[[fx.Node], Crossing | None]) -> None:
+        """Take the roots and, from there, everything that is a member or can be cloned."""
+        pending = list(roots)
+        while pending:
+            node = pending.pop()
+            if node in self.included or node in self.crossing:
+                continue
+            found = None if node.op == "placeholder" else crossing_of(node)
+            if found is not None:
+                self.crossing[node] = found
+                continue
+            self.included.add(node)
+            pending.extend(node.all_input_nodes)
+
+    def build(self, results: list[tuple[ResultSlot, fx.Node]], title: str) -> fx.GraphModule:
+        graph = fx.Graph()
+        copies: dict[fx.Node, fx.Node] = {}
+        for node in self.whole.graph.find_nodes(op="placeholder"):
+            if node in self.included:
+                copies[node] = graph.node_copy(node)
+                copy_note(node, copies[node])
+        order = {n: i for i, n in enumerate(self.whole.graph.nodes)}
+        for node in sorted(self.crossing, key=order.__getitem__):
+            copies[node] = made = graph.placeholder(node.name)
+            slot = self.crossing[node]
+            copy_note(node, made, slot=slot, operands=(), cause=None, rewrite=None, backward=slot.backward)
+        for node in self.whole.graph.nodes:
+            if node in self.included and node.op != "placeholder":
+                copies[node] = graph.node_copy(node, copies.__getitem__)
+                # a note of its own: passes change the parts one by one
+                copy_note(node, copies[node])
+        output = graph.output(tuple(copies[n] for _, n in results))
+        note(output).results = tuple(slot for slot, _ in results)
+        note(output).operands = tuple(note(n).placement for _, n in results)  # type: ignore[misc]
+        return graph_module(self.whole, graph, title)
+
+
+class _Cut:
+    """Cuts one program."""
+
+    def __init__(self, gm: fx.GraphModule, phases: Phases, stages: int) -> None:
+        self.gm = gm
+        self.graph = gm.graph
+        self.phases = phases
+        self.stages = stages
+        self.early = set(phases.prologue)
+        self.nodes = {n.name: n for n in self.graph.nodes}
+        output = self.graph.output_node()
+        self.results: list[tuple[ResultSlot, fx.Node]] = list(
+            zip(note(output).results, output.args[0], strict=True)  # type: ignore[arg-type]
+        )
+
+    def run(self) -> Partition:
+        epilogue_members = set(self.phases.epilogue)
+        # results that belong to no stage are made in the first one's epilogue
+        loose = {n for _, n in self.results if self._is_loose(n)}
+        last = [self._epilogue(s, epilogue_members, loose) for s in range(self.stages)]
+        wanted: dict[Crossing, fx.Node] = {}
+        for builder, _ in last:
+            for node in builder.crossing:
+                if self.phases.is_own(node):
+                    wanted[Crossing(node.name, self._in_backward(node))] = node
+        for _, node in self.results:
+            if self.phases.is_own(node):
+                wanted[Crossing(node.name, self._in_backward(node))] = node
+        builders = [self._stage(s) for s in range(self.stages)]
+        parts = [self._finish_stage(s, builders, wanted) for s in range(self.stages)]
+        needed = {n for b in builders for n in b.crossing if n in self.early}
+        needed |= {n for b, _ in last for n in b.crossing if n in self.early}
+        needed |= {n for _, n in self.results if n in self.early}
+        return Partition(
+            self.stages,
+            self._prologue(needed),
+            tuple(parts),
+            tuple(self._finish_epilogue(b, m, last) for b, m in last),
+            tuple(self._edges(builders)),
+            {c.name: self._total(c, n) for c, n in wanted.items()},
+            tuple((slot, n.name, self._home(n)) for slot, n in self.results),
+        )
+
+    def _is_loose(self, node: fx.Node) -> bool:
+        if node in self.early or node in self.phases.epilogue:
+            return False
+        return node.op == "placeholder" or not self.phases.is_own(node)
+
+    def _home(self, node: fx.Node) -> int:
+        return note(node).stage or 0
+
+    def _in_backward(self, node: fx.Node) -> bool:
+        return node in self.phases.backward
+
+    # ---- the micro-batch's parts -------------------------------------------------------------------------
+
+    def _members(self, stage: int) -> list[fx.Node]:
+        return [n for n in self.graph.nodes if self.phases.is_own(n) and note(n).stage == stage]
+
+    def _stage(self, stage: int) -> _Builder:
+        members = set(self._members(stage))
+        builder = _Builder(self.gm)
+        backward = self.phases.backward
+
+        def crossing(node: fx.Node) -> Crossing | None:
+            if node in members:
+                return None
+            if node in self.early:
+                return Crossing(node.name)
+            if not self.phases.is_own(node) or self._is_cheap_view(node):
+                return None
+            later = node in backward or (note(node).stage or 0) > stage
+            return Crossing(node.name, later)
+
+        roots = [n for n in self.graph.nodes if n in members]
+        builder.include(roots, crossing)
+        return builder
+
+    def _is_cheap_view(self, node: fx.Node) -> bool:
+        """Whether a stage that gets the view's base can make the view itself, and the base is not larger."""
+        if node.target not in VIEWS:
+            return False
+        base = node.all_input_nodes[0]
+        return tensor_bytes(base) <= tensor_bytes(node) and note(base).placement is not None
+
+    def _finish_stage(self, stage: int, builders: list[_Builder], wanted: dict[Crossing, fx.Node]) -> Part:
+        gives: dict[Crossing, fx.Node] = {}
+        for builder in builders:
+            for node, slot in builder.crossing.items():
+                if note(node).stage == stage and node not in self.early:
+                    gives[slot] = node
+        for slot, node in wanted.items():
+            if note(node).stage == stage:
+                gives[slot] = node
+        order = {n: i for i, n in enumerate(self.graph.nodes)}
+        chosen = sorted(gives.items(), key=lambda item: (item[0].backward, order[item[1]]))
+        results: list[tuple[ResultSlot, fx.Node]] = list(chosen)
+        gm = builders[stage].build(results, f"Stage{stage}")
+        reads = [builders[stage].crossing[n] for n in sorted(builders[stage].crossing, key=order.__getitem__)]
+        return Part(gm, tuple(reads), tuple(slot.name for slot, _ in chosen))
+
+    def _edges(self, builders: list[_Builder]) -> list[Edge]:
+        order = {n: i for i, n in enumerate(self.graph.nodes)}
+        same = same_in_all(self.graph)
+        found = []
+        for target, builder in enumerate(builders):
+            for node in sorted(builder.crossing, key=order.__getitem__):
+                if node in self.early:
+                    continue
+                type_, placement, source = note(node).type, note(node).placement, note(node).stage
+                assert isinstance(type_, TensorType)
+                assert source is not None
+                assert placement is not None
+                assert not isinstance(placement, tuple)
+                backward, site = builder.crossing[node].backward, note(node).site
+                skip = note(node).skip or ""
+                once = node in same and not backward
+                found.append(Edge(node.name, source, target, backward, type_, placement, site, skip, once))
+        return sorted(found, key=lambda e: (e.backward, e.source, e.target))
+
+    def _total(self, crossing: Crossing, node: fx.Node) -> Total:
+        type_, placement = note(node).type, note(node).placement
+        assert isinstance(type_, TensorType)
+        assert placement is not None
+        assert not isinstance(placement, tuple)
+        return Total(node.name, self._home(node), crossing.backward, type_, placement)
+
+    # ---- what runs once per step -------------------------------------------------------------------------
+
+    def _prologue(self, needed: set[fx.Node]) -> Part | None:
+        if not needed:
+            return None
+        order = {n: i for i, n in enumerate(self.graph.nodes)}
+        roots = sorted(needed, key=order.__getitem__)
+        builder = _Builder(self.gm)
+        builder.include(roots, lambda _: None)
+        results: list[tuple[ResultSlot, fx.Node]] = [(Crossing(n.name), n) for n in roots]
+        gm = builder.build(results, "Prologue")
+        return Part(gm, (), tuple(n.name for n in roots))
+
+    def _epilogue(
+        self, stage: int, members: set[fx.Node], loose: set[fx.Node]
+    ) -> tuple[_Builder, list[fx.Node]]:
+        own = {n for n in members if note(n).stage == stage}
+        builder = _Builder(self.gm)
+
+        def crossing(node: fx.Node) -> Crossing | None:
+            if node in own:
+                return None
+            if node in self.early or node in members or self.phases.is_own(node):
+                return Crossing(node.name)
+            return None
+
+        roots = [n for n in self.graph.nodes if n in own or (stage == 0 and n in loose)]
+        builder.include(roots, crossing)
+        return builder, roots
+
+    def _finish_epilogue(
+        self, builder: _Builder, roots: list[fx.Node], last: list[tuple[_Builder, list[fx.Node]]]
+    ) -> Part | None:
+        if not roots:
+            return None
+        read = {n for other, _ in last if other is not builder for n in other.crossing}
+        slots: dict[fx.Node, list[ResultSlot]] = {}
+        for slot, node in self.results:
+            slots.setdefault(node, []).append(slot)
+        given: list[tuple[ResultSlot, fx.Node]] = []
+        for node in roots:
+            if node in read or not all(isinstance(slot, Gradient) for slot in slots.get(node, ())):
+                given.append((Crossing(node.name), node))
+            elif node in slots:
+                given.append((slots[node][0], node))
+        gm = builder.build(given, "Epilogue")
+        _make_tangents(gm.graph)
+        order = {n: i for i, n in enumerate(self.graph.nodes)}
+        reads = tuple(builder.crossing[n] for n in sorted(builder.crossing, key=order.__getitem__))
+        return Part(gm, reads, tuple(n.name for _, n in given))
+
+
+def _make_tangents(graph: fx.Graph) -> None:
+    """Of the loss the tangent is one: an epilogue, which no backward calls, makes it itself."""
+    for node in graph.find_nodes(op="placeholder"):
+        type_ = note(node).type
+        if not isinstance(note(node).slot, Tangent) or not isinstance(type_, TensorType):
+            continue
+        first = next(n for n in graph.nodes if node in n.all_input_nodes)
+        beside = next(n for n in first.all_input_nodes if n is not node and note(n).placement == R)
+        with graph.inserting_before(first):
+            one = graph.call_function(aten.new_ones.default, (beside, []), {"dtype": type_.dtype})
+        copy_note(node, one, slot=None, operands=(R,))
+        node.replace_all_uses_with(one)
+        graph.erase_node(node)
+
+
+def split(gm: fx.GraphModule, phases: Phases, stages: int) -> Partition:
+    """The parts of a program whose nodes have their stages (`cut.assign`)."""
+    return _Cut(gm, phases, stages).run()

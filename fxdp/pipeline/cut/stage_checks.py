@@ -1,0 +1,71 @@
+"""What holds of a graph whose nodes have their stages; the verifier runs these checks at level STAGED.
+
+    stage 0 -> 1 -> 2    values of the forward
+    stage 0 <- 1 <- 2    values of the backward
+    epilogue             reads the sums of all micro-batches; no micro-batch reads from it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import fx
+
+from fxdp.ir.notes import note
+
+Fault = tuple[fx.Node, str]
+
+
+def own_nodes_have_stages(graph: fx.Graph) -> Iterator[Fault]:
+    """STAGED: what reads a stage's value belongs to a stage; only values of all stages have none."""
+    for node in graph.nodes:
+        if node.op != "call_function" or note(node).stage is not None:
+            continue
+        for source in node.all_input_nodes:
+            if note(source).stage is not None:
+                yield node, f"has no stage, but reads %{source.name} of stage {note(source).stage}"
+                break
+
+
+def forward_goes_on(graph: fx.Graph) -> Iterator[Fault]:
+    """STAGED: a forward op reads no value of a later stage."""
+    for node, source in _edges(graph):
+        here, there = note(node).stage, note(source).stage
+        assert here is not None
+        assert there is not None
+        if not note(node).backward and not note(source).backward and there > here:
+            yield node, f"of stage {here} reads %{source.name} of stage {there}: the forward only goes on"
+
+
+def backward_comes_back(graph: fx.Graph) -> Iterator[Fault]:
+    """STAGED: a backward op reads no gradient of an earlier stage."""
+    for node, source in _edges(graph):
+        here, there = note(node).stage, note(source).stage
+        assert here is not None
+        assert there is not None
+        if note(node).backward and note(source).backward and there < here:
+            yield node, f"of stage {here} reads %{source.name} of stage {there}: the backward only comes back"
+
+
+def steps_end_last(graph: fx.Graph) -> Iterator[Fault]:
+    """STAGED: no micro-batch reads what is computed after the last one."""
+    for node in graph.nodes:
+        if node.op != "call_function" or note(node).once:
+            continue
+        for source in node.all_input_nodes:
+            if note(source).once:
+                yield node, f"runs in each micro-batch, but reads %{source.name}, which comes after the last"
+
+
+def _edges(graph: fx.Graph) -> Iterator[tuple[fx.Node, fx.Node]]:
+    """Ops of a micro-batch with their operands, where both belong to stages."""
+    for node in graph.nodes:
+        if node.op != "call_function" or note(node).stage is None or note(node).once:
+            continue
+        for source in node.all_input_nodes:
+            if note(source).stage is not None and not note(source).once:
+                yield node, source
+
+
+STAGE_CHECKS = (own_nodes_have_stages, forward_goes_on, backward_comes_back, steps_end_last)
+"""All of them, in the order in which they are reported."""

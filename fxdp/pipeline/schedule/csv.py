@@ -1,0 +1,93 @@
+"""A schedule of the user's own, written as torch's pipelining writes one: a row per rank, torch's words.
+
+    0F0,0F1,0B0,0B1
+    1F0,1B0,1F1,1B1
+
+Rows are actions in order. Empty cells (torch pads with them) say nothing. Words that move or gather data,
+such as `0SEND_F0` or `1UNSHARD`, are left out: fxdp derives all communication from the order of actions.
+`(0F1;0B0)OVERLAP_F_B` stands for its parts, one after the other.
+"""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import re
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+from fxdp.errors import ScheduleError
+from fxdp.pipeline.schedule.action import Action
+from fxdp.pipeline.schedule.schedule import Schedule
+
+_COMMUNICATION = re.compile(r"\d+(SEND_F|RECV_F|SEND_B|RECV_B|UNSHARD|RESHARD|REDUCE_GRAD)\d*")
+_OVERLAPPED = re.compile(r"\(([^()]*)\)OVERLAP_F_B")
+
+
+def read(path: Path) -> Schedule:
+    """The schedule in a file; `ScheduleError` if it cannot be read or is not complete."""
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ScheduleError(f"schedule {path} cannot be read: {error}") from error
+    return parse(text, str(path))
+
+
+def parse(text: str, name: str = "csv") -> Schedule:
+    """The schedule of a text: stages, micro-batches and placement are what its words say.
+
+    Raises `ScheduleError` with every word that is none, or with every fault of the schedule.
+    """
+    rows: list[tuple[Action, ...]] = []
+    faults: list[str] = []
+    for rank, cells in enumerate(_cells(text)):
+        row: list[Action] = []
+        for word in (word for cell in cells for word in _words(cell)):
+            try:
+                row.append(Action.parse(word))
+            except ScheduleError as error:
+                faults.append(f"  row {rank}: {error}")
+        rows.append(tuple(row))
+    if faults:
+        raise ScheduleError(f"schedule {name} has words that are none of torch's:\n" + "\n".join(faults))
+    return _schedule(name, tuple(rows))
+
+
+def write(schedule: Schedule) -> str:
+    """The text that `parse` reads, and torch."""
+    return "".join(",".join(map(str, row)) + "\n" for row in schedule.ranks)
+
+
+def _cells(text: str) -> Iterator[list[str]]:
+    """Rows of cells; blank lines at the end are no ranks."""
+    return csv.reader(text.rstrip().splitlines())
+
+
+def _words(cell: str) -> Iterator[str]:
+    overlapped = _OVERLAPPED.fullmatch(cell.strip())
+    for word in overlapped[1].split(";") if overlapped else [cell]:
+        if word.strip() and not _COMMUNICATION.fullmatch(word.strip()):
+            yield word.strip()
+
+
+def _schedule(name: str, rows: tuple[tuple[Action, ...], ...]) -> Schedule:
+    actions = [action for row in rows for action in row]
+    if not actions:
+        raise ScheduleError(f"schedule {name} is empty: expected a row of actions, such as `0F0`, per rank")
+    stages = 1 + max(action.stage for action in actions)
+    microbatches = 1 + max(action.microbatch for action in actions)
+    home = {action.stage: rank for rank, row in reversed(list(enumerate(rows))) for action in reversed(row)}
+    _check_none_absent(name, "stages", stages, home)
+    _check_none_absent(name, "micro-batches", microbatches, {action.microbatch for action in actions})
+    if idle := [str(rank) for rank, row in enumerate(rows) if not row]:
+        raise ScheduleError(f"schedule {name} has nothing in row {', '.join(idle)}: each rank needs a stage")
+    return Schedule(name, stages, microbatches, tuple(home[stage] for stage in range(stages)), rows)
+
+
+def _check_none_absent(name: str, what: str, count: int, found: Collection[int]) -> None:
+    """Numbers run from 0 without gaps; a number far off (`0F99999999`) is no reason to count so far."""
+    absent = list(itertools.islice((number for number in range(count) if number not in found), 3))
+    if absent:
+        more = count - len(found) - len(absent)
+        listing = ", ".join(map(str, absent)) + (f" and {more} more" if more else "")
+        raise ScheduleError(f"schedule {name} has {count} {what}, but nothing of {listing}")

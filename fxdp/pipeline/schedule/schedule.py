@@ -1,0 +1,139 @@
+"""A schedule: which rank does which action in which order. A value; nothing runs here."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
+
+from fxdp.errors import ScheduleError
+from fxdp.pipeline.schedule.action import Action, Kind, backward, forward, input_gradient, weight_gradient
+from fxdp.pipeline.schedule.timeline import Costs, Timeline, run
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The actions of every rank, complete and each at its place.
+
+    `placement[stage]` is the pp rank that has the stage; `ranks[rank]` are its actions in order. Each
+    stage runs each micro-batch forward once, then backward once: as one B, or as I and later W. A schedule
+    without any backward is one for evaluation. Anything else is a `ScheduleError` with all faults.
+
+    That the ranks do not wait for one another in a circle is shown by `timeline` and `order`, which raise
+    `DeadlockError` otherwise.
+    """
+
+    name: str
+    stages: int
+    microbatches: int
+    placement: tuple[int, ...]
+    ranks: tuple[tuple[Action, ...], ...]
+
+    def __post_init__(self) -> None:
+        if faults := list(_faults(self)):
+            shown = "\n".join(f"  {fault}" for fault in faults)
+            raise ScheduleError(
+                f"schedule {self.name} of {self.stages} stages, {self.microbatches} micro-batches and "
+                f"{len(self.ranks)} ranks is not complete:\n{shown}\n"
+                "expected each stage on one rank, with one F and then one B (or I, then W) per micro-batch"
+            )
+
+    @property
+    def trains(self) -> bool:
+        """Whether it has backwards at all."""
+        return any(action.kind is not Kind.FORWARD for row in self.ranks for action in row)
+
+    def forward_only(self) -> Schedule:
+        """The same schedule for evaluation: its forwards in their order."""
+        rows = (tuple(a for a in row if a.kind is Kind.FORWARD) for row in self.ranks)
+        return Schedule(self.name, self.stages, self.microbatches, self.placement, tuple(rows))
+
+    def gradients_first(self, stages: Collection[int]) -> Schedule:
+        """The same schedule with each B of these stages as its I and, right after it, its W.
+
+        Between the two the input gradient can leave, so that another rank waits for half of the backward
+        instead of the whole; the order of work and the activations held stay as they are.
+        """
+        rows = []
+        for row in self.ranks:
+            split = [
+                (input_gradient(a.stage, a.microbatch), weight_gradient(a.stage, a.microbatch))
+                if a.kind is Kind.BACKWARD and a.stage in stages
+                else (a,)
+                for a in row
+            ]
+            rows.append(tuple(itertools.chain.from_iterable(split)))
+        return replace(self, ranks=tuple(rows))
+
+    def timeline(self, costs: Costs | None = None) -> Timeline:
+        """When each action runs; without costs, F, I and W take one unit each and B two."""
+        return run(self.ranks, costs or Costs.uniform(self.stages))
+
+    def order(self, costs: Costs | None = None) -> tuple[tuple[int, Action], ...]:
+        """All actions with their ranks in one order that agrees with every rank's and with the data."""
+        return tuple((slot.rank, slot.action) for slot in self.timeline(costs).slots)
+
+    def in_flight(self) -> tuple[int, ...]:
+        """Per stage, the most micro-batches whose activations it holds at once."""
+        held, most = [0] * self.stages, [0] * self.stages
+        for row in self.ranks:
+            for action in row:
+                held[action.stage] += {Kind.FORWARD: 1, Kind.INPUT_GRADIENT: 0}.get(action.kind, -1)
+                most[action.stage] = max(most[action.stage], held[action.stage])
+        return tuple(most)
+
+
+def _faults(schedule: Schedule) -> Iterator[str]:
+    if schedule.stages < 1 or schedule.microbatches < 1:
+        yield "there must be at least one stage and one micro-batch"
+    if len(schedule.placement) != schedule.stages:
+        yield f"placement names {len(schedule.placement)} stages"
+        return
+    for rank, row in enumerate(schedule.ranks):
+        for action in row:
+            if action.stage >= schedule.stages or action.microbatch >= schedule.microbatches:
+                yield f"{action} of rank {rank}: there is no such stage or micro-batch"
+            elif (home := schedule.placement[action.stage]) != rank:
+                yield f"{action} is on rank {rank}, but its stage is on rank {home}"
+    for stage, rank in enumerate(schedule.placement):
+        if not 0 <= rank < len(schedule.ranks):
+            yield f"stage {stage} is on rank {rank}, which does not exist"
+    yield from _faults_of_counts(schedule)
+    yield from _faults_of_order(schedule)
+
+
+def _faults_of_counts(schedule: Schedule) -> Iterator[str]:
+    count = Counter(action for row in schedule.ranks for action in row)
+    for action, times in count.items():
+        if times > 1:
+            yield f"{action} occurs {times} times"
+    for stage in range(schedule.stages):
+        for microbatch in range(schedule.microbatches):
+            yield from _faults_of_one(count, stage, microbatch, schedule.trains)
+
+
+def _faults_of_one(count: Counter[Action], stage: int, microbatch: int, trains: bool) -> Iterator[str]:
+    whole, half = backward(stage, microbatch), input_gradient(stage, microbatch)
+    rest = weight_gradient(stage, microbatch)
+    if not count[forward(stage, microbatch)]:
+        yield f"{forward(stage, microbatch)} is missing"
+    if count[whole] and (count[half] or count[rest]):
+        yield f"{whole} occurs beside {half if count[half] else rest}"
+    elif count[half] and not count[rest]:
+        yield f"{rest} is missing after {half}"
+    elif count[rest] and not count[half]:
+        yield f"{half} is missing before {rest}"
+    elif trains and not count[whole] and not count[half]:
+        yield f"{whole} is missing"
+
+
+def _faults_of_order(schedule: Schedule) -> Iterator[str]:
+    stages_of_kind = {Kind.FORWARD: 0, Kind.BACKWARD: 1, Kind.INPUT_GRADIENT: 1, Kind.WEIGHT_GRADIENT: 2}
+    for row in schedule.ranks:
+        latest: dict[tuple[int, int], Action] = {}
+        for action in row:
+            before = latest.get((action.stage, action.microbatch), action)
+            if stages_of_kind[before.kind] > stages_of_kind[action.kind]:
+                yield f"{before} comes before {action}"
+            latest[action.stage, action.microbatch] = action

@@ -1,0 +1,144 @@
+"""When each action of a schedule runs, if every rank does its actions in order and waits for nothing else.
+
+    0F0 needs                      0B0 and 0I0 need 0F0 and the gradient of stage 1 (1B0 or 1I0)
+    1F0 needs 0F0                  0W0 needs 0I0
+
+The chain over neighbours stands for every edge: a skip from stage 0 to 3 is covered by 0F 1F 2F 3F.
+Transfers take no time here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import networkx
+
+from fxdp.errors import DeadlockError
+from fxdp.pipeline.schedule.action import Action, Kind, forward
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """How long each stage takes for one micro-batch, in any one unit; a whole backward is I + W."""
+
+    forward: tuple[float, ...]
+    input_gradient: tuple[float, ...]
+    weight_gradient: tuple[float, ...]
+
+    @staticmethod
+    def uniform(
+        stages: int, forward: float = 1.0, input_gradient: float = 1.0, weight_gradient: float = 1.0
+    ) -> Costs:
+        """All stages alike; a backward takes twice a forward unless said otherwise."""
+        return Costs((forward,) * stages, (input_gradient,) * stages, (weight_gradient,) * stages)
+
+    def of(self, action: Action) -> float:
+        """The duration of one action."""
+        stage = action.stage
+        match action.kind:
+            case Kind.FORWARD:
+                return self.forward[stage]
+            case Kind.BACKWARD:
+                return self.input_gradient[stage] + self.weight_gradient[stage]
+            case Kind.INPUT_GRADIENT:
+                return self.input_gradient[stage]
+            case Kind.WEIGHT_GRADIENT:
+                return self.weight_gradient[stage]
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """An action's place on the time axis; `depth` counts the actions it had to wait for in a row."""
+
+    rank: int
+    action: Action
+    start: float
+    finish: float
+    depth: int
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """All slots, in the one order that every rank follows: by finish time, then depth, then rank."""
+
+    slots: tuple[Slot, ...]
+    ranks: int
+
+    @cached_property
+    def span(self) -> float:
+        """From the start of the first action to the end of the last."""
+        return max((slot.finish for slot in self.slots), default=0.0)
+
+    @cached_property
+    def bubble(self) -> float:
+        """The part of all ranks' time in which they wait: 0 is a full pipeline."""
+        busy = sum(slot.finish - slot.start for slot in self.slots)
+        return 1.0 - busy / (self.ranks * self.span) if self.span else 0.0
+
+    def of_rank(self, rank: int) -> tuple[Slot, ...]:
+        """One rank's slots in its own order."""
+        return tuple(slot for slot in self.slots if slot.rank == rank)
+
+
+def needs(action: Action, backwards: Mapping[tuple[int, int], Action]) -> tuple[Action, ...]:
+    """What must be finished before an action can start.
+
+    `backwards[stage, microbatch]` is the action that gives the stage's input gradient: its B or I.
+    """
+    stage, microbatch = action.stage, action.microbatch
+    if action.kind is Kind.FORWARD:
+        return (forward(stage - 1, microbatch),) if stage else ()
+    if action.kind is Kind.WEIGHT_GRADIENT:
+        return (backwards[stage, microbatch],)
+    after = backwards.get((stage + 1, microbatch))
+    return (forward(stage, microbatch), *([after] if after else []))
+
+
+def run(ranks: Sequence[Sequence[Action]], costs: Costs) -> Timeline:
+    """Simulate the clock; `DeadlockError` with the cycle if the ranks wait for one another forever."""
+    backwards = {(a.stage, a.microbatch): a for row in ranks for a in row if a.gives_gradient}
+    done: dict[Action, Slot] = {}
+    heads, last = [0] * len(ranks), [(0.0, 0)] * len(ranks)
+    moved = True
+    while moved:
+        moved = False
+        for rank, row in enumerate(ranks):
+            while heads[rank] < len(row):
+                action = row[heads[rank]]
+                needed = needs(action, backwards)
+                if any(n not in done for n in needed):
+                    break
+                before = [last[rank], *((done[n].finish, done[n].depth) for n in needed)]
+                start, depth = max(finish for finish, _ in before), 1 + max(depth for _, depth in before)
+                slot = done[action] = Slot(rank, action, start, start + costs.of(action), depth)
+                heads[rank], last[rank], moved = heads[rank] + 1, (slot.finish, depth), True
+    _refuse_stuck(ranks, heads, done, backwards)
+    slots = sorted(done.values(), key=lambda slot: (slot.finish, slot.depth, slot.rank))
+    return Timeline(tuple(slots), len(ranks))
+
+
+def _refuse_stuck(
+    ranks: Sequence[Sequence[Action]],
+    heads: Sequence[int],
+    done: Mapping[Action, Slot],
+    backwards: Mapping[tuple[int, int], Action],
+) -> None:
+    home = {action: rank for rank, row in enumerate(ranks) for action in row}
+    waits = networkx.DiGraph()
+    for rank, row in enumerate(ranks):
+        if heads[rank] < len(row):
+            missing = next(n for n in needs(row[heads[rank]], backwards) if n not in done)
+            waits.add_edge(rank, home[missing], missing=missing)
+    if not waits:
+        return
+    lines = [
+        f"  rank {rank} is at {ranks[rank][heads[rank]]}, which needs {waits.edges[rank, other]['missing']} "
+        f"of rank {other}"
+        for rank, other in networkx.find_cycle(waits)
+    ]
+    raise DeadlockError(
+        "the order of actions goes round in a circle:\n" + "\n".join(lines) + "\n"
+        "expected an order in which some rank can always go on: move one of them behind what it needs"
+    )

@@ -1,0 +1,131 @@
+"""Put the transfers of a schedule into the ranks' programs, so that no order of theirs can block.
+
+The rule: walk all actions in the one global order; right after an action, write for each edge that leaves
+it the `send` into the producer's program and the `recv` into the consumer's, at that same moment.
+
+    order   rank 0           rank 1           rank 2
+    0F0     0F0
+            send x to 1      recv x from 0
+            send skip to 2                    recv skip from 0
+    1F0                      1F0
+                             send y to 2      recv y from 1
+    2F0                                       2F0
+
+Every program is then a projection of one total order of events: the first transfer that is not yet done has
+both of its ends at the head, so even unbuffered, blocking transfers always go on, whatever edges there are.
+A receive starts early and is waited for at its first use, which is the runtime's part.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TypeAlias
+
+from fxdp.errors import ScheduleError
+from fxdp.pipeline.schedule.action import Action, Kind
+from fxdp.pipeline.schedule.schedule import Schedule
+from fxdp.pipeline.schedule.timeline import Costs
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Edge:
+    """A value that one stage computes and another uses.
+
+    A forward edge leaves a forward and goes to a later stage, a backward edge leaves a backward (B or I) and
+    goes to an earlier one. With `once` the value belongs to the step, not to a micro-batch: a forward edge
+    then leaves the stage's first forward (a value of parameters only), a backward edge its last action (an
+    accumulated gradient).
+    """
+
+    name: str
+    source: int
+    target: int
+    backward: bool = False
+    once: bool = False
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class End(StrEnum):
+    """Which end of a transfer a program has."""
+
+    SEND = "send"
+    RECV = "recv"
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Transfer:
+    """One end of sending an edge's value of one micro-batch (None: of the step) between two ranks."""
+
+    end: End
+    peer: int
+    edge: Edge
+    microbatch: int | None
+
+    def __str__(self) -> str:
+        microbatch = "" if self.microbatch is None else f" mb{self.microbatch}"
+        return f"{self.end} {self.edge}{microbatch} {'to' if self.end is End.SEND else 'from'} {self.peer}"
+
+
+Event: TypeAlias = Action | Transfer
+Programs: TypeAlias = tuple[tuple[Event, ...], ...]
+
+
+def programs(schedule: Schedule, edges: Sequence[Edge], costs: Costs | None = None) -> Programs:
+    """Each rank's actions and transfers in order; edges within one rank need no transfer.
+
+    Raises `ScheduleError` for edges that go the wrong way or to a stage that does not exist, and
+    `DeadlockError` if the schedule's own order goes round in a circle.
+    """
+    _refuse_wrong_edges(schedule, edges)
+    rows: list[list[Event]] = [[] for _ in schedule.ranks]
+    leaving = _leaving(schedule, edges)
+    for rank, action in schedule.order(costs):
+        rows[rank].append(action)
+        for edge in leaving.get(action, ()):
+            peer = schedule.placement[edge.target]
+            microbatch = None if edge.once else action.microbatch
+            rows[rank].append(Transfer(End.SEND, peer, edge, microbatch))
+            rows[peer].append(Transfer(End.RECV, rank, edge, microbatch))
+    return tuple(tuple(row) for row in rows)
+
+
+def _leaving(schedule: Schedule, edges: Sequence[Edge]) -> dict[Action, list[Edge]]:
+    """The edges that must travel after each action, in the order given."""
+    found: dict[Action, list[Edge]] = {}
+    for edge in edges:
+        if schedule.placement[edge.source] == schedule.placement[edge.target]:
+            continue
+        row = [a for a in schedule.ranks[schedule.placement[edge.source]] if a.stage == edge.source]
+        if edge.backward:
+            after = [a for a in row if a.gives_gradient]
+            after = row[-1:] if edge.once and after else after
+        else:
+            after = [a for a in row if a.kind is Kind.FORWARD]
+            after = after[:1] if edge.once else after
+        for action in after:
+            found.setdefault(action, []).append(edge)
+    return found
+
+
+def _refuse_wrong_edges(schedule: Schedule, edges: Sequence[Edge]) -> None:
+    faults = []
+    for edge in edges:
+        way = f"{edge.name} ({edge.source} -> {edge.target})"
+        if not (0 <= edge.source < schedule.stages and 0 <= edge.target < schedule.stages):
+            faults.append(f"{way}: there is no such stage")
+        elif not edge.backward and edge.source >= edge.target:
+            faults.append(f"{way}: a forward edge must go to a later stage")
+        elif edge.backward and edge.source <= edge.target:
+            faults.append(f"{way}: a backward edge must go to an earlier stage")
+    count = Counter((edge.name, edge.source, edge.target) for edge in edges)
+    faults += [f"{n} ({s} -> {t}): occurs {times} times" for (n, s, t), times in count.items() if times > 1]
+    if faults:
+        shown = "\n".join(f"  {fault}" for fault in faults)
+        raise ScheduleError(
+            f"edges that do not fit {schedule.stages} stages:\n{shown}\nthis is a bug in fxdp"
+        )

@@ -1,0 +1,167 @@
+"""The end of a step's program: sums of all micro-batches to their stages, epilogues, results to all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import prod
+from typing import Any
+
+import torch
+from torch import fx
+
+from fxdp.ir import conversions
+from fxdp.ir.notes import note
+from fxdp.ir.placements import Placement
+from fxdp.ir.slots import Gradient, Parameter, ResultSlot
+from fxdp.ir.types import TensorType
+from fxdp.pipeline.cut import Part, Partition
+from fxdp.pipeline.schedule import Schedule
+from fxdp.pipeline.write.step_graph import Pen
+from fxdp.runtime import p2p
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a value of the step is made, and what it is."""
+
+    stage: int
+    type: TensorType
+    placement: Placement | None
+
+
+@dataclass
+class Finish:
+    """Writes what follows the last micro-batch.
+
+    Parameters
+    ----------
+    tag : the first tag that no transfer of a micro-batch has.
+    everywhere : whether all ranks get the gradients, or only those whose stages read the parameter.
+    parallel : whether other ranks hold parts of the batch, so that sums go over ranks.
+    """
+
+    pen: Pen
+    partition: Partition
+    schedule: Schedule
+    whole: fx.Node
+    tag: int
+    everywhere: bool
+    parallel: bool
+    _brought: set[tuple[str, int]] = field(default_factory=set)
+
+    def write(self) -> list[Any]:
+        """The program's results, None for those that another rank has."""
+        for stage in reversed(range(self.partition.stages)):
+            part = self.partition.epilogues[stage]
+            if part is None:
+                continue
+            for crossing in part.reads:
+                self._bring(crossing.name, stage)
+            if self.schedule.placement[stage] == self.pen.rank:
+                args = [self.pen.value(c.name, None) for c in part.reads]
+                call = self.pen.reduce if self.parallel and _communicates(part) else self.pen.module
+                made = call(f"finish_{stage}", (self.whole, *args), f"finish_{stage}")
+                self.pen.keep_items(made, part.gives)
+        for rank in range(len(self.schedule.ranks)):
+            self._deliver(rank)
+        return [self._result(slot, name) for slot, name, _ in self.partition.results]
+
+    def _source(self, name: str) -> Source | None:
+        """None for values of the prologue, which all ranks have."""
+        if self.partition.prologue is not None and name in self.partition.prologue.gives:
+            return None
+        if name in self.partition.totals:
+            total = self.partition.totals[name]
+            return Source(total.stage, total.type, total.placement)
+        for stage, part in enumerate(self.partition.epilogues):
+            if part is not None and name in part.gives:
+                values: Any = part.gm.graph.output_node().args[0]
+                made = note(values[part.gives.index(name)])
+                assert isinstance(made.type, TensorType)
+                assert not isinstance(made.placement, tuple)
+                return Source(stage, made.type, made.placement)
+        return None
+
+    def _bring(self, name: str, stage: int) -> None:
+        """Send a value of the step to the rank of the stage that reads it, once."""
+        source = self._source(name)
+        if source is None or (name, stage) in self._brought:
+            return
+        here, there = self.schedule.placement[source.stage], self.schedule.placement[stage]
+        if here == there:
+            return
+        self._brought.add((name, stage))
+        self.tag += 1
+        shape, dtype = self.pen.shape(source.type, source.placement, None), source.type.dtype
+        if self.pen.rank == here:
+            self.pen.send(self.pen.value(name, None), there, self.tag, name, backward=True)
+            self.pen.record(name, (here, there), None, shape, dtype, backward=True)
+        elif self.pen.rank == there:
+            pending = self.pen.receive(shape, dtype, here, self.tag, name, backward=True)
+            self.pen.expect(name, None, pending)
+
+    def _deliver(self, rank: int) -> None:
+        """One rank's results for all others, to each in one row of bytes; those alike are packed once."""
+        receivers: dict[tuple[str, ...], list[int]] = {}
+        for peer in range(len(self.schedule.ranks)):
+            names = self._delivered(rank, peer)
+            if peer != rank and names:
+                receivers.setdefault(names, []).append(peer)
+        for names, peers in receivers.items():
+            self._hand_over(names, rank, peers)
+
+    def _hand_over(self, names: tuple[str, ...], rank: int, peers: list[int]) -> None:
+        sources = [s for n in names if (s := self._source(n)) is not None]
+        shapes = [self.pen.shape(s.type, s.placement, None) for s in sources]
+        dtypes = [s.type.dtype for s in sources]
+        size = sum(prod(s) * d.itemsize for s, d in zip(shapes, dtypes, strict=True))
+        self.tag += 1
+        label = f"results_of{rank}"
+        if self.pen.rank == rank:
+            values = [self.pen.value(n, None) for n in names]
+            packed = self.pen.function(p2p.pack, (values,), label)
+            for peer in peers:
+                self.pen.send(packed, peer, self.tag, label, backward=False)
+                self.pen.record("results", (rank, peer), None, [size], torch.uint8, backward=False)
+        elif self.pen.rank in peers:
+            pending = self.pen.receive([size], torch.uint8, rank, self.tag, "results", backward=False)
+            packed = self.pen.function(p2p.wait, (pending,), label)
+            self._unpack(packed, names, shapes, dtypes, rank)
+
+    def _unpack(
+        self, packed: fx.Node, names: Sequence[str], shapes: list[list[int]], dtypes: list[torch.dtype],
+        rank: int,
+    ) -> None:  # fmt: skip
+        values = self.pen.function(p2p.unpack, (packed, shapes, dtypes), f"unpacked_of{rank}")
+        self.pen.keep_items(values, names)
+
+    def _delivered(self, rank: int, peer: int) -> tuple[str, ...]:
+        """The names of the results that a rank has and another one gets."""
+        names = []
+        for slot, name, _ in self.partition.results:
+            source = self._source(name)
+            if source is None or self.schedule.placement[source.stage] != rank:
+                continue
+            if self._is_for(peer, slot):
+                names.append(name)
+        return tuple(dict.fromkeys(names))
+
+    def _is_for(self, rank: int, slot: ResultSlot) -> bool:
+        if self.everywhere or not (isinstance(slot, Gradient) and isinstance(slot.of, Parameter)):
+            return True
+        return rank in self._readers.get(slot.of, ())
+
+    @cached_property
+    def _readers(self) -> dict[Parameter, set[int]]:
+        return self.partition.readers(self.schedule.placement)
+
+    def _result(self, slot: ResultSlot, name: str) -> fx.Node | None:
+        source = self._source(name)
+        here = source is None or self.schedule.placement[source.stage] == self.pen.rank
+        return self.pen.value(name, None) if here or self._is_for(self.pen.rank, slot) else None
+
+
+def _communicates(part: Part) -> bool:
+    return any(node.target in conversions.COLLECTIVES for node in part.gm.graph.nodes)

@@ -1,0 +1,172 @@
+"""Small words of writing a program: calls, values by name and micro-batch, transfers and their tags."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import torch
+from torch import fx
+
+from fxdp.ir.placements import Placement
+from fxdp.ir.types import TensorType, local_shape
+from fxdp.pipeline.write.events import Events
+from fxdp.runtime import p2p
+from fxdp.runtime.streams import P2P_BACKWARD, P2P_FORWARD, REDUCE
+
+_WINDOW = 2
+"""Sends to one rank that may be under way before the oldest is waited for."""
+
+
+Origin = tuple[int, int]
+"""The stage and micro-batch of the forward that made a value."""
+
+
+@dataclass(frozen=True)
+class Sent:
+    """One transfer between pipeline ranks, of one micro-batch or (None) of the step, for the plan."""
+
+    name: str
+    source: int
+    target: int
+    microbatch: int | None
+    bytes: int
+    backward: bool
+
+
+@dataclass
+class Pen:
+    """Writes one rank's graph.
+
+    `sizes` are the values of the size symbols in each micro-batch, and in the whole local batch under None.
+    """
+
+    rank: int
+    sizes: Mapping[int | None, Mapping[str, int]]
+    graph: fx.Graph = field(default_factory=fx.Graph)
+    sent: list[Sent] = field(default_factory=list)
+    _values: dict[tuple[str, int | None], fx.Node] = field(default_factory=dict)
+    _pending: dict[tuple[str, int | None], fx.Node] = field(default_factory=dict)
+    _under_way: dict[int, list[tuple[fx.Node, Origin | None]]] = field(default_factory=dict)
+    _events: Events = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._events = Events(self.graph)
+
+    def input(self, name: str) -> fx.Node:
+        """The program's input, there when compute begins."""
+        node = self.graph.placeholder(name)
+        self._events.given(node)
+        return node
+
+    def module(self, target: str, args: tuple[Any, ...], name: str) -> fx.Node:
+        """A call of one of the program's modules."""
+        node = self.graph.create_node("call_module", target, args, {}, name=name)
+        self._events.given(node)
+        return node
+
+    def module_on(self, stream: str, target: str, args: tuple[Any, ...], name: str) -> fx.Node:
+        """The same on another stream than compute's, after all that compute was given so far."""
+        self._events.order(stream)
+        return self.graph.create_node("call_module", target, args, {"stream": stream}, name=name)
+
+    def reduce(self, target: str, args: tuple[Any, ...], name: str) -> fx.Node:
+        """The same on the reduce stream; `value` and `end` wait for it."""
+        node = self.module_on(REDUCE, target, args, name)
+        self._events.reduces(node)
+        return node
+
+    def function(self, target: Any, args: tuple[Any, ...], name: str) -> fx.Node:
+        """A call of a function of `runtime/p2p.py`."""
+        node = self.graph.create_node("call_function", target, args, {}, name=name)
+        self._events.given(node)
+        return node
+
+    def item(self, node: fx.Node, index: int, name: str) -> fx.Node:
+        """One result of a call; nothing runs."""
+        return self.graph.create_node("call_function", operator.getitem, (node, index), {}, name=name)
+
+    def keep(self, name: str, microbatch: int | None, value: fx.Node) -> None:
+        """From here on the value has this name."""
+        self._values[name, microbatch] = value
+
+    def keep_items(self, made: fx.Node, names: Sequence[str]) -> None:
+        """The results of a call are values of the step."""
+        for index, name in enumerate(names):
+            self.keep(name, None, self.item(made, index, name))
+
+    def value(self, name: str, microbatch: int | None) -> fx.Node:
+        """The value of a name, waited for now if it is under way; the step's if of no micro-batch."""
+        key = (name, microbatch)
+        if key not in self._values and key not in self._pending:
+            key = (name, None)
+        if key in self._pending:
+            pending = self._pending.pop(key)
+            self._values[key] = self.function(p2p.wait, (pending,), f"{name}{suffix(key[1])}")
+        found = self._values[key]
+        if self._events.is_reducing(found):
+            self._events.join()
+        return found
+
+    def shape(self, type_: TensorType, placement: Placement | None, microbatch: int | None) -> list[int]:
+        """The shape of this rank's value."""
+        return [evaluate(size, self.sizes[microbatch]) for size in local_shape(type_, placement)]
+
+    def send(
+        self, value: fx.Node, peer: int, tag: int, name: str, *, backward: bool, origin: Origin | None = None
+    ) -> None:
+        """Start a send, after waiting for all but the last few to that rank."""
+        under_way = self._under_way.setdefault(peer, [])
+        if len(under_way) >= _WINDOW:
+            self.function(p2p.wait_sent, (under_way.pop(0)[0],), "sent")
+        target, stream = ("send_backward", P2P_BACKWARD) if backward else ("send_forward", P2P_FORWARD)
+        node = self.module_on(stream, target, (value, peer, tag), f"send_{name}_to{peer}")
+        under_way.append((node, origin))
+
+    def settle(self, origin: Origin) -> None:
+        """Let go of what a forward sent: its backward begins, so all who needed it have it."""
+        for under_way in self._under_way.values():
+            for item in [i for i in under_way if i[1] == origin]:
+                under_way.remove(item)
+                self.function(p2p.wait_sent, (item[0],), "sent")
+
+    def receive(
+        self, shape: list[int], dtype: torch.dtype, peer: int, tag: int, name: str, *, backward: bool
+    ) -> fx.Node:
+        """Start a receive."""
+        target, stream = ("receive_backward", P2P_BACKWARD) if backward else ("receive_forward", P2P_FORWARD)
+        return self.module_on(stream, target, (shape, dtype, peer, tag), f"receive_{name}_from{peer}")
+
+    def expect(self, name: str, microbatch: int | None, pending: fx.Node) -> None:
+        """The value is under way: wait for it at its first use."""
+        self._pending[name, microbatch] = pending
+
+    def record(
+        self, name: str, ends: tuple[int, int], microbatch: int | None, shape: Sequence[int],
+        dtype: torch.dtype, *, backward: bool,
+    ) -> None:  # fmt: skip
+        """Note a transfer from the first of `ends` to the second for the plan."""
+        self.sent.append(Sent(name, *ends, microbatch, prod(shape) * dtype.itemsize, backward))
+
+    def end(self, results: tuple[Any, ...]) -> None:
+        """The program's results; nothing is under way when the step ends."""
+        for under_way in self._under_way.values():
+            for node, _ in under_way:
+                self.function(p2p.wait_sent, (node,), "sent")
+        self._events.join()
+        self.graph.output(results)
+
+
+def suffix(microbatch: int | None) -> str:
+    """`_mb3`, or nothing for a value of the step."""
+    return "" if microbatch is None else f"_mb{microbatch}"
+
+
+def evaluate(size: Any, sizes: Mapping[str, int]) -> int:
+    """The value of a size in `B`, `b`, ... ."""
+    if isinstance(size, int):
+        return size
+    return int(size.xreplace({s: sizes[s.name] for s in size.free_symbols}))

@@ -1,0 +1,269 @@
+"""Write one rank's program of a step: stage calls, transfers and sums, in the order of the schedule.
+
+    %microbatch_0 = microbatch(%batch, 0, 0, 2, [0, 0])
+    %forward_0_mb0 = forward_0(%microbatch_0)                 -> results, saved
+    %after_forward_0_mb0 = record_event('compute')            -> an event; see `events.py`
+    %p2p_forward_waits = wait_event('p2p_forward', %after_forward_0_mb0)
+    %send_add_3_mb0_to1 = send_forward(%add_3_mb0, 1, 0, stream='p2p_forward')
+    ...
+    %receive_add_9_mb0_from1 = receive_backward([2, 6, 16], float32, 1, 1, stream='p2p_backward')
+    %add_9_mb0 = wait(%receive_add_9_mb0_from1)
+    %sums_0 = sums_0()                                        -> zeros, to which each backward adds
+    %backward_0_mb0 = backward_0(%saved_0_mb0, %sums_0, %add_9_mb0)
+    ...
+    %mm_7 = %sums_0[0]
+    %finish_0 = finish_0(%batch, %mm_7, ..., stream='reduce')
+    return results
+
+All ranks walk the same order of events and each writes its own share, so what one sends another receives at
+the same moment of that order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import fx
+
+from fxdp.ir.placements import Partial, Shard
+from fxdp.pipeline.cut import Edge, Partition
+from fxdp.pipeline.cut.gives import backward_gives, forward_gives, halves_of
+from fxdp.pipeline.schedule import Action, End, Kind, Schedule, Transfer, check, programs
+from fxdp.pipeline.schedule import Edge as Route
+from fxdp.pipeline.write.finish import Finish
+from fxdp.pipeline.write.happens_before import check_order
+from fxdp.pipeline.write.step_graph import Pen, evaluate, suffix
+from fxdp.runtime import p2p
+
+
+@dataclass(frozen=True)
+class Recompute:
+    """The micro-batches whose forward a stage runs again instead of keeping what it saved."""
+
+    policy: str
+    microbatches: int
+
+    def __contains__(self, microbatch: int) -> bool:
+        if self.policy == "except_last":
+            return microbatch < self.microbatches - 1
+        return self.policy == "always"
+
+
+@dataclass
+class Writer:
+    """Writes the program of one rank.
+
+    Parameters
+    ----------
+    pen : knows the rank and the sizes of all micro-batches.
+    partition : the parts.
+    schedule : who does what when.
+    bounds : start and size of each micro-batch within the local batch.
+    batch_dims : the batch dim of each input.
+    everywhere : whether all ranks get the gradients, or only the stage that owns the parameter.
+    recompute : the micro-batches of which nothing is kept.
+    data_ranks : how many ranks hold parts of the batch.
+    """
+
+    pen: Pen
+    partition: Partition
+    schedule: Schedule
+    bounds: Sequence[tuple[int, int]]
+    batch_dims: Sequence[int | None]
+    everywhere: bool
+    recompute: Recompute
+    data_ranks: int
+    _saved: dict[tuple[int, int], fx.Node] = field(default_factory=dict)
+    _rest: dict[tuple[int, int], fx.Node] = field(default_factory=dict)
+    _totals: dict[str, dict[int, fx.Node]] = field(default_factory=dict)
+    _summed: set[str] = field(default_factory=set)
+    _sums: dict[int, fx.Node] = field(default_factory=dict)
+    _batches: dict[int, fx.Node] = field(default_factory=dict)
+
+    def write(self) -> fx.Graph:
+        """The program; its one input is the whole local batch, its results are the partition's.
+
+        Raises
+        ------
+        DeadlockError : ranks that could wait for one another forever.
+        VerifierError : a stream that does not wait for what it reads; a bug in fxdp.
+        """
+        self.whole = self.pen.input("batch")
+        self._prologue()
+        edges = {(e.name, e.source, e.target): e for e in self.partition.edges}
+        routes = [Route(e.name, e.source, e.target, e.backward, e.once) for e in self._edges()]
+        order = programs(self.schedule, routes)
+        check(order)
+        for event in order[self.pen.rank]:
+            if isinstance(event, Transfer):
+                self._transfer(edges[event.edge.name, event.edge.source, event.edge.target], event)
+            else:
+                self._act(event)
+        self._put_together()
+        tag = len(self.partition.edges) * self.schedule.microbatches
+        finish = Finish(
+            self.pen, self.partition, self.schedule, self.whole, tag, self.everywhere, self.data_ranks > 1
+        )
+        self.pen.end(tuple(finish.write()))
+        check_order(self.pen.graph)
+        return self.pen.graph
+
+    def _edges(self) -> list[Edge]:
+        """The edges between ranks; of several stages on one rank, the first gets the value for all."""
+        placement = self.schedule.placement
+        found: dict[tuple[str, int, int], Edge] = {}
+        for edge in self.partition.edges:
+            if placement[edge.source] != placement[edge.target]:
+                found.setdefault((edge.name, edge.source, placement[edge.target]), edge)
+        return list(found.values())
+
+    def _prologue(self) -> None:
+        part = self.partition.prologue
+        if part is not None:
+            made = self.pen.module("prologue", (self.whole,), "prologue")
+            self.pen.keep_items(made, part.gives)
+
+    def _batch(self, microbatch: int) -> fx.Node:
+        if microbatch not in self._batches:
+            start, size = self.bounds[microbatch]
+            args = (self.whole, microbatch, start, size, list(self.batch_dims))
+            self._batches[microbatch] = self.pen.function(
+                p2p.microbatch, args, f"microbatch_{microbatch}"
+            )
+        return self._batches[microbatch]
+
+    # ---- actions -----------------------------------------------------------------------------------------
+
+    def _act(self, action: Action) -> None:
+        stage, microbatch = action.stage, action.microbatch
+        if action.kind is Kind.FORWARD:
+            self._forward(stage, microbatch)
+        elif not self._has_backward(stage):
+            self.pen.settle((stage, microbatch))
+        elif action.kind is Kind.BACKWARD:
+            self._backward(stage, microbatch)
+        elif action.kind is Kind.INPUT_GRADIENT:
+            self._input_gradient(stage, microbatch)
+        else:
+            self._weight_gradient(stage, microbatch)
+
+    def _has_backward(self, stage: int) -> bool:
+        """Whether a stage has anything to compute there: not one that is frozen as all before it are."""
+        return bool(backward_gives(self.partition.parts[stage]))
+
+    def _forward(self, stage: int, microbatch: int) -> None:
+        made = self._call_forward("forward", stage, microbatch)
+        gives = forward_gives(self.partition.parts[stage])
+        self._give_all(made, gives, stage, microbatch)
+        if self.schedule.trains and microbatch not in self.recompute and self._has_backward(stage):
+            self._save(made, len(gives), stage, microbatch)
+
+    def _call_forward(self, word: str, stage: int, microbatch: int) -> fx.Node:
+        reads = self.partition.parts[stage].reads
+        args = [self.pen.value(c.name, microbatch) for c in reads if not c.backward]
+        name = f"{word}_{stage}{suffix(microbatch)}"
+        return self.pen.module(f"forward_{stage}", (self._batch(microbatch), *args), name)
+
+    def _save(self, made: fx.Node, index: int, stage: int, microbatch: int) -> None:
+        name = f"saved_{stage}{suffix(microbatch)}"
+        self._saved[stage, microbatch] = self.pen.item(made, index, name)
+
+    def _call_backward(self, word: str, stage: int, microbatch: int) -> fx.Node:
+        part = self.partition.parts[stage]
+        if microbatch in self.recompute:
+            again = self._call_forward("recompute", stage, microbatch)
+            self._save(again, len(forward_gives(part)), stage, microbatch)
+        args = [self.pen.value(c.name, microbatch) for c in part.reads if c.backward]
+        self.pen.settle((stage, microbatch))
+        saved: list[Any] = [self._saved.pop((stage, microbatch))]
+        if word == "backward":
+            saved.append(self._sums_of(stage))
+        return self.pen.module(f"{word}_{stage}", (*saved, *args), f"{word}_{stage}{suffix(microbatch)}")
+
+    def _sums_of(self, stage: int) -> fx.Node | tuple[()]:
+        """The buffers of a stage that every backward adds to, made before the first."""
+        if not self.partition.parts[stage].summed:
+            return ()
+        if stage not in self._sums:
+            self._sums[stage] = self.pen.module(f"sums_{stage}", (), f"sums_{stage}")
+        return self._sums[stage]
+
+    def _backward(self, stage: int, microbatch: int) -> None:
+        made = self._call_backward("backward", stage, microbatch)
+        self._give_all(made, backward_gives(self.partition.parts[stage]), stage, microbatch)
+
+    def _input_gradient(self, stage: int, microbatch: int) -> None:
+        made = self._call_backward("input_gradient", stage, microbatch)
+        first, _ = halves_of(self.partition, stage)
+        self._give_all(made, first, stage, microbatch)
+        name = f"rest_{stage}{suffix(microbatch)}"
+        self._rest[stage, microbatch] = self.pen.item(made, len(first), name)
+
+    def _weight_gradient(self, stage: int, microbatch: int) -> None:
+        name = f"weight_gradient_{stage}{suffix(microbatch)}"
+        args = (self._rest.pop((stage, microbatch)), self._sums_of(stage))
+        made = self.pen.module(f"weight_gradient_{stage}", args, name)
+        _, later = halves_of(self.partition, stage)
+        self._give_all(made, later, stage, microbatch)
+
+    # ---- values ------------------------------------------------------------------------------------------
+
+    def _give_all(self, made: fx.Node, names: Sequence[str], stage: int, microbatch: int) -> None:
+        summed = self.partition.parts[stage].summed
+        for index, name in enumerate(n for n in names if n not in summed):
+            value = self.pen.item(made, index, f"{name}{suffix(microbatch)}")
+            self.pen.keep(name, microbatch, value)
+            total = self.partition.totals.get(name)
+            if total is not None and total.stage == stage:
+                self._add_up(name, microbatch, value)
+
+    def _add_up(self, name: str, microbatch: int, value: fx.Node) -> None:
+        placement = self.partition.totals[name].placement
+        found = self._totals.setdefault(name, {})
+        if not found or isinstance(placement, Shard):
+            found[microbatch] = value
+        elif isinstance(placement, Partial):
+            ((first, total),) = found.items()
+            args = (total, value, placement.op, name in self._summed)
+            self._summed.add(name)
+            found[first] = self.pen.function(p2p.accumulate, args, f"total_{name}")
+        else:  # the same in every micro-batch
+            self._totals[name] = {microbatch: value}
+
+    def _put_together(self) -> None:
+        """Totals become values of the whole step."""
+        for stage, sums in self._sums.items():
+            part = self.partition.parts[stage]
+            self.pen.keep_items(sums, [n for n in backward_gives(part) if n in part.summed])
+        for name, found in self._totals.items():
+            placement = self.partition.totals[name].placement
+            value, *others = (found[microbatch] for microbatch in sorted(found))
+            if isinstance(placement, Shard) and others:
+                outer = evaluate(placement.outer, self.pen.sizes[None])
+                args = ([value, *others], placement.dim, outer, [size for _, size in self.bounds])
+                value = self.pen.function(p2p.concatenate, args, f"whole_{name}")
+            self.pen.keep(name, None, value)
+
+    def _first(self, stage: int) -> int:
+        """The micro-batch that a stage runs first, after which values of the step leave it."""
+        row = self.schedule.ranks[self.pen.rank]
+        return next(a.microbatch for a in row if a.stage == stage and a.kind is Kind.FORWARD)
+
+    def _transfer(self, edge: Edge, event: Transfer) -> None:
+        microbatch, dtype = event.microbatch, edge.type.dtype
+        # the same number at both ends, another for every transfer of the step
+        tag = self.partition.edges.index(edge) * self.schedule.microbatches + (microbatch or 0)
+        name = f"{edge.name}{suffix(microbatch)}"
+        shape = self.pen.shape(edge.type, edge.placement, microbatch)
+        if event.end is End.SEND:
+            made = self._first(edge.source) if microbatch is None else microbatch
+            value = self.pen.value(edge.name, made)
+            origin = None if edge.backward else (edge.source, made)
+            self.pen.send(value, event.peer, tag, name, backward=edge.backward, origin=origin)
+            ends = (self.pen.rank, event.peer)
+            self.pen.record(edge.name, ends, microbatch, shape, dtype, backward=edge.backward)
+        else:
+            pending = self.pen.receive(shape, dtype, event.peer, tag, name, backward=edge.backward)
+            self.pen.expect(edge.name, microbatch, pending)

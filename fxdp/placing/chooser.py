@@ -1,0 +1,96 @@
+"""Choose among a rule's alternatives: the one whose operands cost the fewest bytes to bring in place.
+
+Costs count bytes that a rank sends, to a factor common to all: P -> R is an all-reduce (2n), P -> S a
+reduce-scatter (n), S -> R an all-gather (n); R -> S slices and R -> P keeps the value on one rank, both
+free of traffic. A value that is cheaply computed from a smaller one (a cast, an expansion) is gathered
+there. A gather that only keeps a sum of terms unreduced saves nothing: the sum is added to its price.
+Ties go to the alternative that leaves less work and memory on each rank: sharded results first (on the
+first dim, as results are handed out), then replicated, then partial ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from fxdp.ir.placements import Partial, Placement, R, Replicate, Shard
+from fxdp.ir.sizes import batch_factor, hint, product
+from fxdp.ir.types import TensorType
+from fxdp.rules.registry import Alternative, Op, Operand
+
+_LOCAL_STEP = 1e-3  # slicing or masking moves no byte, but is not nothing
+
+
+def size_bytes(type_: TensorType) -> int:
+    """Bytes of the global value at the hinted sizes."""
+    return hint(product(*type_.shape)) * type_.dtype.itemsize
+
+
+def conversion_cost(
+    have: Sequence[Placement], want: Placement | None, n: int, gather_bytes: int | None = None
+) -> float:
+    """Bytes sent to bring a value of `n` bytes from its placements to the wanted one."""
+    if want is None or want in have:
+        return 0.0
+    gathered = n if gather_bytes is None else gather_bytes
+    return min(_one_conversion(p, want, n, gathered) for p in have)
+
+
+def _one_conversion(have: Placement, want: Placement, n: int, gathered: int) -> float:
+    if isinstance(have, Replicate):
+        return _LOCAL_STEP
+    if isinstance(have, Partial) and have.op != "sum":  # no part of it can be had alone
+        return 2.0 * n + (0.0 if isinstance(want, Replicate) else _LOCAL_STEP)
+    if isinstance(have, Partial):
+        return 2.0 * n if isinstance(want, Replicate) else float(n)
+    # a whole value means a whole batch's work on every rank, a part does not
+    return gathered + _LOCAL_STEP * (1 if isinstance(want, Replicate) else 2)
+
+
+def replicated(op: Op) -> Alternative:
+    """Every operand whole, every result whole: exact for any deterministic op."""
+    return op.alternative()
+
+
+def choose(op: Op, alternatives: Iterable[Alternative]) -> tuple[Alternative, float]:
+    """The cheapest alternative with its conversion bytes; "all R" is always among them."""
+    return cheapest(op, [replicated(op), *alternatives])
+
+
+def cheapest(op: Op, candidates: Sequence[Alternative]) -> tuple[Alternative, float]:
+    """The cheapest of these with its conversion bytes."""
+    sizes = [size_bytes(o.type) for o in op.operands]
+    costs = [_cost(a, op.operands, sizes) for a in candidates]
+    priced = [
+        (cost + _postponed(op, a, cost), _rank(a), i)
+        for i, (a, cost) in enumerate(zip(candidates, costs, strict=True))
+    ]
+    index = min(priced)[-1]
+    return candidates[index], costs[index]
+
+
+def _cost(alternative: Alternative, operands: Sequence[Operand], sizes: Sequence[int]) -> float:
+    inside = alternative.recipe.bytes if alternative.recipe else 0
+    return inside + sum(
+        conversion_cost(o.placements, p, n, o.gather_bytes)
+        for o, p, n in zip(operands, alternative.inputs, sizes, strict=True)
+    )
+
+
+def _postponed(op: Op, alternative: Alternative, cost: float) -> float:
+    """Bytes of the reduction that an alternative which sends something leaves for later."""
+    if cost < 1:
+        return 0.0
+    pairs = zip(op.outputs, alternative.outputs, strict=True)
+    return float(sum(_reduction(t) for t, p in pairs if t is not None and isinstance(p, Partial)))
+
+
+def _reduction(type_: TensorType) -> int:
+    scatters = any(batch_factor(n) is not None for n in type_.shape)
+    return size_bytes(type_) * (1 if scatters else 2)
+
+
+def _rank(alternative: Alternative) -> tuple[int, int]:
+    first = next((p for p in alternative.outputs if p is not None), R)
+    if isinstance(first, Shard):
+        return 0, first.dim
+    return 1 if isinstance(first, Replicate) else 2, 0

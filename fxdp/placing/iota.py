@@ -1,0 +1,91 @@
+"""Which nodes equal `arange(B)` along one dim, broadcast along all others.
+
+Indexing a sharded dim with such a value is local: every sample asks for its own row. Hugging Face's
+causal masks and pooled heads do this (`x[torch.arange(B), last]`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sympy
+import torch
+from torch import fx
+
+from fxdp.ir.notes import note
+from fxdp.ir.ops.library import aten
+from fxdp.ir.sizes import B
+from fxdp.ir.types import ScalarType, TensorType
+
+_SAME = {
+    aten._to_copy.default,
+    aten.clone.default,
+    aten.alias.default,
+    aten.detach.default,
+    aten.expand.default,
+    aten.lift_fresh_copy.default,
+}
+
+_COUNTING = (torch.int64, torch.int32, torch.float64, torch.float32)
+"""The dtypes that hold the number of any sample; a cast to bool or to float16 does not keep `arange`."""
+
+
+def iota_dim(node: fx.Node, known: dict[fx.Node, int]) -> int | None:
+    """The dim along which `node` is `arange(B)`, from those of earlier nodes."""
+    target, type_ = node.target, note(node).type
+    if not isinstance(type_, TensorType) or type_.dtype not in _COUNTING:
+        return None
+    if target in (aten.arange.default, aten.arange.start, aten.arange.start_step):
+        return 0 if _counts_batch(node) else None
+    source = node.args[0] if node.args else None
+    if not isinstance(source, fx.Node) or source not in known:
+        return None
+    dim = known[source]
+    if target in _SAME:
+        dim += _ndim(node) - _ndim(source)
+        return dim if _is_whole(node, dim) else None
+    if target is aten.unsqueeze.default:
+        at = int(node.args[1]) % _ndim(node)  # type: ignore[arg-type]
+        return dim + 1 if at <= dim else dim
+    if target in (aten.view.default, aten._unsafe_view.default, aten.reshape.default):
+        return _only_batch_dim(node, source)
+    if target is aten.slice.Tensor:
+        return dim if type_ == note(source).type else None
+    return None
+
+
+def _counts_batch(node: fx.Node) -> bool:
+    values = [_expr(a) for a in node.args]
+    if node.target is aten.arange.default:
+        values = [0, values[0]]
+    start, end = values[:2]
+    step = values[2] if len(values) > 2 else 1
+    return start == 0 and end == B and step == 1
+
+
+def _expr(argument: Any) -> Any:
+    if isinstance(argument, fx.Node):
+        type_ = note(argument).type
+        return type_.expr if isinstance(type_, ScalarType) else None
+    return argument
+
+
+def _shape(node: fx.Node) -> tuple[int | sympy.Expr, ...]:
+    type_ = note(node).type
+    return type_.shape if isinstance(type_, TensorType) else ()
+
+
+def _ndim(node: fx.Node) -> int:
+    return len(_shape(node))
+
+
+def _is_whole(node: fx.Node, dim: int) -> bool:
+    return bool(_shape(node)[dim] == B)
+
+
+def _only_batch_dim(node: fx.Node, source: fx.Node) -> int | None:
+    """A view that only adds or drops dims of size 1 keeps the one dim of size B."""
+    sizes = [n for n in _shape(node) if n != 1]
+    if sizes != [B] or [n for n in _shape(source) if n != 1] != [B]:
+        return None
+    return _shape(node).index(B)

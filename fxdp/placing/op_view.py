@@ -1,0 +1,46 @@
+"""A graph node as a rule sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import fx
+
+from fxdp.ir.notes import note
+from fxdp.ir.types import ScalarType, TensorType
+from fxdp.rules.registry import Op, Operand
+
+
+def op_view(node: fx.Node, operand: Callable[[int, fx.Node], Operand]) -> tuple[Op, list[fx.Node]]:
+    """The `Op` of a call, and the nodes of its operands.
+
+    `operand(index, source)` makes each operand; SymInt nodes become their expressions (or ints), lists
+    become tuples, so that an `Op` is hashable and equal for equal signatures.
+    """
+    sources: list[fx.Node] = []
+    operands: list[Operand] = []
+
+    def convert(value: Any) -> Any:
+        if isinstance(value, fx.Node):
+            return convert_node(value)
+        if isinstance(value, (list, tuple)):
+            return tuple([convert(v) for v in value])
+        return value
+
+    def convert_node(source: fx.Node) -> Any:
+        type_ = note(source).type
+        if isinstance(type_, TensorType):
+            sources.append(source)
+            operands.append(operand(len(operands), source))
+            return operands[-1]
+        if isinstance(type_, ScalarType):
+            return int(type_.expr) if type_.expr.is_Integer else type_.expr
+        return None
+
+    args = convert(node.args)
+    kwargs = tuple([(k, convert(v)) for k, v in node.kwargs.items()])
+    type_ = note(node).type
+    outputs = type_ if isinstance(type_, tuple) else (type_,)
+    tensors = tuple([t if isinstance(t, TensorType) else None for t in outputs])
+    return Op(node.target, args, kwargs, tuple(operands), tensors), sources  # type: ignore[arg-type]

@@ -1,0 +1,217 @@
+"""What ranks must have in common: integers of each step, texts, and the first parameters.
+
+Everything here is a round on the mesh's control channel, except `broadcast_tensors`, which is a few large
+broadcasts on the mesh's process group. At world size 1 nothing is sent.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from fxdp.errors import AgreementError, RankFailedError
+from fxdp.ranks.failure import convert
+from fxdp.ranks.resolve import DataMesh
+
+__all__ = [
+    "Agreement",
+    "agree",
+    "broadcast_tensors",
+    "content_digest",
+    "gather_objects",
+    "model_lines",
+    "tensor_lines",
+]
+
+_BUCKET_BYTES = 25 * 1024 * 1024
+
+
+class Agreement:
+    """Exchanges a few integers between all ranks, once per call of a compiled module.
+
+    Between `start` and `finish` the caller may do anything that takes part in no other exchange.
+
+    Raises:
+        RankFailedError: another rank refused its input (only this round fails), failed, or died.
+    """
+
+    def __init__(self, mesh: DataMesh) -> None:
+        self._control = mesh.links.control if mesh.links else None
+        self._rank = mesh.rank
+        self._size = mesh.world
+        self._own: tuple[int, ...] = ()
+
+    def exchange(self, values: Sequence[int]) -> list[tuple[int, ...]]:
+        """All ranks' integers, in rank order. Ranks may give different numbers of them."""
+        self.start(values)
+        return self.finish()
+
+    def start(self, values: Sequence[int]) -> None:
+        """Send this rank's integers without waiting."""
+        self._own = tuple(values)
+        if self._control is not None:
+            self._control.start(struct.pack(f"<{len(values)}q", *values))
+
+    def finish(self) -> list[tuple[int, ...]]:
+        """Wait for the other ranks' integers."""
+        if self._control is None:
+            return [self._own] * self._size
+        return [struct.unpack(f"<{len(data) // 8}q", data) for data in self._control.finish()]
+
+
+def gather_objects(mesh: DataMesh, value: Any) -> list[Any]:
+    """Every rank's `value` (anything that can be pickled), in rank order.
+
+    Raises:
+        RankFailedError: another rank failed or died.
+    """
+    if mesh.links is None:
+        return [value] * mesh.world
+    return [pickle.loads(data) for data in mesh.links.control.exchange(pickle.dumps(value))]
+
+
+def agree(mesh: DataMesh, lines: Sequence[str], what: str) -> None:
+    """Check that all ranks have the same `lines`; `what` names them, as in "models" or "options".
+
+    Raises:
+        AgreementError: on every rank, with the first line that differs and who has which.
+        RankFailedError: another rank failed or died.
+    """
+    text = "\n".join(lines)
+    digests = gather_objects(mesh, hashlib.sha256(text.encode()).hexdigest())
+    if len(set(digests)) == 1:
+        return
+    raise AgreementError(_difference(gather_objects(mesh, list(lines)), what))
+
+
+def broadcast_tensors(mesh: DataMesh, tensors: Sequence[Tensor], bucket_bytes: int = _BUCKET_BYTES) -> None:
+    """Overwrite `tensors` in place by those of the mesh's rank 0, with few large broadcasts.
+
+    All ranks pass tensors of the same shapes and dtypes in the same order, of any dtype and strides, 0-dim
+    and empty ones included. Tensors that share all their memory (tied weights) may be passed more than once.
+
+    Raises:
+        RankFailedError: another rank failed or died.
+    """
+    if mesh.links is None or mesh.links.whole_group is None:
+        return
+    with torch.no_grad():
+        for bucket in _buckets(_distinct(tensors), bucket_bytes):
+            flat = torch.cat([_as_bytes(tensor) for tensor in bucket])
+            _guarded(mesh, lambda flat=flat: _broadcast(mesh, flat))  # type: ignore[misc]
+            if mesh.links.rank != 0:
+                _copy_back(bucket, flat)
+
+
+def tensor_lines(tensors: Mapping[str, Tensor]) -> list[str]:
+    """Name, type and a hash of the content of each tensor, for `agree`."""
+    return [
+        f"{name} {str(t.dtype).removeprefix('torch.')}{list(t.shape)} content {content_digest(t)}"
+        for name, t in sorted(tensors.items())
+    ]
+
+
+def model_lines(module: nn.Module) -> list[str]:
+    """Class, parameters and buffers of a model with their types, for `agree`."""
+    lines = [f"model {type(module).__qualname__}"]
+    for kind, named in (("parameter", module.named_parameters()), ("buffer", module.named_buffers())):
+        for name, t in named:
+            frozen = "" if t.requires_grad or kind == "buffer" else " frozen"
+            lines.append(f"{kind} {name} {str(t.dtype).removeprefix('torch.')}{list(t.shape)}{frozen}")
+    return lines
+
+
+def content_digest(tensor: Tensor) -> str:
+    """A hash of a tensor's values."""
+    return hashlib.sha256(_as_bytes(tensor.detach()).cpu().numpy().tobytes()).hexdigest()[:16]
+
+
+def _broadcast(mesh: DataMesh, flat: Tensor) -> None:
+    assert mesh.links is not None
+    dist.broadcast(flat, src=mesh.links.ranks[0], group=mesh.links.whole_group)
+
+
+def _distinct(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """`tensors` without empty ones and without repetitions of the same memory."""
+    seen: set[tuple[Any, ...]] = set()
+    distinct: list[Tensor] = []
+    for tensor in tensors:
+        key = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+        if tensor.numel() and key not in seen:
+            seen.add(key)
+            distinct.append(tensor.detach())
+    return distinct
+
+
+def _buckets(tensors: Sequence[Tensor], limit: int) -> Iterator[list[Tensor]]:
+    """Consecutive `tensors` of one device in buckets of at most `limit` bytes, or of one tensor."""
+    bucket: list[Tensor] = []
+    size = 0
+    for tensor in tensors:
+        bytes_ = tensor.numel() * tensor.element_size()
+        if bucket and (size + bytes_ > limit or tensor.device != bucket[0].device):
+            yield bucket
+            bucket, size = [], 0
+        bucket.append(tensor)
+        size += bytes_
+    if bucket:
+        yield bucket
+
+
+def _as_bytes(tensor: Tensor) -> Tensor:
+    plain = tensor.resolve_conj().resolve_neg().contiguous()
+    return plain.as_strided((plain.numel(),), (1,)).view(torch.uint8)  # one element may have any stride
+
+
+def _copy_back(bucket: Sequence[Tensor], flat: Tensor) -> None:
+    start = 0
+    for tensor in bucket:
+        end = start + tensor.numel() * tensor.element_size()
+        content = flat[start:end].clone()  # a view of another dtype needs an aligned start
+        tensor.copy_(content.view(tensor.dtype).reshape(tensor.shape))
+        start = end
+
+
+def _guarded(mesh: DataMesh, action: Callable[[], None]) -> None:
+    assert mesh.links is not None
+    try:
+        action()
+    except RankFailedError:
+        raise
+    except RuntimeError as error:
+        raise convert(mesh.links, error) from error
+
+
+def _difference(lines: Sequence[Sequence[str]], what: str) -> str:
+    """The first line that differs between ranks, and which ranks have which."""
+    longest = max(len(part) for part in lines)
+    columns = [[part[i] if i < len(part) else None for part in lines] for i in range(longest)]
+    at = next((i for i, column in enumerate(columns) if len(set(column)) > 1), None)
+    if at is None:  # line breaks inside lines
+        return (
+            f"ranks were given different {what}, split into different lines; expected equal ones on all ranks"
+        )
+    owners: dict[str | None, list[int]] = {}
+    for rank, line in enumerate(columns[at]):
+        owners.setdefault(line, []).append(rank)
+    parts = [
+        f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))} " + _has(line, len(ranks))
+        for line, ranks in owners.items()
+    ]
+    return (
+        f"ranks were given different {what}: line {at + 1}: {'; '.join(parts)}\n"
+        f"expected the same {what} on all ranks: build them from the same code and configuration everywhere"
+    )
+
+
+def _has(line: str | None, ranks: int) -> str:
+    if line is None:
+        return "ends before it" if ranks == 1 else "end before it"
+    return f"has `{line}`" if ranks == 1 else f"have `{line}`"

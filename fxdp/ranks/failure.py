@@ -1,0 +1,164 @@
+"""What happens when a rank raises or dies: every rank stops within seconds and knows the cause.
+
+    with guard(mesh):            around each compiled forward and backward
+        ...
+
+    this rank raises             the error goes to all ranks by the control channel, then the groups are cut;
+                                 the exception itself goes on unchanged
+    another rank raised or died  the collective that waits for it breaks, and the guard turns its "connection
+                                 closed" into RankFailedError with that rank's words
+
+An error between two calls, in the user's own loop, is told to the other ranks by `sys.excepthook`, chained in
+front of the one that was there; where nobody calls that hook (a child of multiprocessing), wrap the loop in
+`report_errors()`. An input that this rank cannot take is told by `refusing`, before anything was begun: then
+only this call fails on all ranks, and the next one works.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Any
+
+from fxdp.errors import AgreementError, FxdpError, RankFailedError
+from fxdp.ranks.links import Ending, EndKind, Links, RefusedError, live_links
+from fxdp.ranks.resolve import DataMesh, ensure_alive
+
+__all__ = ["convert", "describe", "everywhere", "guard", "install_hook", "refusing", "report_errors"]
+
+_BROKEN = (
+    "connection closed by peer",
+    "connection reset",
+    "connection refused",
+    "broken pipe",
+    "socket closed",
+    "timed out",
+    "application timeout",
+    "gloo/transport",
+    "nccl",
+    "aborted",
+)
+_REFUSED = "__fxdp_refused__"  # on an error that the other ranks know, or have raised as well
+_TEXT_LIMIT = 6000
+_FRAMES = 6
+
+
+class guard:  # noqa: N801  (reads as a statement: with guard(mesh))
+    """Around one compiled call: errors of this rank reach the others, theirs reach this one.
+
+    Raises:
+        RankFailedError: another rank failed or died, now or earlier.
+        StateError: the process group was destroyed.
+    """
+
+    def __init__(self, mesh: DataMesh) -> None:
+        self._mesh = mesh
+        self._links = mesh.links
+
+    def __enter__(self) -> None:
+        if self._links is None:
+            return
+        ensure_alive(self._mesh)
+        self._links.in_call = True
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        links = self._links
+        if links is None:
+            return
+        links.in_call = False
+        if error is None:
+            if links.ending is not None:  # e.g. aborted NCCL kernels end without an error
+                raise RankFailedError(str(links.ending))
+            return
+        if isinstance(error, (RefusedError, AgreementError)) or getattr(error, _REFUSED, False):
+            return  # only this call fails, on all ranks
+        if isinstance(error, RankFailedError):
+            links.stop(links.cause() or Ending(links.rank, EndKind.FAILED, str(error)))
+            return
+        if _is_broken_collective(error):
+            failure = convert(links, error)
+            links.stop(links.ending or Ending(links.rank, EndKind.FAILED, str(failure)))
+            raise failure from error
+        if links.ending is not None:
+            error.add_note(f"(at about the same time, {links.ending})")
+        links.stop(Ending(links.rank, EndKind.FAILED, describe(error)))
+
+
+def convert(links: Links, error: BaseException) -> RankFailedError:
+    """The error to raise for a collective that broke with `error`: names the rank at fault and its words."""
+    cause = links.cause()
+    if cause is not None:
+        return RankFailedError(str(cause))
+    return RankFailedError(
+        f"a collective on rank {links.rank} failed, though all ranks seem to be alive: {error}\n"
+        "expected all ranks to make the same calls in the same order (FXDP_TIMEOUT_S: how long to wait)"
+    )
+
+
+@contextlib.contextmanager
+def refusing(mesh: DataMesh) -> Iterator[None]:
+    """Around the checks before a call's exchange: an error here fails this call on all ranks, not the next.
+
+    To be used only where the other ranks wait for this one in `Agreement.exchange` next.
+    """
+    try:
+        yield
+    except Exception as error:
+        if mesh.links is not None and mesh.links.ending is None:
+            mesh.links.control.refuse(describe(error))
+            with contextlib.suppress(AttributeError):
+                setattr(error, _REFUSED, True)
+        raise
+
+
+def everywhere(error: FxdpError) -> FxdpError:
+    """Mark an error that follows from what all ranks know: each raises it, and only this call fails."""
+    setattr(error, _REFUSED, True)
+    return error
+
+
+@contextlib.contextmanager
+def report_errors() -> Iterator[None]:
+    """Tell the other ranks about any exception that leaves the block; it goes on unchanged."""
+    try:
+        yield
+    except BaseException as error:
+        _tell_all(error)
+        raise
+
+
+@functools.cache
+def install_hook() -> None:
+    """Chain `sys.excepthook`: an error that ends this process is told to the other ranks. Done once."""
+    previous: Callable[..., Any] = sys.excepthook
+
+    def tell_then_show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        with contextlib.suppress(Exception):
+            _tell_all(error)
+        previous(kind, error, trace)
+
+    sys.excepthook = tell_then_show
+
+
+def describe(error: BaseException) -> str:
+    """One error in words for another rank: type, message, and the innermost frames."""
+    message = "".join(traceback.format_exception_only(error)).strip()
+    frames = traceback.extract_tb(error.__traceback__)[-_FRAMES:]
+    lines = [f'  File "{item.filename}", line {item.lineno}, in {item.name}' for item in frames]
+    return "\n".join([message, *lines])[:_TEXT_LIMIT]
+
+
+def _tell_all(error: BaseException) -> None:
+    for links in live_links():
+        links.stop(Ending(links.rank, EndKind.FAILED, describe(error)))
+
+
+def _is_broken_collective(error: BaseException) -> bool:
+    text = str(error).lower()
+    return isinstance(error, RuntimeError) and any(words in text for words in _BROKEN)

@@ -1,0 +1,18 @@
+"""What joins the ranks of a mesh: process groups for tensors, and a control channel for everything else."""
+
+from fxdp.ranks.links.control import Control, Ending, EndKind, RefusedError
+from fxdp.ranks.links.links import Links, find_links, live_links
+from fxdp.ranks.links.messages import fits_messages
+from fxdp.ranks.links.opening import open_links
+
+__all__ = [
+    "Control",
+    "EndKind",
+    "Ending",
+    "Links",
+    "RefusedError",
+    "find_links",
+    "fits_messages",
+    "live_links",
+    "open_links",
+]

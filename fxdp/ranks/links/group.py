@@ -1,0 +1,174 @@
+"""A process group on CPU: small values go by rounds of `Messages`, large sums through `SharedMemory`.
+
+Functional collectives find it by name, so a program names it where it would name a gloo group, and whatever
+understands those collectives (Inductor's ordering of communication above all) understands these.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from functools import reduce
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from fxdp.errors import StateError
+from fxdp.ranks.links.messages import LinkBrokenError, Messages, Round, fits_messages
+from fxdp.ranks.links.shared_memory import Reduction, SharedMemory
+from fxdp.torch_compat import Work
+
+__all__ = ["MessageGroup"]
+
+_SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
+"""A dtype that numpy knows, for each item size."""
+
+_REDUCTIONS: tuple[tuple[Any, Reduction], ...] = (
+    (dist.ReduceOp.SUM, torch.add),
+    (dist.ReduceOp.MAX, torch.maximum),
+    (dist.ReduceOp.MIN, torch.minimum),
+)
+
+
+class MessageGroup(dist.ProcessGroup):
+    """All-reduce (sum, max, min) and all-gather of contiguous CPU tensors.
+
+    Values are reduced in rank order, so all ranks hold the same bits.
+
+    Args:
+        messages: the connections.
+        size: the number of ranks.
+        explain: turns a broken connection into the error that names the rank at fault.
+        memory: for reductions that are too large for messages, which otherwise go by them too.
+
+    Attributes:
+        handed_bytes: bytes of this rank's own values in all collectives so far.
+    """
+
+    def __init__(
+        self,
+        messages: Messages,
+        size: int,
+        explain: Callable[[LinkBrokenError], Exception],
+        memory: SharedMemory | None = None,
+    ) -> None:
+        super().__init__(messages.rank, size)  # type: ignore[call-arg]
+        self.handed_bytes = 0
+        self._messages = messages
+        self._memory = memory
+        self._explain = explain
+        self._size = size
+
+    def getBackendName(self) -> str:  # noqa: N802 - torch's name
+        """What `dist.get_backend` would say."""
+        return "fxdp"
+
+    def allreduce(self, tensors: Sequence[Tensor], opts: Any = None) -> Work:  # type: ignore[override]
+        """Start the sum or extremum over ranks, in place."""
+        wanted = dist.ReduceOp.SUM if opts is None else opts.reduceOp
+        function = next((f for op, f in _REDUCTIONS if wanted == op), None)
+        if function is None:
+            raise StateError(f"small values cannot be reduced by {wanted}; this is a bug in fxdp")
+        (tensor,) = tensors
+        self.handed_bytes += tensor.nbytes
+        if self._memory is None or fits_messages(tensor.nbytes, self._size):
+            return _Reduction(self, tensor, function)
+        return _LargeReduction(self, self._memory, tensor, function)
+
+    def all_gather_single_coalesced(
+        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
+    ) -> Work:
+        """Start gathering the ranks' tensors along the first dim."""
+        (output,), (tensor,) = outputs, inputs
+        self.handed_bytes += tensor.nbytes
+        return _Gather(self, tensor, output)
+
+    allgather_into_tensor_coalesced = all_gather_single_coalesced  # type: ignore[assignment]
+    """torch's name before 2.13"""
+
+    def start(self, tensor: Tensor) -> Round:
+        """Send a tensor's elements."""
+        return self._messages.start(_bytes_of(tensor))
+
+    def finish(self, begun: Round, own: Tensor) -> list[Tensor]:
+        """Every rank's elements in `own`'s shape, in rank order."""
+        with self.explained():
+            parts = self._messages.finish(begun)
+        if not begun.size:
+            return [own] * self._size
+        return [
+            torch.frombuffer(parts[rank], dtype=own.dtype).view(own.shape) if rank in parts else own
+            for rank in range(self._size)
+        ]
+
+    @contextlib.contextmanager
+    def explained(self) -> Iterator[None]:
+        """Broken connections inside are the error of the rank at fault."""
+        try:
+            yield
+        except LinkBrokenError as error:
+            raise self._explain(error) from error
+
+
+class _LargeReduction(Work):
+    """A reduction through shared memory that was started; `wait` finishes it."""
+
+    def __init__(
+        self, group: MessageGroup, memory: SharedMemory, tensor: Tensor, function: Reduction
+    ) -> None:
+        super().__init__()
+        self._group = group
+        self._memory = memory
+        with group.explained():
+            self._begun = memory.start(tensor, function)
+
+    def wait(self, timeout: Any = None) -> bool:
+        with self._group.explained():
+            self._memory.finish(self._begun)
+        return True
+
+
+class _Pending(Work):
+    """A collective that was started; `wait` finishes it."""
+
+    def __init__(self, group: MessageGroup, tensor: Tensor) -> None:
+        super().__init__()
+        self._group = group
+        self._tensor = tensor
+        self._begun = group.start(tensor)
+        self._finished = False
+
+    def wait(self, timeout: Any = None) -> bool:
+        if not self._finished:
+            self._finish(self._group.finish(self._begun, self._tensor))
+            self._finished = True
+        return True
+
+    def _finish(self, parts: list[Tensor]) -> None:
+        raise NotImplementedError
+
+
+class _Reduction(_Pending):
+    def __init__(self, group: MessageGroup, tensor: Tensor, function: Reduction) -> None:
+        super().__init__(group, tensor)
+        self._function = function
+
+    def _finish(self, parts: list[Tensor]) -> None:
+        self._tensor.copy_(reduce(self._function, parts))
+
+
+class _Gather(_Pending):
+    def __init__(self, group: MessageGroup, tensor: Tensor, output: Tensor) -> None:
+        super().__init__(group, tensor)
+        self._output = output
+
+    def _finish(self, parts: list[Tensor]) -> None:
+        torch.stack(parts, out=self._output.view(len(parts), *self._tensor.shape))
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    """The memory of a contiguous CPU tensor."""
+    flat = tensor.view(_SAME_SIZE[tensor.element_size()]).view(-1)
+    return memoryview(flat.numpy()).cast("B") if tensor.numel() else memoryview(b"")  # type: ignore[arg-type]

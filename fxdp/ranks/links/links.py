@@ -1,0 +1,261 @@
+"""All that joins the ranks of one mesh, and a watch over the other ranks.
+
+    main thread     collectives on `group` and `reduce_group`, small ones on `messages`, rounds on `control`
+    watch thread    sleeps until a control connection closes, then reads that rank's last words;
+                    if it failed or was killed: cuts both groups, so that the main thread's wait ends;
+                    should the main thread still not come out, it says why and ends the process
+
+A rank that fails says so on the control channel first and cuts its groups after, so every other rank knows
+the cause when its own wait breaks. The watch wakes once a second to see whether the process group still
+exists; links live as long as that, so `find_links` can hand the same ones to every compiled module.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import os
+import select
+import socket
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+
+import torch.distributed as dist
+
+from fxdp.errors import RankFailedError
+from fxdp.ranks.links.control import Control, Ending, EndKind, Peer
+from fxdp.ranks.links.group import MessageGroup
+from fxdp.ranks.links.messages import LinkBrokenError, Messages
+from fxdp.ranks.links.shared_memory import SharedMemory
+from fxdp.ranks.links.sockets import OpenSocket, cut
+from fxdp.torch_compat import register_group
+
+__all__ = ["Links", "find_links", "live_links"]
+
+_log = logging.getLogger("fxdp")
+_LEAVE_S = 10.0  # how long data of a rank that ended may still be under way
+_STUCK_S = 20.0  # how long the main thread may stay in a call after another rank has failed
+_CAUSE_S = 5.0  # how long to wait for the cause of a broken collective
+
+_live: weakref.WeakSet[Links] = weakref.WeakSet()
+
+
+class Links:
+    """Process groups and control channel of one mesh on one rank; made by `opening.open_links`.
+
+    Attributes:
+        key: the global ranks joined, those of this rank's row, and the backend.
+        control: short messages between all ranks.
+        messages: small tensors between the ranks of the row; programs reach it by `message_group_name`.
+        memory: large sums between them, by the same name; None where the ranks do not share memory.
+        in_call: true while the main thread is inside a compiled call.
+    """
+
+    def __init__(
+        self,
+        world: dist.ProcessGroup,
+        key: tuple[tuple[int, ...], tuple[int, ...], str],
+        groups: dict[str, dist.ProcessGroup],
+        control: Control,
+        messages: Messages,
+        memory: SharedMemory | None,
+        sockets: set[OpenSocket],
+    ) -> None:
+        self._world = weakref.ref(world)  # torch alone owns groups: destroying them frees them at once
+        self.key = key
+        self._groups = {purpose: weakref.ref(group) for purpose, group in groups.items()}
+        self.control = control
+        self.messages = messages
+        self.message_group_name = f"{next(iter(groups.values())).group_name}_messages"
+        self.memory = memory
+        self._message_group = MessageGroup(messages, len(key[1]), self._explain, memory)
+        register_group(self.message_group_name, self._message_group)
+        self.in_call = False
+        self._sockets = sockets
+        self._ending: Ending | None = None
+        self._left: dict[int, float] = {}
+        self._fallen: float | None = None
+        self._known = threading.Event()
+        self._lock = threading.Lock()
+        self._wake, self._waker = socket.socketpair()
+        self._thread = threading.Thread(target=self._watch, name="fxdp-watch", daemon=True)
+        self._thread.start()
+        _live.add(self)
+
+    @property
+    def rank(self) -> int:
+        """This rank's index along the mesh's data axes."""
+        return self.control.rank
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The global ranks of the mesh, by their index in it."""
+        return self.key[0]
+
+    def _find(self, purpose: str) -> dist.ProcessGroup | None:
+        found = self._groups.get(purpose)
+        return None if found is None else found()
+
+    @property
+    def group(self) -> dist.ProcessGroup | None:
+        """The process group over all data axes; None once it was destroyed, or where they have one rank."""
+        return self._find("data")
+
+    @property
+    def reduce_group(self) -> dist.ProcessGroup | None:
+        """A second group for gradient reductions: its own stream on CUDA."""
+        return self._find("reduce")
+
+    @property
+    def whole_group(self) -> dist.ProcessGroup | None:
+        """A group over all ranks of the mesh: the data axes' own where there is no pipeline axis."""
+        return self._find("forward") or self.group
+
+    @property
+    def backward_group(self) -> dist.ProcessGroup | None:
+        """A group over all ranks of a mesh with a pipeline axis, for what its backwards send."""
+        return self._find("backward")
+
+    @property
+    def alive(self) -> bool:
+        """Whether the default process group, and so these links, still exist."""
+        world = self._world()
+        return world is not None and dist.GroupMember.WORLD is world
+
+    @property
+    def ending(self) -> Ending | None:
+        """Why these links can no longer be used, None while they can."""
+        return self._ending
+
+    @property
+    def handed_bytes(self) -> int:
+        """Bytes of this rank's own values that went by messages and through shared memory so far."""
+        return self._message_group.handed_bytes
+
+    def stop(self, ending: Ending) -> None:
+        """End these links: tell the other ranks why, then cut the groups. The first reason counts."""
+        with self._lock:
+            self._ending = self._ending or ending
+        self.control.last_words(self._ending)
+        self._cut()
+        self._known.set()
+
+    def cause(self) -> Ending | None:
+        """Why a collective broke, waiting a moment for the news; None if no rank said or left anything."""
+        if not self._known.wait(_CAUSE_S) and self._left:
+            return Ending(min(self._left), EndKind.ENDED)
+        return self._ending
+
+    def _explain(self, broken: LinkBrokenError) -> RankFailedError:
+        """The error for a message that will not come."""
+        return RankFailedError(str(self.cause() or broken))
+
+    def close(self) -> None:
+        """Say goodbye without an error and give everything back; peers that still wait are told."""
+        self.control.last_words(Ending(self.rank, EndKind.ENDED))
+        with contextlib.suppress(OSError):
+            self._waker.send(b"x")
+        if threading.current_thread() is not self._thread:
+            self._thread.join(5.0)
+
+    # -- the watch thread ----------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        peers = {peer.connection.fileno(): peer for peer in self.control.peers}
+        poll = select.poll()
+        poll.register(self._wake, select.POLLIN)
+        for descriptor in peers:
+            poll.register(descriptor, getattr(select, "POLLRDHUP", 0) | select.POLLHUP)
+        woken = False
+        while self.alive and not woken:
+            for descriptor, _ in poll.poll(1000):
+                woken = woken or descriptor == self._wake.fileno()
+                if descriptor in peers:
+                    poll.unregister(descriptor)
+                    self._on_hang_up(peers[descriptor])
+            self._check_left()
+            self._check_stuck()
+        self.control.last_words(Ending(self.rank, EndKind.ENDED))
+        self.control.close()
+        self.messages.close()
+        if self.memory is not None:
+            self.memory.close()
+        self._wake.close()
+        self._waker.close()
+
+    def _on_hang_up(self, peer: Peer) -> None:
+        ending = self.control.drain(peer) or Ending(peer.rank, EndKind.KILLED)
+        _log.debug("rank %d: connection to rank %d ended: %s", self.rank, peer.rank, ending.kind.name)
+        if ending.kind is EndKind.ENDED:
+            self._left[peer.rank] = time.monotonic()
+            return
+        self._fall(ending)
+
+    def _check_left(self) -> None:
+        """A rank ended without error, yet this one is still inside a call, long after its data came."""
+        now = time.monotonic()
+        if not self.in_call:
+            self._left = dict.fromkeys(self._left, now)
+        for rank, since in self._left.items():
+            if self._ending is None and now - since > _LEAVE_S:
+                self._fall(Ending(rank, EndKind.ENDED))
+
+    def _fall(self, ending: Ending) -> None:
+        with self._lock:
+            self._ending = self._ending or ending
+        self._fallen = self._fallen or time.monotonic()
+        self._known.set()
+        self._cut()
+
+    def _check_stuck(self) -> None:
+        """Last resort: a collective that does not end though its group was cut (gloo can lose a wake-up)."""
+        if self.in_call and self._fallen and time.monotonic() - self._fallen > _STUCK_S:
+            sys.stderr.write(
+                f"fxdp.errors.RankFailedError: {self._ending}\n"
+                f"rank {self.rank} was still waiting in a collective {_STUCK_S:g} s later and ends here\n"
+            )
+            sys.stderr.flush()
+            os._exit(1)
+
+    def _cut(self) -> None:
+        """Make every wait in the groups end with an error, here and on the other ranks."""
+        self.messages.cut()
+        cut(self._sockets)
+        for group in map(self._find, self._groups):
+            if group is not None and "nccl" in group.name().lower():
+                group.abort()
+
+
+def live_links() -> list[Links]:
+    """The links of this process that are still in use."""
+    return [links for links in _live if links.alive]
+
+
+def find_links(ranks: Sequence[int], row: Sequence[int], backend: str) -> Links | None:
+    """The links that already join `ranks`, None if there are none or they have ended."""
+    key = (tuple(ranks), tuple(row), backend)
+    return next((links for links in live_links() if links.ending is None and links.key == key), None)
+
+
+def _leave_to_parent() -> None:
+    """A forked child (a data loader's worker) is no rank: it must neither say goodbye for its parent nor keep
+    the connections open when that is killed."""
+    for links in list(_live):
+        links.control.abandon()
+        links.messages.abandon()
+    _live.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_to_parent)
+
+
+@atexit.register
+def _say_goodbye() -> None:
+    for links in list(_live):
+        if links.alive:
+            links.close()

@@ -1,0 +1,100 @@
+"""Make the links of a mesh: connections and process groups, which all ranks open together."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from fxdp.errors import RankFailedError
+from fxdp.ranks.links.control import Control, EndKind
+from fxdp.ranks.links.links import Links, live_links
+from fxdp.ranks.links.messages import Messages
+from fxdp.ranks.links.rendezvous import KeyValueStore, connect_all, own_address
+from fxdp.ranks.links.shared_memory import SharedMemory, probe
+from fxdp.ranks.links.sockets import OpenSocket, open_sockets
+from fxdp.settings import Settings
+
+__all__ = ["open_links"]
+
+
+def open_links(
+    rank: int, ranks: Sequence[int], row: Sequence[int], backend: str, settings: Settings
+) -> Links:
+    """Join `ranks` (of the default process group) by links; all of them must call this at the same point.
+
+    Args:
+        rank: this rank's index in `ranks`.
+        ranks: the global ranks of the mesh, in mesh order.
+        row: those of them that share this rank's stages; all, where there is no pipeline axis.
+        backend: "gloo" or "nccl".
+        settings: timeouts and address.
+
+    Raises:
+        RankFailedError: a rank did not come.
+        MeshError: a rank cannot be reached.
+    """
+    world = dist.GroupMember.WORLD
+    assert world is not None, "open_links needs a process group"
+    for links in live_links():
+        if links.ending and links.ending.kind is EndKind.KILLED:
+            raise RankFailedError(str(links.ending))
+    store = world.get_group_store()
+    prefix = _prefix(store, rank, ranks)
+    host = settings.host or own_address(settings.launch.master_addr if settings.launch else None)
+    connections = connect_all(store, prefix, rank, len(ranks), host, settings.timeout_s)
+    control = Control(rank, connections, settings.timeout_s)
+    place = row.index(ranks[rank])
+    among = f"{prefix}/messages/{row[0]}"
+    connections = connect_all(store, among, place, len(row), host, settings.timeout_s)
+    messages = Messages(place, connections, settings.timeout_s)
+    memory = None
+    wanted = backend == "gloo" and settings.shared_memory
+    if len(ranks) > 1 and probe(control, [ranks.index(r) for r in row], wanted) and len(row) > 1:
+        memory = SharedMemory(messages, len(row))
+    before = open_sockets()
+    timeout = timedelta(seconds=settings.timeout_s)
+    groups = {}
+    if len(row) > 1:
+        groups = {purpose: _new_group(row, backend, timeout, purpose) for purpose in ("data", "reduce")}
+    if len(row) < len(ranks):
+        for purpose in ("forward", "backward"):
+            groups[purpose] = _new_group(ranks, backend, timeout, purpose)
+    sockets = _shared_sockets(control, open_sockets() - before) if backend == "gloo" else set()
+    return Links(world, (tuple(ranks), tuple(row), backend), groups, control, messages, memory, sockets)
+
+
+def _prefix(store: KeyValueStore, rank: int, ranks: Sequence[int]) -> str:
+    """A key prefix for the n-th links among these ranks: each rank counts for itself, all alike."""
+    name = "fxdp/" + "-".join(str(item) for item in ranks)
+    return f"{name}/{store.add(f'{name}/count/{rank}', 1)}"
+
+
+def _new_group(ranks: Sequence[int], backend: str, timeout: timedelta, purpose: str) -> dist.ProcessGroup:
+    whole = len(ranks) == dist.get_world_size()
+    try:
+        group = dist.new_group(
+            list(ranks),
+            timeout=timeout,
+            backend=backend,
+            use_local_synchronization=not whole,
+            group_desc=f"fxdp_{purpose}",
+        )
+        if backend == "gloo":
+            group.barrier().wait()  # gloo may connect only on first use
+    except RuntimeError as error:
+        raise RankFailedError(f"making the {backend} group of ranks {list(ranks)} failed: {error}") from error
+    assert isinstance(group, dist.ProcessGroup)
+    return group
+
+
+def _shared_sockets(control: Control, opened: set[OpenSocket]) -> set[OpenSocket]:
+    """Those of `opened` whose other end is a socket that another rank opened meanwhile."""
+    mine = [[item.here, item.there] for item in opened]
+    theirs: set[tuple[tuple[str, int], tuple[str, int]]] = set()
+    for rank, data in enumerate(control.exchange(json.dumps(mine).encode())):
+        if rank != control.rank:
+            theirs |= {((here[0], here[1]), (there[0], there[1])) for here, there in json.loads(data)}
+    return {item for item in opened if (item.there, item.here) in theirs}

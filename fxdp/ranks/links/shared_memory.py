@@ -1,0 +1,236 @@
+"""Large sums between ranks of one host, through memory that all of them see.
+
+gloo sends every value through the loopback network, which copies it four times and wakes threads. Here each
+rank writes its value into a buffer that the others can read, sums one chunk of all ranks' values, and reads
+the other chunks' sums; two rounds of messages say when:
+
+    rank 0   write own value | ready | chunk 0 := sum of all ranks' | summed | read chunk 1 from rank 1
+    rank 1   write own value | ready | chunk 1 := sum of all ranks' | summed | read chunk 0 from rank 0
+
+Two ranks on two cores sum 10 MiB in 1.4 ms so, by gloo in 5.2 ms.
+
+A sum that starts first finishes the one before it, and sums take turns in two buffers. So when a rank writes
+into a buffer again, everybody has read what was there: whoever is ready for the sum between has finished the
+one before that. No rank ever needs more than two buffers of its largest sum.
+
+The memory is anonymous (`memfd_create`): it has no name that could be left behind, needs no room in
+/dev/shm, and is gone with its last user. Other ranks open it through /proc, which needs Linux and the same
+user and process namespace; `probe` finds out whether all of them can.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from fxdp.errors import RankFailedError
+from fxdp.ranks.links.control import Control
+from fxdp.ranks.links.messages import LinkBrokenError, Messages, Round
+
+__all__ = ["Reduction", "SharedMemory", "Sum", "probe"]
+
+_WHERE = struct.Struct("<QQQ")  # process, descriptor, number of the buffer
+_SIZE = struct.Struct("<Q")  # bytes of the value in it
+_BUFFERS = 2
+
+
+class Reduction(Protocol):
+    """`torch.add`, `torch.maximum` or `torch.minimum`."""
+
+    def __call__(self, a: Tensor, b: Tensor, /, *, out: Tensor | None = None) -> Tensor:
+        """Of both operands, into `out` if it is given."""
+        ...
+
+
+@dataclass(eq=False)
+class _Buffer:
+    """Memory of this rank, and how others find it."""
+
+    descriptor: int
+    number: int
+    data: Tensor
+
+    @classmethod
+    def make(cls, size: int, number: int) -> _Buffer:
+        descriptor = os.memfd_create("fxdp", os.MFD_CLOEXEC)
+        os.ftruncate(descriptor, size)
+        return cls(descriptor, number, _map(descriptor, size))
+
+    @property
+    def where(self) -> bytes:
+        """What other ranks need for `_open`."""
+        return _WHERE.pack(os.getpid(), self.descriptor, self.number)
+
+
+def _map(descriptor: int, size: int) -> Tensor:
+    return torch.frombuffer(mmap.mmap(descriptor, size), dtype=torch.uint8)
+
+
+def _open(where: bytes | memoryview) -> Tensor:
+    """The buffer of another rank, as bytes."""
+    process, descriptor, _ = _WHERE.unpack(where)
+    opened = os.open(f"/proc/{process}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
+    try:
+        return _map(opened, os.fstat(opened).st_size)
+    finally:
+        os.close(opened)
+
+
+@dataclass(eq=False)
+class Sum:
+    """A reduction under way; `value` holds the result once it is finished."""
+
+    value: Tensor
+    function: Reduction
+    turn: int
+    ready: Round
+    finished: bool = False
+
+
+class SharedMemory:
+    """All-reduces of large contiguous CPU tensors; for one thread at a time.
+
+    All ranks start and finish the same sums in the same order. Values are reduced in rank order, each chunk
+    on one rank, so all ranks hold the same bits.
+
+    Args:
+        messages: the connections between the ranks.
+        size: how many ranks there are.
+    """
+
+    def __init__(self, messages: Messages, size: int) -> None:
+        self._messages = messages
+        self._rank = messages.rank
+        self._size = size
+        self._count = 0
+        self._made = 0
+        self._own: list[_Buffer | None] = [None] * _BUFFERS
+        self._seen: dict[tuple[int, int], tuple[bytes, Tensor]] = {}
+        self._under_way: Sum | None = None
+
+    def start(self, value: Tensor, function: Reduction) -> Sum:
+        """Write this rank's value where the others find it; `finish` must follow.
+
+        Raises:
+            RankFailedError: another rank ended before the sum before this one.
+        """
+        if self._under_way is not None:
+            self.finish(self._under_way)
+        turn, self._count = self._count % _BUFFERS, self._count + 1
+        buffer = self._buffer(turn, value.nbytes)
+        flat, shared, own = value.view(-1), _elements(buffer.data, value), self._chunk(value, self._rank)
+        shared[: own.start] = flat[: own.start]
+        shared[own.stop :] = flat[own.stop :]
+        ready = self._messages.start(memoryview(buffer.where + _SIZE.pack(value.nbytes)))
+        self._under_way = Sum(value, function, turn, ready)
+        return self._under_way
+
+    def finish(self, begun: Sum) -> None:
+        """Wait for all ranks' values and put the result in the place of this rank's own.
+
+        Raises:
+            LinkBrokenError: a connection ended.
+            RankFailedError: a rank did not come in time, or with a value of another size.
+        """
+        if begun.finished:
+            return
+        found = self._messages.finish(begun.ready)
+        flat, mine = begun.value.view(-1), self._own[begun.turn]
+        assert mine is not None
+        shared = {r: _elements(self._theirs(r, begun.turn, ready, flat), flat) for r, ready in found.items()}
+        shared[self._rank] = _elements(mine.data, flat)
+        own = self._chunk(flat, self._rank)
+        first, *others = [flat[own] if r == self._rank else shared[r][own] for r in range(self._size)]
+        total = shared[self._rank][own]  # not written by `start`: nobody else reads it before it is summed
+        for other in others:
+            begun.function(first, other, out=total)
+            first = total
+        summed = self._messages.start(memoryview(b"summed"))
+        flat[own] = total
+        self._messages.finish(summed)
+        for r in found:
+            chunk = self._chunk(flat, r)
+            flat[chunk] = shared[r][chunk]
+        begun.finished = True
+        self._under_way = None
+
+    def close(self) -> None:
+        """Give the buffers back."""
+        for buffer in self._own:
+            if buffer is not None:
+                with contextlib.suppress(OSError):
+                    os.close(buffer.descriptor)
+        self._own = [None] * _BUFFERS
+        self._seen.clear()
+
+    def _chunk(self, value: Tensor, rank: int) -> slice:
+        """The elements that a rank sums."""
+        count = value.numel()
+        return slice(count * rank // self._size, count * (rank + 1) // self._size)
+
+    def _buffer(self, turn: int, size: int) -> _Buffer:
+        """This rank's buffer, a new one where the one there is too small."""
+        found = self._own[turn]
+        if found is None or found.data.numel() < size:
+            if found is not None:
+                os.close(found.descriptor)
+            self._made += 1
+            found = self._own[turn] = _Buffer.make(size, self._made)
+        return found
+
+    def _theirs(self, rank: int, turn: int, ready: memoryview, own: Tensor) -> Tensor:
+        """Another rank's buffer, opened once, with a value like this rank's own."""
+        where, (size,) = ready[: _WHERE.size], _SIZE.unpack(ready[_WHERE.size :])
+        if size != own.nbytes:
+            raise RankFailedError(
+                f"rank {rank} came to a sum with {size} bytes; expected {own.nbytes} as here: the ranks' "
+                "programs have come apart, because a rank left out a call or a backward, or by a bug in fxdp"
+            )
+        known = self._seen.get((rank, turn))
+        if known is None or known[0] != where:
+            try:
+                known = self._seen[rank, turn] = bytes(where), _open(where)
+            except OSError as error:
+                raise LinkBrokenError(f"the memory of rank {rank} cannot be opened: {error}") from error
+        return known[1]
+
+
+def _elements(data: Tensor, value: Tensor) -> Tensor:
+    """The first bytes of a buffer as elements like those of `value`."""
+    return data[: value.nbytes].view(value.dtype)
+
+
+def probe(control: Control, row: Sequence[int], wanted: bool) -> bool:
+    """Whether every rank wants to and can open the memory of the others in its row; all ranks must ask.
+
+    `row` holds places among the ranks of `control`. All rows get the same answer, as their programs are one.
+    """
+    mark = os.urandom(16)
+    buffer = None
+    if wanted and hasattr(os, "memfd_create"):
+        with contextlib.suppress(OSError):  # a sandbox may forbid it
+            buffer = _Buffer.make(len(mark), 0)
+            buffer.data.copy_(torch.frombuffer(bytearray(mark), dtype=torch.uint8))
+    found = control.exchange(mark + (b"" if buffer is None else buffer.where))
+    seen = all(_shows(found[place][:16], found[place][16:]) for place in row)
+    everybody = control.exchange(bytes([seen]))
+    if buffer is not None:
+        os.close(buffer.descriptor)
+    return all(answer == b"\x01" for answer in everybody)
+
+
+def _shows(mark: bytes, where: bytes) -> bool:
+    if not where:
+        return False
+    try:
+        return bytes(_open(where).numpy()) == mark
+    except (OSError, ValueError):
+        return False

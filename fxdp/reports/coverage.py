@@ -1,0 +1,240 @@
+"""What of a program does not split over the ranks: values of the batch that travel, ops that run whole.
+
+A program that splits perfectly has none: it exchanges gradients and a few sums. Ops that relate samples to
+one another (a contrastive loss, a sort over the batch) need more; so does an op without a placement rule,
+which costs speed but never exactness.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import sympy
+from rich.table import Table
+from rich.text import Text
+from torch import fx
+
+from fxdp.ir import conversions
+from fxdp.ir.graph_text import target_text
+from fxdp.ir.notes import Site, is_host_size, note, tensor_operands
+from fxdp.ir.placements import Replicate, Shard
+from fxdp.ir.sizes import B, product
+from fxdp.ir.slots import Input
+from fxdp.ir.types import TensorType
+from fxdp.reports.remedies import cause_and_remedy
+from fxdp.reports.tables import format_bytes
+
+_WHOLE = ", runs whole"
+
+_TRAVELS = {
+    conversions.all_gather: "gathered",
+    conversions.all_reduce: "reduced whole",
+    conversions.reduce_scatter: "reduced and split",
+    conversions.broadcast: "drawn once for all",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class CoverageRow:
+    """A value of the batch that travels whole, or an op that every rank runs on the whole batch.
+
+    Attributes
+    ----------
+    what : `replicated`, `gathered`, `reduced whole`, `reduced and split` or `drawn once for all`; and
+        `..., runs whole` where every rank runs the op on the whole batch.
+    op : the op that runs whole, or that needs the value that travels.
+    cause, remedy : why, and what to do about it.
+    bytes : of the value that travels, per step; of a replicated op, those of its results on every rank.
+    count : how many such values or ops there are at this line; `followers`: ops that run whole after it.
+    site : the user's line with its module path.
+    phase : `forward` or `backward`.
+    """
+
+    what: str
+    op: str
+    cause: str
+    remedy: str
+    bytes: int
+    site: Site
+    phase: str
+    count: int = 1
+    followers: int = 0
+
+    def __str__(self) -> str:
+        times = f" {self.count} times" if self.count > 1 else ""
+        after = f", and {self.followers} more after it" if self.followers else ""
+        head = (
+            f"{self.op} at {self.site}: {self.what}{times} ({self.phase}, {format_bytes(self.bytes)}{after})"
+        )
+        return f"{head}\n    {self.cause}\n    to do: {self.remedy}"
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """The coverage report of a plan; empty (and false) where everything splits over the ranks."""
+
+    rows: tuple[CoverageRow, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[CoverageRow]:
+        return iter(self.rows)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the values that travel in a step."""
+        return sum(row.bytes for row in self.rows if not row.what.startswith("replicated"))
+
+    def as_dict(self) -> dict[str, Any]:
+        """The report as plain values that JSON can hold."""
+        return {"bytes": self.bytes, "rows": [_row_dict(row) for row in self.rows]}
+
+    def __str__(self) -> str:
+        if not self.rows:
+            return _ALL
+        return "\n".join([f"{len(self.rows)} places do not split over the ranks:", *map(str, self.rows)])
+
+    def __rich__(self) -> Table | Text:
+        if not self.rows:
+            return Text(_ALL, "green")
+        table = Table(title="what does not split over the ranks", title_justify="left")
+        for name in ("op", "bytes", "where, why, and what to do"):
+            table.add_column(name, justify="right" if name == "bytes" else "left")
+        for row in self.rows:
+            times = f" {row.count} times" if row.count > 1 else ""
+            op = Text(row.op).append(f"\n{row.what}{times}\n{row.phase}", "dim")
+            advice = Text(f"{row.site}\n", "cyan").append(f"{row.cause}\n{row.remedy}", "default")
+            table.add_row(op, format_bytes(row.bytes), advice)
+        return table
+
+
+_ALL = "everything splits over the ranks: only gradients and sums without a batch dim are exchanged"
+
+
+def coverage(gm: fx.GraphModule, sizes: Mapping[str, int]) -> Coverage:
+    """The report of an EXPLICIT program at the given sizes (`B` and further symbols).
+
+    Sizes that only the data decides count as the batch.
+    """
+    return Coverage(tuple(_merged(_rows(gm, sizes))))
+
+
+def _rows(gm: fx.GraphModule, sizes: Mapping[str, int]) -> list[CoverageRow]:
+    """One row per value that travels, and per op that runs whole without one."""
+    samples = _sample_values(gm)
+    nodes = {node.name: node for node in gm.graph.nodes}
+    rows: list[CoverageRow] = []
+    roots: dict[fx.Node, int] = {}
+    needs: dict[fx.Node | None, int] = {}
+    for node in gm.graph.nodes:
+        if node not in samples and not _reads_whole(node, samples):
+            continue
+        before = next((roots[s] for s in node.all_input_nodes if s in roots), None)
+        if node.target in _TRAVELS:
+            cause = note(node).cause
+            consumer = None if cause is None else nodes.get(cause.consumer)
+            roots[node] = needs[consumer] = len(rows)
+            rows.append(_row(_TRAVELS[node.target], node, consumer, sizes))
+        elif node.target in conversions.CONVERSIONS:
+            roots.update({node: before} if before is not None else {})
+        elif _reads_whole(node, samples):
+            roots[node] = _count(node, needs.get(node), before, rows, sizes)
+    return rows
+
+
+def _count(
+    node: fx.Node, own: int | None, before: int | None, rows: list[CoverageRow], sizes: Mapping[str, int]
+) -> int:
+    """Add an op that runs whole: to the row of what travels for it, to one before it, or as its own."""
+    if own is not None:
+        rows[own] = replace(rows[own], what=f"{rows[own].what.removesuffix(_WHOLE)}{_WHOLE}")
+        return own
+    if before is not None:
+        rows[before] = replace(rows[before], followers=rows[before].followers + 1)
+        return before
+    rows.append(_row("replicated", node, node, sizes))
+    return len(rows) - 1
+
+
+def _sample_values(gm: fx.GraphModule) -> frozenset[fx.Node]:
+    """The nodes whose values hold something of every sample: they depend on inputs and are that large."""
+    found: set[fx.Node] = set()
+    for node in gm.graph.nodes:
+        known = note(node)
+        given = isinstance(known.slot, Input) and isinstance(known.placement, Shard)
+        if given or (any(s in found for s in node.all_input_nodes) and _varies(known.type)):
+            found.add(node)
+    return frozenset(found)
+
+
+def _varies(type_: Any) -> bool:
+    """Whether a size depends on the batch, or on the data."""
+    types = type_ if isinstance(type_, tuple) else (type_,)
+    sizes = [n for one in types if isinstance(one, TensorType) for n in one.shape]
+    return any(s == B or s.name.startswith("u") for n in sizes for s in _symbols(n))
+
+
+def _symbols(size: Any) -> Iterable[Any]:
+    return size.free_symbols if isinstance(size, sympy.Basic) else ()
+
+
+def _reads_whole(node: fx.Node, samples: frozenset[fx.Node]) -> bool:
+    """Whether every rank runs the op on the samples of all: it reads them whole, and its result is whole."""
+    known = note(node)
+    if node.op != "call_function" or node.target in conversions.CONVERSIONS or is_host_size(node):
+        return False
+    placements = known.placement if isinstance(known.placement, tuple) else (known.placement,)
+    if not all(isinstance(p, Replicate) or p is None for p in placements):
+        return False
+    if not known.operands:  # a `getitem`
+        return any(source in samples for source in node.all_input_nodes)
+    read = zip(tensor_operands(node), known.operands, strict=True)
+    return any(source in samples and isinstance(wanted, Replicate) for source, wanted in read)
+
+
+def _row(what: str, node: fx.Node, consumer: fx.Node | None, sizes: Mapping[str, int]) -> CoverageRow:
+    cause, remedy = cause_and_remedy(node, consumer)
+    reader = node if consumer is None else consumer
+    site = note(node).site if reader.op == "output" else note(reader).site
+    op = "the result" if reader.op == "output" else note(reader).spells or target_text(reader.target)
+    phase = "backward" if note(reader if reader.op != "output" else node).backward else "forward"
+    return CoverageRow(what, op, cause, remedy, _bytes(node, sizes), site, phase)
+
+
+def _bytes(node: fx.Node, sizes: Mapping[str, int]) -> int:
+    types = note(node).type
+    members = types if isinstance(types, tuple) else (types,)
+    return sum(_type_bytes(one, sizes) for one in members if isinstance(one, TensorType))
+
+
+def _type_bytes(type_: TensorType, sizes: Mapping[str, int]) -> int:
+    elements = product(*type_.shape)
+    if isinstance(elements, sympy.Basic):
+        known = {s: sympy.Integer(sizes.get(s.name, sizes["B"])) for s in elements.free_symbols}
+        elements = elements.xreplace(known)
+    return int(elements) * type_.dtype.itemsize
+
+
+def _merged(rows: Iterable[CoverageRow]) -> Iterable[CoverageRow]:
+    """Rows of the same op at the same line in one."""
+    found: dict[Any, CoverageRow] = {}
+    for row in rows:
+        key = (row.what, row.op, row.site, row.phase, row.cause)
+        old = found.get(key)
+        found[key] = (
+            row
+            if old is None
+            else replace(
+                old, bytes=old.bytes + row.bytes, count=old.count + 1, followers=old.followers + row.followers
+            )
+        )
+    return found.values()
+
+
+def _row_dict(row: CoverageRow) -> dict[str, Any]:
+    plain = {name: getattr(row, name) for name in CoverageRow.__slots__ if name != "site"}
+    return {**plain, "file": row.site.file, "line": row.site.line, "code": row.site.code,
+            "module": row.site.module}  # fmt: skip

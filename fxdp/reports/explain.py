@@ -1,0 +1,89 @@
+"""Why each value of a program is placed as it is, and why each collective exists."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx
+
+from fxdp.ir import conversions
+from fxdp.ir.graph_text import node_text
+from fxdp.ir.notes import Site, is_host_size, note, tensor_operands
+from fxdp.rules.registry import registry
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """One node of the program of the whole batch.
+
+    `text` is its golden line; `why` says which rule placed it, or which op needs the collective.
+    """
+
+    name: str
+    text: str
+    why: str
+    site: Site
+    collective: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.text}\n    {self.why}\n    at {self.site}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """The explanation as plain values that JSON can hold."""
+        place = {"file": self.site.file, "line": self.site.line, "code": self.site.code}
+        kept = {"name": self.name, "text": self.text, "why": self.why, "collective": self.collective}
+        return {**kept, **place, "module": self.site.module}
+
+    def matches(self, words: Iterable[str]) -> bool:
+        """Whether every word is a part of the line, its place (`model.py:12`), its module or source code."""
+        where = f"{self.text}\n{self.site.file}:{self.site.line} \n{self.site.code}\n{self.site.module}"
+        return all(word in where for word in words)
+
+
+def explain(gm: fx.GraphModule, axes: Sequence[str]) -> tuple[Explanation, ...]:
+    """The nodes of an EXPLICIT program in order, without arithmetic on sizes."""
+    return tuple(_explanation(node, tuple(axes)) for node in gm.graph.nodes if _is_shown(node))
+
+
+def _is_shown(node: fx.Node) -> bool:
+    return node.op != "output" and not is_host_size(node) and note(node).placement is not None
+
+
+def _explanation(node: fx.Node, axes: tuple[str, ...]) -> Explanation:
+    known = note(node)
+    site = known.cause.site if known.cause is not None else known.site
+    text = node_text(node, axes, causes=False)
+    return Explanation(node.name, text, _why(node), site, node.target in conversions.COLLECTIVES)
+
+
+def _why(node: fx.Node) -> str:
+    known = note(node)
+    if node.op == "placeholder":
+        return f"given so: {known.placement} for {known.reason.rule if known.reason else 'a constant'}"
+    if node.target in conversions.CONVERSIONS:
+        return _why_converted(node)
+    if known.reason is None:
+        return "placed without a rule"
+    rule = registry.get(node.target)
+    family = f" ({rule.family})" if rule is not None else ""
+    name = (
+        "no rule: every operand whole"
+        if known.reason.rule == "unknown"
+        else f"rule {known.reason.rule}{family}"
+    )
+    reads = zip(tensor_operands(node), known.operands, strict=False)
+    listed = ", ".join(f"%{source.name} as {wanted or 'it is'}" for source, wanted in reads)
+    return f"{name}, reads {listed}" if listed else name
+
+
+def _why_converted(node: fx.Node) -> str:
+    known, source = note(node), node.args[0]
+    assert isinstance(source, fx.Node)
+    if node.target is conversions.wait:
+        return f"waits for %{source.name}"
+    need = f"%{source.name} is {note(source).placement}, needed as {known.placement}"
+    if known.cause is None:
+        return need
+    return f"{need} by {known.cause.text or known.cause.consumer}"

@@ -1,0 +1,177 @@
+"""What a compilation decided, to be read: placements, collectives with their causes, timings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from torch import fx
+
+from fxdp.errors import StateError
+from fxdp.ir import conversions
+from fxdp.ir.graph_text import graph_text, target_text
+from fxdp.ir.notes import Cause, note
+from fxdp.ir.placements import Dim
+from fxdp.ir.sizes import B, product
+from fxdp.ir.types import TensorType
+from fxdp.pipeline.schedule import Edge, Schedule
+from fxdp.ranks.carriers import way_of
+from fxdp.ranks.resolve import DataMesh
+from fxdp.reports.coverage import Coverage
+from fxdp.reports.schedule_svg import schedule_svg
+from fxdp.reports.schedule_text import timetable
+
+
+@dataclass(frozen=True)
+class CommRow:
+    """One collective of a step, or several of the same kind."""
+
+    op: str
+    bytes: int
+    """Size of the value that is reduced, gathered or sent, in global shape, all `count` together."""
+    count: int
+    cause: str
+    site: str
+    phase: str
+    """`forward` or `backward`."""
+    gradient: bool = False
+    """Whether it reduces gradients of parameters."""
+    by: str = ""
+    """What carries it: `gloo`, `nccl`, `messages` that the calling thread itself writes and reads, or
+    `memory` that the ranks of one host share.
+    """
+
+
+@dataclass(frozen=True)
+class StageRow:
+    """One stage of a program in stages."""
+
+    stage: int
+    rank: int
+    """Its rank along `pp`."""
+    begins: str
+    """The module of its first op."""
+    share: float
+    """Of the estimated cost of all stages, forward and backward: 0 to 1."""
+    parameters: int
+    """Elements of the parameters that it owns; a tied one belongs to the first stage that reads it."""
+    parameter_bytes: int
+    sent: int
+    """Bytes that it sends to other pipeline ranks in a step, all micro-batches together."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A compiled program as a user reads it.
+
+    Attributes
+    ----------
+    text : the program in golden text, the same on all ranks.
+    communication : the collectives of one step as they run, gradients in buckets.
+    causes : the same before bucketing: one row per value, with the op and source line that need it.
+    replicated : ops without a rule, which run whole on every rank, with their source lines.
+    timings : seconds of `capture`, of each pass by its name, and of `lowering`.
+    nodes : nodes of the joint graph.
+    covered : what `coverage()` returns.
+    schedule : in which order stages and micro-batches run; None for a program without them.
+    edges : what the stages send one another for each micro-batch.
+    stages : one row per stage.
+    """
+
+    text: str
+    communication: tuple[CommRow, ...]
+    causes: tuple[CommRow, ...]
+    replicated: tuple[str, ...]
+    timings: Mapping[str, float] = field(default_factory=dict)
+    nodes: int = 0
+    covered: Coverage = field(default_factory=Coverage)
+    schedule: Schedule | None = None
+    edges: tuple[Edge, ...] = ()
+    stages: tuple[StageRow, ...] = ()
+
+    def timetable(self) -> str:
+        """The schedule on a time axis, one line per pipeline rank, one word per unit of time.
+
+            rank 0: F0 F1 .  .  B0 B0 .  B1 B1
+            rank 1: .  F0 B0 B0 F1 B1 B1
+
+        A forward counts one unit and a backward two, whatever the stages cost.
+
+        Raises
+        ------
+        StateError : the program has one stage and one micro-batch, so nothing is scheduled.
+        """
+        return timetable(self._scheduled())
+
+    def schedule_svg(self) -> str:
+        """The same as a picture, the transfers between ranks as lines: the text of an SVG file.
+
+        Raises
+        ------
+        StateError : as `timetable`.
+        """
+        return schedule_svg(self._scheduled(), edges=self.edges)
+
+    def _scheduled(self) -> Schedule:
+        if self.schedule is None:
+            raise StateError(
+                "the plan has no schedule: the program has one stage and one micro-batch; give the mesh a pp "
+                "axis, or microbatches= above 1"
+            )
+        return self.schedule
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of all gradient reductions of a step."""
+        return sum(row.bytes for row in self.communication if row.gradient)
+
+    def coverage(self) -> Coverage:
+        """What runs whole on every rank or travels whole, why, where, how large, and what to do about it."""
+        return self.covered
+
+
+def communication(
+    gm: fx.GraphModule, sizes: Mapping[str, int], mesh: DataMesh | None = None
+) -> tuple[CommRow, ...]:
+    """One row per collective in the graph, in order; bytes at the given sizes; carriers on the given mesh."""
+    return tuple(_row(node, sizes, mesh) for node in gm.graph.nodes if node.target in conversions.COLLECTIVES)
+
+
+def _row(node: fx.Node, sizes: Mapping[str, int], mesh: DataMesh | None) -> CommRow:
+    known = note(node)
+    cause = known.cause or Cause("", "", known.site)
+    phase = "backward" if known.backward else "forward"
+    by = ""
+    if mesh is not None:
+        way = way_of(node, mesh.size, mesh.device_type, mesh.shared_memory)
+        by = mesh.backend if way == "group" else way
+    op, site = target_text(node.target), str(cause.site)
+    return CommRow(op, _bytes(node, sizes), 1, cause.text, site, phase, cause.gradient, by)
+
+
+def _bytes(node: fx.Node, sizes: Mapping[str, int]) -> int:
+    type_ = note(node).type
+    assert isinstance(type_, TensorType)
+    return evaluate(product(*type_.shape), sizes) * type_.dtype.itemsize
+
+
+def evaluate(size: Dim, sizes: Mapping[str, int]) -> int:
+    """The value of a size expression."""
+    if isinstance(size, int):
+        return size
+    return int(size.xreplace({s: sizes["B"] if s == B else sizes[s.name] for s in size.free_symbols}))
+
+
+def replicated_ops(gm: fx.GraphModule) -> tuple[str, ...]:
+    """Ops without a rule that read a value whole: `aten.foo at file:line`."""
+    found = []
+    for node in gm.graph.nodes:
+        known = note(node)
+        if known.reason is not None and known.reason.rule == "unknown":
+            found.append(f"{target_text(node.target)} at {known.site}")
+    return tuple(found)
+
+
+def program_text(gm: fx.GraphModule, axes: Mapping[str, int]) -> str:
+    """The golden text of a program, without causes."""
+    return graph_text(gm, dict(axes), causes=False)

@@ -1,0 +1,35 @@
+"""A schedule as text: the order of each rank, and the same on a time axis."""
+
+from __future__ import annotations
+
+from fxdp.pipeline.schedule import Costs, Schedule
+
+
+def schedule_text(schedule: Schedule) -> str:
+    """One line per rank in torch's action words: `rank 0: 0F0 0F1 0B0 ...`."""
+    return "\n".join(f"rank {rank}: {' '.join(map(str, row))}" for rank, row in enumerate(schedule.ranks))
+
+
+def timetable(schedule: Schedule, costs: Costs | None = None) -> str:
+    """One line per rank, one word per unit of time, `.` for waiting; stages are left out where rank = stage.
+
+        rank 0: F0 F1 .  .  B0 B0 .  B1 B1
+        rank 1: .  F0 B0 B0 F1 B1 B1
+
+    Starts and durations are rounded to whole units; without costs F, I and W take one and B two.
+    """
+    line = schedule.timeline(costs)
+    own_stage = schedule.placement == tuple(range(schedule.stages))
+    rows = []
+    for rank in range(line.ranks):
+        words: list[str] = []
+        for slot in line.of_rank(rank):
+            words += ["."] * (round(slot.start) - len(words))
+            word = str(slot.action).removeprefix(str(slot.action.stage) if own_stage else "")
+            words += [word] * (round(slot.finish) - len(words))
+        rows.append(words)
+    width = max((len(word) for words in rows for word in words), default=0)
+    return "\n".join(
+        f"rank {rank}: {' '.join(word.ljust(width) for word in words)}".rstrip()
+        for rank, words in enumerate(rows)
+    )

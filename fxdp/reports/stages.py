@@ -1,0 +1,67 @@
+"""What each stage of a program is, for people: its rank, its share of the work, what it holds and sends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from torch import fx
+
+from fxdp.ir.notes import note
+from fxdp.ir.slots import Parameter
+from fxdp.pipeline.cut import Partition
+from fxdp.pipeline.cut.cost import node_cost
+from fxdp.pipeline.schedule import Schedule
+from fxdp.pipeline.write.step_graph import Sent, evaluate
+from fxdp.reports.plan import StageRow
+
+
+def stage_rows(
+    gm: fx.GraphModule, partition: Partition, schedule: Schedule, sent: Sequence[Sent]
+) -> tuple[StageRow, ...]:
+    """One row per stage; `sent` are the transfers of all pipeline ranks in a step."""
+    stages = range(partition.stages)
+    costs = [_cost(gm, stage) for stage in stages]
+    bytes_ = [0] * partition.stages
+    for item in sent:
+        bytes_[_sender(item, partition, schedule)] += item.bytes
+    held, ranks, all_ = _held(partition), schedule.placement, sum(costs) or 1.0
+    return tuple(
+        StageRow(s, ranks[s], _begins(gm, s), costs[s] / all_, *held[s], bytes_[s]) for s in stages
+    )
+
+
+def _cost(gm: fx.GraphModule, stage: int) -> float:
+    """Forward and backward of a micro-batch, in the units of `fxdp.cost`."""
+    own = (n for n in gm.graph.nodes if n.op == "call_function" and note(n).stage == stage)
+    return float(sum(node_cost(n) for n in own if not note(n).once))
+
+
+def _begins(gm: fx.GraphModule, stage: int) -> str:
+    """The module of the stage's first op; empty where that is the model itself."""
+    own = (n for n in gm.graph.nodes if note(n).stage == stage and not note(n).backward)
+    return next((note(n).site.module for n in own), "")
+
+
+def _held(partition: Partition) -> list[tuple[int, int]]:
+    """Per stage, the parameters that it owns and their bytes; the first stage that reads one owns it."""
+    seen: set[Parameter] = set()
+    found = []
+    for part in partition.parts:
+        elements = bytes_ = 0
+        for slot, type_ in part.parameters.items():
+            if slot not in seen:
+                seen.add(slot)
+                count = prod(evaluate(size, {}) for size in type_.shape)
+                elements, bytes_ = elements + count, bytes_ + count * type_.dtype.itemsize
+        found.append((elements, bytes_))
+    return found
+
+
+def _sender(item: Sent, partition: Partition, schedule: Schedule) -> int:
+    """The stage that made the value; of several values in one message, the rank's first stage."""
+    for edge in partition.edges:
+        if edge.name == item.name:
+            return edge.source
+    total = partition.totals.get(item.name)
+    return schedule.placement.index(item.source) if total is None else total.stage

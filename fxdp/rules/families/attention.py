@@ -1,0 +1,114 @@
+"""Fused scaled dot-product attention, forward and backward, for CPU and CUDA.
+
+Law: dim 0 of query, key and value counts samples, which attend only within themselves; so it splits, with
+the log-sum-exp and any mask or bias that has it. A mask of size 1 there is whole, and its gradient partial.
+Dropout inside the op (`dropout_p > 0`) draws the rank's own numbers from the seed state, which is whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fxdp.ir.ops.library import aten
+from fxdp.ir.placements import Placement, R
+from fxdp.rules.dims import has_argument
+from fxdp.rules.labels import by_labels, leading, trailing
+from fxdp.rules.registry import Alternative, Op, Operand, existing, rule
+
+_PER_SAMPLE = ("grad_out", "grad_out_", "query", "key", "value", "out", "logsumexp")
+_MASKS = ("attn_mask", "attn_bias", "bias")
+
+
+def _inputs(op: Op) -> Iterator[tuple[Operand, str]]:
+    for argument in op.target._schema.arguments:
+        value = op.arg(argument.name)
+        if not isinstance(value, Operand):
+            continue
+        if argument.name in _PER_SAMPLE:
+            yield value, leading("n", value.ndim)
+        elif argument.name in _MASKS:
+            yield value, trailing("n___", value.ndim)
+
+
+@rule(
+    "attention",
+    aten._scaled_dot_product_flash_attention_for_cpu.default,
+    aten._scaled_dot_product_flash_attention.default,
+    aten._scaled_dot_product_efficient_attention.default,
+    aten._scaled_dot_product_cudnn_attention.default,
+    aten._scaled_dot_product_fused_attention_overrideable.default,
+)
+def attention(op: Op) -> Iterator[Alternative]:
+    """Output and log-sum-exp per sample; seeds and empty results whole."""
+    if op.operands[0].ndim != 4 or _returns_mask(op):
+        return
+    outputs: list[str | Placement] = [R for _ in op.outputs]
+    outputs[0] = "n___"
+    if op.outputs[1] is not None and op.outputs[1].shape:
+        outputs[1] = leading("n", len(op.outputs[1].shape))
+    yield from by_labels(op, _inputs(op), outputs, broadcast=True)
+
+
+def _returns_mask(op: Op) -> bool:
+    return has_argument(op, "return_debug_mask") and bool(op.arg("return_debug_mask"))
+
+
+@rule(
+    "attention",
+    aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
+    aten._scaled_dot_product_flash_attention_backward.default,
+    aten._scaled_dot_product_cudnn_attention_backward.default,
+)
+@rule(
+    "attention",
+    aten._scaled_dot_product_efficient_attention_backward.default,
+    aten._scaled_dot_product_fused_attention_overrideable_backward.default,
+    kind="contracted",
+)
+def attention_backward(op: Op) -> Iterator[Alternative]:
+    """Gradients per sample; that of a bias which all samples share is partial."""
+    if op.operands[0].ndim != 4:
+        return
+    outputs = [trailing("n___", len(t.shape)) if t else "" for t in op.outputs]
+    yield from by_labels(op, _inputs(op), outputs, broadcast=True)
+
+
+_RAGGED = (
+    "cum_seq_q", "cum_seq_k", "cu_seqlens_q", "cu_seqlens_k", "seqused_k", "seqlen_k", "alibi_slopes",
+    "block_table",
+)  # fmt: skip
+
+
+@rule("attention", *existing("_flash_attention_forward", "_efficient_attention_forward"))
+def attention_by_position(op: Op) -> Iterator[Alternative]:
+    """The kernels below: `[samples, positions, heads, features]`; ragged ones stay whole."""
+    if not _is_ragged(op):
+        yield from attention(op)
+
+
+@rule("attention", *existing("_flash_attention_backward"))
+@rule("attention", *existing("_efficient_attention_backward"), kind="contracted")
+def attention_by_position_backward(op: Op) -> Iterator[Alternative]:
+    """Their gradients."""
+    if not _is_ragged(op):
+        yield from attention_backward(op)
+
+
+def _is_ragged(op: Op) -> bool:
+    return any(has_argument(op, name) and op.arg(name) is not None for name in _RAGGED)
+
+
+@rule("attention", aten.scaled_dot_product_attention.default, aten._scaled_dot_product_attention_math.default)
+def composite_attention(op: Op) -> Iterator[Alternative]:
+    """Not yet decomposed: as above, for operands of one rank and one number of samples.
+
+    Of one query and no keys torch makes one row, where the part has none.
+    """
+    query, key, value = op.operands[:3]
+    if not query.ndim == key.ndim == value.ndim >= 3:
+        return
+    if not query.shape[0] == key.shape[0] == value.shape[0]:
+        return
+    samples = leading("n", query.ndim)
+    inputs = [(o, trailing(samples, o.ndim)) for o in op.operands]
+    yield from by_labels(op, inputs, [samples for _ in op.outputs], broadcast=True)

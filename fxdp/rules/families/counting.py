@@ -1,0 +1,76 @@
+"""Counts and searches: histograms, buckets, membership.
+
+Laws: a histogram over given bounds counts every element apart, so counts of parts add up (bounds taken
+from the data do not). A search looks each value up in a whole sorted sequence, or row by row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fxdp.ir.ops.library import aten
+from fxdp.ir.placements import R
+from fxdp.rules.labels import by_labels, leading, letters
+from fxdp.rules.registry import Alternative, Op, existing, rule
+
+
+@rule("counting", aten.histc.default, kind="contracted")
+def histogram(op: Op) -> Iterator[Alternative]:
+    """With `min < max` the counts of any split add up."""
+    (x,) = op.operands
+    if op.arg("min") < op.arg("max"):
+        yield from by_labels(op, [(x, letters(x.ndim))], ["_"])
+
+
+@rule("counting", aten.histogram.bin_ct, kind="contracted")
+def weighted_histogram(op: Op) -> Iterator[Alternative]:
+    """With a given range the (weighted) counts add up, unless they are divided by their total."""
+    if op.arg("range") and not op.arg("density"):
+        yield from by_labels(op, [(o, letters(o.ndim)) for o in op.operands], ["_", R])
+
+
+@rule("counting", *existing("histogram.bins_tensor"), kind="contracted")
+def histogram_over_bins(op: Op) -> Iterator[Alternative]:
+    """With given bins the (weighted) counts add up, unless they are divided by their total."""
+    if not op.arg("density"):
+        counted = [op.arg("self"), op.arg("weight")]
+        yield from by_labels(op, [(o, letters(o.ndim)) for o in counted if o is not None], ["_", R])
+
+
+@rule("counting", aten.bucketize.Tensor)
+def bucketize(op: Op) -> Iterator[Alternative]:
+    """Each value's bucket among whole boundaries."""
+    x = op.arg("self")
+    names = letters(x.ndim)
+    yield from by_labels(op, [(x, names)], [names])
+
+
+@rule(
+    "counting",
+    *existing("bucketize.Scalar", "searchsorted.Scalar", "isin.Scalar_Tensor"),
+    kind="gathered",
+)
+def search_of_one(op: Op) -> tuple[Alternative, ...]:
+    """One number among all values."""
+    return ()
+
+
+@rule("counting", aten.searchsorted.Tensor)
+def searchsorted(op: Op) -> Iterator[Alternative]:
+    """Each value's place in one whole sequence, or in its own row's."""
+    sequence, x = op.arg("sorted_sequence"), op.arg("self")
+    names = letters(x.ndim)
+    if sequence.ndim == 1:
+        yield from by_labels(op, [(x, names)], [names])
+        return
+    rows = leading(names[:-1], x.ndim)
+    inputs = [(sequence, rows), (op.arg("sorter"), rows), (x, names)]
+    yield from by_labels(op, inputs, [names])
+
+
+@rule("counting", aten.isin.Tensor_Tensor)
+def isin(op: Op) -> Iterator[Alternative]:
+    """Each element's membership in a whole set."""
+    x = op.arg("elements")
+    names = letters(x.ndim)
+    yield from by_labels(op, [(x, names)], [names])

@@ -1,0 +1,146 @@
+"""Products of matrices and vectors: sums of products over labelled dims.
+
+Law: a multilinear form may be split along any label. A label of the result shards the result; a
+contracted label makes it partial. It is linear in each factor, and a bias (`addend`) is added once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fxdp.ir.ops.library import aten
+from fxdp.ir.placements import Dim
+from fxdp.rules.labels import by_labels, letters, linear, trailing
+from fxdp.rules.registry import Alternative, Op, existing, rule
+
+_EQUATIONS: dict[str, tuple[str, str, str]] = {
+    "mm": ("mk", "kn", "mn"),
+    "_int_mm": ("mk", "kn", "mn"),
+    "bmm": ("bmk", "bkn", "bmn"),
+    "mv": ("mk", "k", "m"),
+    "dot": ("k", "k", ""),
+    "vdot": ("k", "k", ""),
+    "ger": ("m", "n", "mn"),
+    "outer": ("m", "n", "mn"),
+}
+_BIASED: dict[str, tuple[str, str, str]] = {
+    "addmm": ("mk", "kn", "mn"),
+    "baddbmm": ("bmk", "bkn", "bmn"),
+    "addbmm": ("bmk", "bkn", "mn"),
+    "addmv": ("mk", "k", "m"),
+    "addr": ("m", "n", "mn"),
+}
+
+
+@rule(
+    "einsum",
+    aten.mm.default, aten.mm.dtype, aten._int_mm.default, aten.bmm.default, aten.bmm.dtype,
+    aten.mv.default, aten.dot.default, aten.vdot.default,
+    kind="contracted",
+)  # fmt: skip
+@rule("einsum", aten.ger.default, aten.outer.default)
+def product_of_two(op: Op) -> Iterator[Alternative]:
+    """`a @ b`: split rows, columns, batches (sharded) or the contracted dim (partial)."""
+    left, right, result = _EQUATIONS[op.target._schema.name.removeprefix("aten::")]
+    a, b = op.operands
+    yield from by_labels(op, [(a, left), (b, right)], [result])
+    yield from linear(op, [a], [b])
+
+
+@rule(
+    "einsum",
+    aten.addmm.default, aten.addmm.dtype, aten.baddbmm.default, aten.baddbmm.dtype, aten.addbmm.default,
+    aten.addmv.default,
+    kind="contracted",
+)  # fmt: skip
+@rule("einsum", aten.addr.default)
+def biased_product(op: Op) -> Iterator[Alternative]:
+    """`beta * bias + alpha * a @ b`: as the product; where that is partial, so is the bias."""
+    left, right, result = _BIASED[op.target._schema.name.removeprefix("aten::")]
+    bias, a, b = op.operands
+    if op.target is aten.addmv.default and bias.shape != op.output.shape:
+        return  # torch gives the result of an empty matrix the bias's shape
+    inputs = [(a, left), (b, right), (bias, trailing(result, bias.ndim))]
+    yield from by_labels(op, inputs, [result], broadcast=True, addends=[bias])
+    yield from linear(op, [bias, a], [bias, b])
+
+
+@rule("einsum", aten._addmm_activation.default)
+def activated_product(op: Op) -> Iterator[Alternative]:
+    """The contracted dim must stay whole under an activation; rows and columns split."""
+    bias, a, b = op.operands
+    inputs = [(a, "m_"), (b, "_n"), (bias, trailing("mn", bias.ndim))]
+    yield from by_labels(op, inputs, ["mn"], broadcast=True)
+
+
+@rule("einsum", aten.linear.default, kind="contracted")
+def linear_layer(op: Op) -> Iterator[Alternative]:
+    """`x @ w.T + bias` with any number of leading dims."""
+    x, weight, *rest = op.operands
+    rows = letters(x.ndim - 1)
+    columns = "Z" if weight.ndim == 2 else ""
+    inputs = [(x, rows + "K"), (weight, columns + "K"), *((b, trailing(columns, b.ndim)) for b in rest)]
+    yield from by_labels(op, inputs, [rows + columns], addends=rest)
+    yield from linear(op, [x, *rest], [weight, *rest])
+
+
+@rule("einsum", aten._trilinear.default, kind="contracted")
+def trilinear(op: Op) -> Iterator[Alternative]:
+    """`(a * b * c).sum(sumdim)` of operands that each lack the dims in their `expand` list."""
+    expands = [op.arg(f"expand{i}") for i in (1, 2, 3)]
+    total = op.operands[0].ndim + len(expands[0])
+    names = letters(total)
+    inputs = [
+        (operand, "".join(names[d] for d in range(total) if d not in expand))
+        for operand, expand in zip(op.operands, expands, strict=True)
+    ]
+    summed = op.arg("sumdim")
+    result = "".join(names[d] for d in range(total) if d not in summed)
+    yield from by_labels(op, inputs, [result], broadcast=True)
+    yield from linear(op, *([o] for o in op.operands))
+
+
+@rule("einsum", aten._cdist_forward.default)
+def distances(op: Op) -> Iterator[Alternative]:
+    """Pairwise distances: split batches and the rows of either side; the feature dim is no plain sum.
+
+    For `p == 2` torch picks one of two formulas by the row counts unless `compute_mode` says which; rows
+    split only where a rank with few of them picks the formula of the whole batch.
+    """
+    a, b = op.operands
+    free = op.arg("p") != 2 or op.arg("compute_mode") in (1, 2)
+    rows = "M" if free or _many(b.shape[-2]) else "_"
+    columns = "N" if free or _many(a.shape[-2]) else "_"
+    batch = letters(max(a.ndim, b.ndim) - 2)
+    inputs = [(a, trailing(batch + rows + "_", a.ndim)), (b, trailing(batch + columns + "_", b.ndim))]
+    yield from by_labels(op, inputs, [batch + rows + columns], broadcast=True)
+
+
+def _many(rows: Dim) -> bool:
+    """Whether one side's row count alone decides for the formula by matrix product."""
+    return isinstance(rows, int) and rows > 25
+
+
+@rule("einsum", *existing("_euclidean_dist"))
+def euclidean_distances(op: Op) -> Iterator[Alternative]:
+    """Pairwise distances by matrix product, always: batches and the rows of either side split."""
+    a, b = op.operands
+    batch = letters(a.ndim - 2)
+    yield from by_labels(op, [(a, batch + "M_"), (b, batch + "N_")], [batch + "MN"])
+
+
+@rule("einsum", aten._cdist_backward.default, kind="contracted")
+def distances_backward(op: Op) -> Iterator[Alternative]:
+    """The gradient of the first side sums over the rows of the second; batches and rows split.
+
+    The second side may lack batch dims. Where the first does, torch gives the gradient of no rows the
+    first side's shape instead of the result's, so it must be whole.
+    """
+    grad, a, b, distance = op.operands
+    yield from linear(op, [grad])
+    if a.shape != op.output.shape:
+        return
+    batch = letters(grad.ndim - 2)
+    pairs = batch + "MN"
+    sides = [(a, trailing(batch + "M_", a.ndim)), (b, trailing(batch + "N_", b.ndim))]
+    yield from by_labels(op, [(grad, pairs), *sides, (distance, pairs)], [batch + "M_"], broadcast=True)

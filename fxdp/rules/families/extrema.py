@@ -1,0 +1,124 @@
+"""Extrema over a sharded dim, and norms that reduce by one.
+
+Laws: the extremum of the parts' extrema is the extremum, `P(max)` or `P(min)`; a nan anywhere makes it nan,
+also between ranks (`ir/ops/rank_extrema.py`). The position of an extremum is the lowest position that has its
+value, as torch has it. With `n` bytes in the result, and 8 per position, the traffic is
+
+| op | reductions | bytes (all-reduce counts twice) |
+|---|---|---|
+| amax, amin, max, min, any, all | one extremum | 2n |
+| max, min along a dim | the extremum, its position | 2n + 2n_positions |
+| argmax, argmin along a dim | the same | 2n_values + 2n |
+| vector norm of order 0, 1, inf, p | one | 2n |
+| gradient of max, min, median, ... along a dim | none: each rank fills in its own rows | 0 |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from fxdp.ir.ops.library import aten
+from fxdp.ir.ops.local_ops import amax, amin
+from fxdp.ir.placements import Dim, Shard
+from fxdp.ir.sizes import batch_factor
+from fxdp.rules.dims import has_argument, offered, wrap
+from fxdp.rules.recipe import MAX, MIN, SUM, Cook
+from fxdp.rules.registry import Alternative, Op, Rewrite, Term
+
+LARGEST = frozenset(
+    {aten.amax.default, aten.max.default, aten.max.dim, aten.argmax.default, aten.any.default,
+     aten.any.dim, aten.any.dims}
+)  # fmt: skip
+"""Ops that want the largest; the others of this file want the smallest."""
+
+_NONE = torch.iinfo(torch.int64).max
+
+
+def extremum_in_parts(op: Op, reduced: frozenset[int]) -> Iterator[Alternative]:
+    """`amax`, `amin`, `max()`, `min()`, `any`, `all`."""
+    largest = op.target in LARGEST
+    logical = op.target.overloadpacket in (aten.any, aten.all)
+    keeps = has_argument(op, "keepdim") and bool(op.arg("keepdim"))
+    arguments = (("dim", tuple(sorted(reduced))), ("keepdim", keeps))
+    rewrite = None if logical else Rewrite(target=amax if largest else amin, arguments=arguments)
+    for shard in offered(op.operands):
+        if shard.dim in reduced:
+            yield op.alternative({0: shard}, MAX if largest else MIN, rewrite)
+
+
+def place_of_extremum(op: Op) -> Iterator[Alternative]:
+    """`max` and `min` along a dim with their positions; `argmax`, `argmin`."""
+    (x,) = op.operands
+    if op.arg("dim") is None or x.ndim == 0:
+        return
+    dim = wrap(op.arg("dim"), x.ndim)
+    for shard in offered(op.operands):
+        if shard.dim == dim:
+            yield _place(op, shard)
+
+
+def _place(op: Op, shard: Shard) -> Alternative:
+    cook, (operand,) = Cook(op), op.operands
+    largest = op.target in LARGEST
+    x = cook.operand(operand, shard)
+    top = cook.reduce(amax if largest else amin, x, [shard.dim], MAX if largest else MIN)
+    hit = cook.pointwise(aten.eq.Tensor, x, top, dtype=torch.bool)
+    if x.type.dtype.is_floating_point:
+        nan = cook.pointwise(aten.ne.Tensor, x, x, dtype=torch.bool)
+        hit = cook.pointwise(aten.logical_or.default, hit, nan)
+    rows = cook.positions(x, operand.ndim, operand.shape[shard.dim], shard)
+    where = cook.pointwise(aten.where.ScalarOther, hit, rows, _NONE, dtype=torch.int64)
+    first = cook.reduce(amin, where, [shard.dim], MIN)
+    results = [top, first][-len(op.outputs) :]
+    shapes = [t.shape for t in op.outputs if t is not None]
+    return cook.serves(*(_final(cook, r, s) for r, s in zip(results, shapes, strict=True)))
+
+
+def _final(cook: Cook, term: Term, shape: tuple[Dim, ...]) -> Term:
+    return cook.whole(term) if term.type.shape == shape else cook.reshaped(term, shape)
+
+
+def selected_gradient_in_parts(op: Op) -> Iterator[Alternative]:
+    """Zeros with a gradient at one position along the dim, of which each rank makes its rows."""
+    ndim = len(op.output.shape)
+    dim = wrap(op.arg("dim"), ndim)
+    if ndim == 0 or batch_factor(op.output.shape[dim]) is None:
+        return
+    cook, shard = Cook(op), Shard(dim)
+    shape = (*op.output.shape[:dim], 1, *op.output.shape[dim + 1 :])
+    grad, index = (cook.reshaped(cook.operand(o), shape) for o in op.operands)
+    rows = cook.positions(grad, ndim, op.output.shape[dim], shard)
+    hit = cook.pointwise(aten.eq.Tensor, rows, index, dtype=torch.bool)
+    yield cook.serves(cook.pointwise(aten.where.ScalarOther, hit, grad, 0, dtype=op.output.dtype))
+
+
+def norm_in_parts(op: Op, reduced: frozenset[int]) -> Iterator[Alternative]:
+    """`linalg_vector_norm` over a sharded dim."""
+    (x,) = op.operands
+    if not x.type.dtype.is_floating_point:
+        return
+    for shard in offered(op.operands):
+        if shard.dim in reduced:
+            yield _norm(op, sorted(reduced), shard)
+
+
+def _norm(op: Op, dims: list[int], shard: Shard) -> Alternative:
+    cook, order = Cook(op), op.arg("ord")
+    half = op.output.dtype in (torch.float16, torch.bfloat16)
+    x = cook.cast(cook.operand(op.operands[0], shard), torch.float32 if half else op.output.dtype)
+    size = cook.pointwise(aten.abs.default, x)
+    if order in (float("inf"), float("-inf")):
+        largest = order > 0
+        result = cook.reduce(amax if largest else amin, size, dims, MAX if largest else MIN)
+    elif order == 0:
+        nonzero = cook.cast(cook.pointwise(aten.ne.Scalar, size, 0, dtype=torch.bool), x.type.dtype)
+        result = cook.reduce(aten.sum.dim_IntList, nonzero, dims, SUM)
+    else:
+        powers = size if order == 1 else cook.pointwise(aten.pow.Tensor_Scalar, size, order)
+        result = cook.reduce(aten.sum.dim_IntList, powers, dims, SUM)
+        if order != 1:
+            result = cook.pointwise(aten.pow.Tensor_Scalar, result, 1.0 / order)
+    result = _final(cook, result, op.output.shape)
+    return cook.serves(cook.cast(result, op.output.dtype))

@@ -1,0 +1,75 @@
+"""Ops that make a value of a given shape.
+
+Law: a constant fill is the same on any part, so a factory with a batch dim is local for free. `new_*`
+reads nothing of its operand but dtype and device: any placement does. `*_like` reads its operand's
+*local* shape: the result is sharded as the operand is, and replicated if the operand has the whole
+shape, be it partial. Numbered values (`arange`, `eye`) are whole; taking a rank's part costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fxdp.ir.ops.library import aten
+from fxdp.ir.placements import P, R, Shard
+from fxdp.ir.sizes import batch_factor, mentions_batch
+from fxdp.rules.registry import Alternative, Op, rule
+
+
+@rule(
+    "factory",
+    aten.full.default, aten.zeros.default, aten.ones.default, aten.empty.memory_format,
+    aten.empty_strided.default, aten.empty_permuted.default,
+    aten.new_full.default, aten.new_zeros.default, aten.new_ones.default, aten.new_empty.default,
+    aten.new_empty_strided.default,
+)  # fmt: skip
+def filled(op: Op) -> Iterator[Alternative]:
+    """A constant of an explicit size; its operand, if any, is not read."""
+    unread = {o.index: None for o in op.operands}
+    if op.operands:
+        yield op.alternative(unread, R)
+    if op.target in (aten.empty_strided.default, aten.new_empty_strided.default) and any(
+        mentions_batch(stride) for stride in op.arg("stride")
+    ):
+        return
+    for operand in op.operands:  # gradients begin as zeros beside which their operand lies
+        for shard in operand.shards:
+            at = slice(shard.dim, shard.dim + 1)
+            if operand.shape[at] == op.output.shape[at]:
+                yield op.alternative(unread, shard)
+    for dim, size in enumerate(op.output.shape):
+        if batch_factor(size) is not None:
+            yield op.alternative(unread, Shard(dim))
+
+
+@rule(
+    "factory",
+    aten.zeros_like.default, aten.ones_like.default, aten.full_like.default, aten.empty_like.default,
+    aten.fill.Scalar, aten.zero.default,
+)  # fmt: skip
+def filled_like(op: Op) -> Iterator[Alternative]:
+    """A constant of the operand's shape."""
+    yield from like(op)
+
+
+def like(op: Op) -> Iterator[Alternative]:
+    """The result has the operand's own shard; a partial operand has the whole shape."""
+    x = op.operands[0]
+    for shard in x.shards:
+        yield op.alternative({x.index: shard}, shard)
+    if P in x.placements:
+        yield op.alternative({x.index: P}, R)
+
+
+@rule(
+    "factory",
+    aten.arange.default, aten.arange.start, aten.arange.start_step, aten.range.default, aten.range.step,
+    aten.eye.default, aten.eye.m, aten.scalar_tensor.default, aten.linspace, aten.logspace,
+    aten.tril_indices.default, aten.triu_indices.default, aten.hann_window, aten.hamming_window,
+    aten.blackman_window, aten.bartlett_window, aten.kaiser_window, aten.fft_fftfreq.default,
+    aten.fft_rfftfreq.default,
+    kind="gathered",
+)  # fmt: skip
+def numbered(op: Op) -> tuple[Alternative, ...]:
+    """Values that depend on their position are made whole."""
+    return ()

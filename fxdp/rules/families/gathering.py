@@ -1,0 +1,139 @@
+"""Reads and writes along one dim at given positions: gather, scatter, index_select, index_add.
+
+Laws: the dims other than `dim` only carry along and split freely where all tensors agree in size. A read
+splits along the positions, each asking a whole operand. Writes that *add* split along the positions
+too, into a partial result. Positions that are `arange(B)` on a dim of size `B` (`iota`) touch each
+sample's own row: then `dim` itself is split and the positions count from the rank's first row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from fxdp.ir.ops.library import aten
+from fxdp.ir.placements import P, S
+from fxdp.ir.sizes import B
+from fxdp.rules.families.embedding import no_larger
+from fxdp.rules.labels import by_labels, letters, linear
+from fxdp.rules.registry import Alternative, Op, Operand, Rewrite, rule
+
+
+@rule("gathering", aten.gather.default)
+def gather(op: Op) -> Iterator[Alternative]:
+    """`self[.., index, ..]` along `dim`, element by element."""
+    source, index = op.operands
+    if source.ndim == 0 or index.ndim == 0:
+        return
+    dim, kept = _kept_labels(op, source)
+    yield from by_labels(op, [(source, kept), (index, _with(kept, dim))], [_with(kept, dim)])
+    yield from _own_rows(op, index, dim, dim, [source])
+    yield from linear(op, [source])
+
+
+@rule("gathering", aten.scatter.src, aten.scatter.value, aten.scatter.reduce, aten.scatter.value_reduce)
+@rule("gathering", aten.scatter_reduce.two, aten.scatter_add.default, kind="contracted")
+def scatter(op: Op) -> Iterator[Alternative]:
+    """Writes at positions along `dim`; sums of them are partial over split positions."""
+    target, index, *sources = op.operands
+    if any(o.ndim == 0 for o in op.operands):
+        return
+    dim, kept = _kept_labels(op, target)
+    yield from by_labels(op, [(o, kept) for o in op.operands], [kept])
+    yield from _own_rows(op, index, dim, dim, [target, *sources])
+    if _adds(op):
+        along = _with("_" * target.ndim, dim)
+        yield from _sums(op, [(index, along), (sources[0], along)], target, sources[0])
+
+
+@rule("gathering", aten.index_select.default)
+def index_select(op: Op) -> Iterator[Alternative]:
+    """Whole slices at the positions of a 1-d index."""
+    source, index = op.operands
+    if source.ndim == 0 or index.ndim == 0:
+        return
+    dim, kept = _kept_labels(op, source)
+    yield from by_labels(op, [(source, kept), (index, "Z")], [_with(kept, dim)])
+    yield from _own_rows(op, index, 0, dim, [source])
+    yield from linear(op, [source])
+
+
+@rule(
+    "gathering",
+    aten.index_copy.default, aten.index_reduce.default,
+    aten.index_fill.int_Scalar, aten.index_fill.int_Tensor,
+)  # fmt: skip
+@rule("gathering", aten.index_add.default, kind="contracted")
+def index_write(op: Op) -> Iterator[Alternative]:
+    """Whole slices written at the positions of a 1-d index; `index_add` is partial over split ones."""
+    target, index, *values = op.operands
+    if target.ndim == 0 or index.ndim == 0:
+        return
+    sources = [v for v in values if v.ndim]  # the value of index_fill is a 0-d tensor
+    if any(s.ndim != target.ndim for s in sources):
+        return
+    dim, kept = _kept_labels(op, target)
+    yield from by_labels(op, [(target, kept), *((s, kept) for s in sources)], [kept])
+    yield from _own_rows(op, index, 0, dim, [target, *sources])
+    if op.target is aten.index_add.default:
+        along = _with("_" * target.ndim, dim)
+        yield from _sums(op, [(index, "Z"), (sources[0], along)], target, sources[0])
+
+
+@rule("gathering", aten.take.default)
+def take(op: Op) -> Iterator[Alternative]:
+    """Elements of the flattened operand: it must be whole (or partial), the positions split."""
+    source, index = op.operands
+    names = letters(index.ndim)
+    yield from by_labels(op, [(index, names)], [names])
+    yield from linear(op, [source])
+
+
+@rule("gathering", aten.put.default, kind="contracted")
+def put(op: Op) -> Iterator[Alternative]:
+    """Elements *added* into the flattened operand: partial over split positions."""
+    target, index, source = op.operands
+    if op.arg("accumulate") and index.ndim == source.ndim:
+        names = letters(index.ndim)
+        yield from _sums(op, [(index, names), (source, names)], target, source)
+
+
+def sums_of_parts(op: Op, target: Operand, source: Operand) -> Iterator[Alternative]:
+    """A write is linear in target and source together; not worth it where it grows the partial value."""
+    if P in target.placements or no_larger(op.output, source.type):
+        yield from linear(op, [target, source])
+
+
+def _kept_labels(op: Op, operand: Operand) -> tuple[int, str]:
+    """The op's `dim`, and labels for all dims but that one."""
+    dim = int(op.arg("dim")) % operand.ndim
+    names = letters(operand.ndim)
+    return dim, names[:dim] + "_" + names[dim + 1 :]
+
+
+def _with(labels: str, dim: int) -> str:
+    return labels[:dim] + "Z" + labels[dim + 1 :]
+
+
+def _own_rows(
+    op: Op, index: Operand, along: int, dim: int, others: Sequence[Operand]
+) -> Iterator[Alternative]:
+    """The index is `arange(B)` on its dim `along`: all else is split on `dim`, of size `B`."""
+    if index.iota != along or any(o.shape[dim] != B for o in others):
+        return
+    chosen = {o.index: S(dim) for o in others}
+    chosen[index.index] = S(along)
+    yield op.alternative(dict(chosen), S(dim), Rewrite(minus_offset=(index.index,)))
+
+
+def _adds(op: Op) -> bool:
+    if op.target is aten.scatter_reduce.two:
+        return op.arg("reduce") == "sum" and bool(op.arg("include_self"))
+    return op.target is aten.scatter_add.default
+
+
+def _sums(
+    op: Op, inputs: Sequence[tuple[Operand, str]], target: Operand, source: Operand
+) -> Iterator[Alternative]:
+    """Additions at positions: each rank adds those it has, into a partial result."""
+    yield from by_labels(op, inputs, ["_" * target.ndim], addends=[target])
+    yield from sums_of_parts(op, target, source)

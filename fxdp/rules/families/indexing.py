@@ -1,0 +1,112 @@
+"""Advanced indexing: `x[i, :, j]` and writes to it.
+
+Laws, with the result laid out as numpy does (index dims in place where the index tensors are adjacent,
+else in front): the dims without an index only carry along; the index dims split, each rank reading from
+a whole operand; a write that accumulates is partial over them. An index that is `arange(B)` along an
+index dim (`iota`), on a dim of size `B`, reads each sample's own row: that dim and the index dim are
+split together. Boolean masks have no fixed size and stay whole, except where a write of one value
+through them keeps the shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from fxdp.ir.ops.library import aten
+from fxdp.ir.sizes import B
+from fxdp.rules.families.gathering import sums_of_parts
+from fxdp.rules.labels import by_labels, leading, letters, linear, trailing
+from fxdp.rules.registry import Alternative, Op, Operand, Rewrite, rule
+
+_MASKS = (torch.bool, torch.uint8)
+_IN_BROADCAST = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """Labels of an indexing: of the operand (`_` where indexed) and of the result; the index operands."""
+
+    source: str
+    result: str
+    broadcast: str
+    indexed: tuple[tuple[int, Operand], ...]
+
+    @property
+    def indices(self) -> list[tuple[Operand, str]]:
+        return [(o, trailing(self.broadcast, o.ndim)) for _, o in self.indexed]
+
+
+def _layout(source: Operand, indices: tuple[Operand | None, ...]) -> _Layout | None:
+    indexed = tuple((d, o) for d, o in enumerate(indices) if o is not None)
+    if not indexed or any(o.type.dtype in _MASKS for _, o in indexed):
+        return None
+    dims = [d for d, _ in indexed]
+    broadcast = _IN_BROADCAST[: max(o.ndim for _, o in indexed)]
+    labels = ["_" if d in dims else name for d, name in enumerate(letters(source.ndim))]
+    kept = [name for name in labels if name != "_"]
+    adjacent = dims[-1] - dims[0] == len(dims) - 1
+    at = dims[0] if adjacent else 0
+    result = "".join([*kept[:at], broadcast, *kept[at:]])
+    return _Layout("".join(labels), result, broadcast, indexed)
+
+
+def _own_rows(source: Operand, layout: _Layout) -> Iterator[tuple[str, str, Rewrite]]:
+    """Where an index is `arange(B)`: its label, the source's dims with only that label, the rewrite."""
+    for dim, index in layout.indexed:
+        if index.iota is not None and source.shape[dim] == B:
+            label = trailing(layout.broadcast, index.ndim)[index.iota]
+            yield label, leading("_" * dim + label, source.ndim), Rewrite(minus_offset=(index.index,))
+
+
+def _keep(labels: str, kept: str) -> str:
+    return "".join(c if c in kept else "_" for c in labels)
+
+
+@rule("indexing", aten.index.Tensor, aten._unsafe_index.Tensor)
+def index(op: Op) -> Iterator[Alternative]:
+    """`self[indices]`."""
+    source, indices = op.arg("self"), op.arg("indices")
+    layout = _layout(source, indices)
+    if layout is None:
+        return
+    inputs = [(source, layout.source), *layout.indices]
+    yield from by_labels(op, inputs, [layout.result], broadcast=True)
+    for label, rows, rewrite in _own_rows(source, layout):
+        split = [(source, rows), *((o, _keep(labels, label)) for o, labels in layout.indices)]
+        yield from by_labels(op, split, [_keep(layout.result, label)], broadcast=True, rewrite=rewrite)
+    yield from linear(op, [source])
+
+
+@rule("indexing", aten.index_put.default, aten._unsafe_index_put.default, kind="contracted")
+def index_put(op: Op) -> Iterator[Alternative]:
+    """`self[indices] = values`, or `+=`."""
+    target, indices, values = op.arg("self"), op.arg("indices"), op.arg("values")
+    layout = _layout(target, indices)
+    if layout is None:
+        yield from _masked_write(op, target, indices, values)
+        return
+    written = trailing(layout.result, values.ndim)
+    carried = [(target, layout.source), (values, _keep(written, layout.source))]
+    yield from by_labels(op, carried, [layout.source], broadcast=True)
+    positions = [*layout.indices, (values, _keep(written, layout.broadcast))]
+    for label, rows, rewrite in _own_rows(target, layout):
+        split = [(target, rows), *((o, _keep(labels, label)) for o, labels in positions)]
+        yield from by_labels(op, split, [rows], broadcast=True, rewrite=rewrite)
+    if op.arg("accumulate"):
+        yield from by_labels(op, positions, ["_" * target.ndim], broadcast=True, addends=[target])
+        yield from sums_of_parts(op, target, values)
+
+
+def _masked_write(
+    op: Op, target: Operand, indices: tuple[Operand | None, ...], values: Operand
+) -> Iterator[Alternative]:
+    """One value through one mask: `where(mask, value, self)`, so all dims of self split."""
+    masks = [(d, o) for d, o in enumerate(indices) if o is not None]
+    if len(masks) != 1 or any(n != 1 for n in values.shape):
+        return
+    at, mask = masks[0]
+    names = letters(target.ndim)
+    yield from by_labels(op, [(target, names), (mask, names[at : at + mask.ndim])], [names])

@@ -1,0 +1,99 @@
+"""Tensors joined and taken apart along a dim: cat, stack, split, unbind.
+
+Law: a shard on another dim passes. Along the sharded dim blocks of equal size add up:
+`cat` of `S(d, o1)` and `S(d, o2)` is `S(d, o1 + o2)`, and `split` gives the blocks back. All are linear.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fxdp.ir.ops.library import aten
+from fxdp.ir.placements import Dim, Shard
+from fxdp.ir.sizes import batch_factor, exact_quotient, local_size
+from fxdp.rules.dims import moved, offered, without, wrap
+from fxdp.rules.labels import linear
+from fxdp.rules.registry import Alternative, Op, Rewrite, existing, rule
+
+
+@rule("join", aten.cat.default)
+def cat(op: Op) -> Iterator[Alternative]:
+    """Operands one after the other along a dim."""
+    ndim = len(op.output.shape)
+    dim = wrap(op.arg("dim"), ndim)
+    yield from linear(op, op.operands)
+    if any(o.ndim != ndim for o in op.operands):  # torch still lets empty vectors be joined to anything
+        return
+    for shard in offered(op.operands):
+        if shard.dim != dim:
+            yield op.alternative({o.index: shard for o in op.operands}, shard)
+    along = [(o.shape[dim], s.outer) for o in op.operands for s in o.shards if s.dim == dim]
+    for block in dict.fromkeys(exact_quotient(size, outer) for size, outer in along):
+        yield from _blocks_joined(op, dim, block)
+
+
+def _blocks_joined(op: Op, dim: int, block: Dim | None) -> Iterator[Alternative]:
+    if block is None:
+        return
+    counts = [exact_quotient(o.shape[dim], block) for o in op.operands]
+    whole = [n for n in counts if n is not None]
+    if len(whole) == len(counts):
+        total = sum(whole[1:], whole[0])
+        inputs = {o.index: Shard(dim, n) for o, n in zip(op.operands, whole, strict=True) if n != 0}
+        yield op.alternative(inputs, Shard(dim, total))
+
+
+@rule("join", *existing("block_diag", "_chunk_cat"), kind="gathered")
+def interleaved(op: Op) -> Iterator[Alternative]:
+    """Blocks whose places depend on all sizes before them; linear."""
+    yield from linear(op, op.operands)
+
+
+@rule("join", aten.stack.default, aten._stack.default)
+def stack(op: Op) -> Iterator[Alternative]:
+    """Operands of one shape along a new dim."""
+    dim = wrap(op.arg("dim"), len(op.output.shape))
+    yield from linear(op, op.operands)
+    for shard in offered(op.operands):
+        lifted = Shard(shard.dim + (shard.dim >= dim), shard.outer)
+        yield op.alternative({o.index: shard for o in op.operands}, lifted)
+
+
+@rule("join", aten.unbind.int, *existing("unbind_copy.int"))
+def unbind(op: Op) -> Iterator[Alternative]:
+    """All selections along a dim."""
+    (x,) = op.operands
+    dim = wrap(op.arg("dim"), x.ndim)
+    yield from linear(op, [x])
+    yield from moved(op, without(dim))
+
+
+@rule(
+    "join",
+    aten.split.Tensor, aten.split_with_sizes.default, aten.unsafe_split.Tensor,
+    aten.unsafe_split_with_sizes.default, *existing("split_copy.Tensor", "split_with_sizes_copy"),
+)  # fmt: skip
+def split(op: Op) -> Iterator[Alternative]:
+    """Pieces of given sizes along a dim; `split` of an empty part would make one piece only."""
+    (x,) = op.operands
+    dim = wrap(op.arg("dim"), x.ndim)
+    yield from linear(op, [x])
+    for shard in x.shards:
+        if shard.dim != dim:
+            yield op.alternative({0: shard}, shard)
+        else:
+            yield from _whole_blocks(op, shard)
+
+
+def _whole_blocks(op: Op, shard: Shard) -> Iterator[Alternative]:
+    (x,) = op.operands
+    block = exact_quotient(x.shape[shard.dim], shard.outer)
+    sizes = [t.shape[shard.dim] for t in op.outputs if t is not None]
+    if block is None or any(batch_factor(n) is None for n in sizes):
+        return
+    counts = [exact_quotient(n, block) for n in sizes]
+    pieces = tuple(Shard(shard.dim, n) for n in counts if n is not None)
+    if len(pieces) == len(op.outputs):
+        local = tuple(local_size(n) for n in sizes)
+        rewrite = Rewrite(target=aten.split_with_sizes.default, arguments=(("split_sizes", local),))
+        yield op.alternative({0: shard}, pieces, rewrite)

@@ -1,0 +1,69 @@
+"""Batched linear algebra.
+
+Law: the dims before a matrix count independent problems, so they split; every result, be it a matrix, a
+vector or a number per problem, leads with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fxdp.ir.ops.library import aten
+from fxdp.ir.placements import R
+from fxdp.rules.labels import by_labels, leading, letters, trailing
+from fxdp.rules.registry import Alternative, Op, existing, rule
+
+
+@rule(
+    "linear algebra",
+    aten.linalg_inv_ex.default, aten._linalg_det.default, aten._linalg_slogdet.default,
+    aten.linalg_cholesky_ex.default, aten.cholesky.default, aten.cholesky_inverse.default,
+    aten.linalg_qr.default, aten.geqrf.default, aten._linalg_svd.default, aten._linalg_eigh.default,
+    aten.linalg_eig.default, aten._linalg_eigvals.default, aten.linalg_lu.default,
+    aten.linalg_lu_factor_ex.default, aten.linalg_ldl_factor_ex.default, aten.linalg_matrix_exp.default,
+)  # fmt: skip
+def of_one_matrix(op: Op) -> Iterator[Alternative]:
+    """Factorisations, inverses, determinants, spectra."""
+    (matrix,) = op.operands
+    lead = letters(matrix.ndim - 2)
+    outputs = [leading(lead, len(t.shape)) if t else "" for t in op.outputs]
+    yield from by_labels(op, [(matrix, leading(lead, matrix.ndim))], outputs)
+
+
+@rule(
+    "linear algebra",
+    aten._linalg_solve_ex.default, aten.linalg_solve_triangular.default, aten.triangular_solve.default,
+    aten.cholesky_solve.default, aten.linalg_lu_solve.default, aten.linalg_ldl_solve.default,
+    aten.linalg_householder_product.default, aten.ormqr.default, aten.lu_unpack.default,
+    *existing("_cholesky_solve_helper", "linalg_lstsq"),
+)  # fmt: skip
+def of_equal_batches(op: Op) -> Iterator[Alternative]:
+    """Solvers and products of factors whose operands have the same leading dims, none broadcast."""
+    lead_ndim = op.operands[0].ndim - 2
+    shape = op.operands[0].shape[:lead_ndim]
+    if any(o.ndim < lead_ndim or o.shape[:lead_ndim] != shape for o in op.operands):
+        return
+    lead = letters(lead_ndim)
+    # results that were not asked for are empty
+    outputs = [leading(lead, len(t.shape)) if t and t.shape[:lead_ndim] == shape else R for t in op.outputs]
+    yield from by_labels(op, [(o, leading(lead, o.ndim)) for o in op.operands], outputs)
+
+
+@rule("linear algebra", *existing("linalg_pinv.atol_rtol_tensor"))
+def pseudo_inverse(op: Op) -> Iterator[Alternative]:
+    """Of each matrix, up to tolerances that broadcast against the leading dims."""
+    matrix, *tolerances = op.operands
+    lead = letters(matrix.ndim - 2)
+    inputs = [(matrix, leading(lead, matrix.ndim)), *((t, trailing(lead, t.ndim)) for t in tolerances)]
+    yield from by_labels(op, inputs, [leading(lead, matrix.ndim)], broadcast=True)
+
+
+@rule("linear algebra", aten.linalg_cross.default)
+def cross_product(op: Op) -> Iterator[Alternative]:
+    """Vectors along `dim`; all other dims broadcast and split."""
+    a, b = op.operands
+    dim = op.arg("dim") % a.ndim
+    names = letters(a.ndim)
+    names = names[:dim] + "_" + names[dim + 1 :]
+    inputs = [(a, names), (b, trailing(names, b.ndim))]
+    yield from by_labels(op, inputs, [names], broadcast=True)

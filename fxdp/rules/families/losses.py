@@ -1,0 +1,131 @@
+"""Losses over samples, with reduction `none` or `sum`.
+
+Law: each element's loss depends on its own prediction and target, so it splits; the sum is partial. The
+mean divides by a count over the whole batch and has no rule: capture decomposes it into sum and count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fxdp.ir.ops.ctc import CTC_BACKWARD_OP, CTC_OP
+from fxdp.ir.ops.empty_parts import local_op
+from fxdp.ir.ops.library import aten
+from fxdp.ir.placements import Placement, R
+from fxdp.rules.families.classes import nll_backward_in_parts, nll_in_parts
+from fxdp.rules.labels import by_labels, leading, letters, trailing
+from fxdp.rules.registry import Alternative, Op, Operand, Rewrite, rule
+
+_NONE, _MEAN, _SUM = 0, 1, 2
+
+
+@rule(
+    "losses",
+    aten.mse_loss.default, aten.smooth_l1_loss.default, aten.huber_loss.default,
+    aten.soft_margin_loss.default, aten.binary_cross_entropy.default,
+    aten.binary_cross_entropy_with_logits.default,
+    kind="contracted",
+)  # fmt: skip
+def elementwise_loss(op: Op) -> Iterator[Alternative]:
+    """Prediction, target and weights broadcast; any dim splits."""
+    if op.arg("reduction") == _MEAN:
+        return
+    names = letters(max(o.ndim for o in op.operands))
+    result = names if op.arg("reduction") == _NONE else ""
+    inputs = [(o, trailing(names, o.ndim)) for o in op.operands]
+    yield from by_labels(op, inputs, [result], broadcast=True)
+
+
+@rule(
+    "losses",
+    aten.mse_loss_backward.default, aten.smooth_l1_loss_backward.default, aten.huber_loss_backward.default,
+    aten.soft_margin_loss_backward.default, aten.binary_cross_entropy_backward.default,
+)  # fmt: skip
+def elementwise_loss_backward(op: Op) -> Iterator[Alternative]:
+    """The same elements, times a gradient per element or one for the sum."""
+    if op.arg("reduction") == _MEAN:
+        return
+    ndim = len(op.output.shape)
+    names = letters(ndim)
+    inputs = [(o, trailing(names, o.ndim)) for o in op.operands]
+    yield from by_labels(op, inputs, [names], broadcast=True)
+
+
+def _samples(prediction: Operand) -> str:
+    """Labels of `[N, C, ...]`: all but the classes."""
+    names = letters(prediction.ndim)
+    return names[0] + "_" + names[2:]
+
+
+@rule("losses", aten.nll_loss_forward.default, aten.nll_loss2d_forward.default, kind="contracted")
+def nll_loss(op: Op) -> Iterator[Alternative]:
+    """The loss and the total weight of the targets; the latter is zero unless the loss is reduced."""
+    prediction, target = op.arg("self"), op.arg("target")
+    if op.arg("reduction") == _MEAN or prediction.ndim < 2:
+        return
+    names = _samples(prediction)
+    chosen = names.replace("_", "")
+    outputs: list[str | Placement] = ["", ""] if op.arg("reduction") == _SUM else [chosen, R]
+    yield from by_labels(op, [(prediction, names), (target, chosen)], outputs)
+    yield from nll_in_parts(op)
+
+
+@rule("losses", aten.nll_loss_backward.default, aten.nll_loss2d_backward.default)
+def nll_loss_backward(op: Op) -> Iterator[Alternative]:
+    """Each sample's gradient; the total weight is read for the mean only."""
+    prediction, target, grad = op.arg("self"), op.arg("target"), op.arg("grad_output")
+    if op.arg("reduction") == _MEAN or prediction.ndim < 2:
+        return
+    names = _samples(prediction)
+    chosen = names.replace("_", "")
+    inputs = [(prediction, names), (target, chosen), (grad, chosen if grad.ndim else "")]
+    yield from by_labels(op, inputs, [names], unread=[op.arg("total_weight")])
+    yield from nll_backward_in_parts(op)
+
+
+@rule(
+    "losses", aten.multi_margin_loss.default, aten.multilabel_margin_loss_forward.default, kind="contracted"
+)
+def margin_loss(op: Op) -> Iterator[Alternative]:
+    """`[N, C]` against one or several classes per sample."""
+    prediction, target = op.arg("self"), op.arg("target")
+    if op.arg("reduction") == _MEAN or prediction.ndim != 2:
+        return
+    summed = op.arg("reduction") == _SUM
+    inputs = [(prediction, "n_"), (target, leading("n", target.ndim))]
+    outputs = ["" if summed else "n", "n_"][: len(op.outputs)]
+    rewrite = Rewrite(target=local_op(op.target)) if summed else None
+    yield from by_labels(op, inputs, outputs, rewrite=rewrite)
+
+
+@rule("losses", aten.multi_margin_loss_backward.default, aten.multilabel_margin_loss_backward.default)
+def margin_loss_backward(op: Op) -> Iterator[Alternative]:
+    """Each sample's gradient."""
+    prediction, grad = op.arg("self"), op.arg("grad_output")
+    if op.arg("reduction") == _MEAN or prediction.ndim != 2:
+        return
+    per_sample = [prediction, op.arg("target")]
+    if op.target is aten.multilabel_margin_loss_backward.default:
+        per_sample.append(op.arg("is_target"))
+    inputs = [(grad, "n" if grad.ndim else ""), *((o, leading("n", o.ndim)) for o in per_sample)]
+    yield from by_labels(op, inputs, ["n_"])
+
+
+@rule("losses", CTC_OP)
+def ctc_loss(op: Op) -> Iterator[Alternative]:
+    """The loss of each sample of `[T, N, C]`; targets that follow one another in one row stay whole."""
+    if op.arg("targets").ndim == 2:
+        yield from by_labels(op, _sequences(op), ["n"])
+
+
+@rule("losses", CTC_BACKWARD_OP)
+def ctc_loss_backward(op: Op) -> Iterator[Alternative]:
+    """Each sample's gradient."""
+    if op.arg("targets").ndim == 2:
+        yield from by_labels(op, [(op.arg("grad"), "n"), *_sequences(op)], ["_n_"])
+
+
+def _sequences(op: Op) -> list[tuple[Operand, str]]:
+    """Log-probabilities and targets of sequences, with their lengths."""
+    labels = {"log_probs": "_n_", "targets": "n_", "input_lengths": "n", "target_lengths": "n"}
+    return [(op.arg(name), names) for name, names in labels.items()]

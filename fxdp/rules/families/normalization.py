@@ -1,0 +1,132 @@
+"""Normalization within a sample, and BatchNorm by given statistics.
+
+Laws: LayerNorm and RMSNorm treat every index of the dims before the normalized ones apart, GroupNorm
+every sample; BatchNorm with running statistics treats every element of a channel apart. Statistics that
+an op returns have the samples' placement; the gradients of weight and bias sum over samples. BatchNorm
+that computes statistics couples samples and has no rule: capture decomposes it, its statistics become
+`moments`, whose terms on the ranks combine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fxdp.ir.ops.empty_parts import local_op
+from fxdp.ir.ops.library import aten
+from fxdp.ir.ops.moments import MOMENTS_OP
+from fxdp.ir.ops.standardize import STANDARDIZE_BACKWARD_OP, STANDARDIZE_OP
+from fxdp.ir.placements import MOMENTS, R, Shard
+from fxdp.rules.dims import has_argument, wrap_all
+from fxdp.rules.labels import by_labels, leading, letters, linear
+from fxdp.rules.registry import Alternative, Op, Rewrite, rule
+
+
+@rule("normalization", aten.native_layer_norm.default, aten._fused_rms_norm.default)
+def layer_norm(op: Op) -> Iterator[Alternative]:
+    """The dims before the normalized ones split: output, mean and rstd alike."""
+    x = op.arg("input")
+    lead = letters(x.ndim - len(op.arg("normalized_shape")))
+    outputs = [leading(lead, len(t.shape)) if t else "" for t in op.outputs]
+    yield from by_labels(op, [(x, leading(lead, x.ndim))], outputs)
+
+
+@rule(
+    "normalization", aten.native_layer_norm_backward.default, aten._fused_rms_norm_backward.default,
+    kind="contracted",
+)  # fmt: skip
+def layer_norm_backward(op: Op) -> Iterator[Alternative]:
+    """The input's gradient is sharded, those of weight and bias are partial."""
+    x = op.arg("input")
+    lead = letters(x.ndim - len(op.arg("normalized_shape")))
+    read = [op.arg("grad_out"), x, op.arg("rstd")]
+    if op.target is aten.native_layer_norm_backward.default:
+        read.append(op.arg("mean"))
+    inputs = [(o, leading(lead, o.ndim)) for o in read]
+    weights = ["_" * len(t.shape) if t else "" for t in op.outputs[1:]]
+    yield from by_labels(op, inputs, [leading(lead, x.ndim), *weights])
+
+
+@rule("normalization", aten.native_group_norm.default)
+def group_norm(op: Op) -> Iterator[Alternative]:
+    """Samples split; the argument `N` counts the rank's own."""
+    x = op.arg("input")
+    samples = leading("n", x.ndim)
+    yield from by_labels(op, [(x, samples)], [samples, "n_", "n_"], rewrite=Rewrite(local=("N",)))
+
+
+@rule("normalization", aten.native_group_norm_backward.default, kind="contracted")
+def group_norm_backward(op: Op) -> Iterator[Alternative]:
+    """The input's gradient is sharded, those of weight and bias are partial."""
+    x = op.arg("input")
+    samples = leading("n", x.ndim)
+    inputs = [(op.arg("grad_out"), samples), (x, samples), (op.arg("mean"), "n_"), (op.arg("rstd"), "n_")]
+    yield from by_labels(op, inputs, [samples, "_", "_"], rewrite=Rewrite(local=("N",)))
+
+
+def _all_but_channels(ndim: int) -> str:
+    names = letters(ndim)
+    return names[:1] + "_" + names[2:]
+
+
+@rule(
+    "normalization",
+    aten._native_batch_norm_legit_no_training.default, aten._batch_norm_no_update.default,
+    aten.native_batch_norm.default, aten._native_batch_norm_legit.default,
+    aten._native_batch_norm_legit_functional.default, aten.cudnn_batch_norm.default,
+)  # fmt: skip
+def batch_norm_by_running_statistics(op: Op) -> Iterator[Alternative]:
+    """In evaluation all dims but the channels split; the other results are empty or the statistics."""
+    x = op.operands[0]
+    if (has_argument(op, "training") and op.arg("training")) or x.ndim < 2:
+        return
+    names = _all_but_channels(x.ndim)
+    yield from by_labels(op, [(x, names)], [names, *(R for _ in op.outputs[1:])])
+
+
+@rule("normalization", aten.native_batch_norm_backward.default, kind="contracted")
+def batch_norm_backward_by_running_statistics(op: Op) -> Iterator[Alternative]:
+    """In evaluation the statistics are constants: an affine map per channel.
+
+    Torch's kernel divides by the number of elements, which may be zero on a rank, hence its stand-in.
+    """
+    grad, x = op.operands[:2]
+    if op.arg("train") or x.ndim < 2:
+        return
+    names = _all_but_channels(x.ndim)
+    unread = [op.arg("save_mean"), op.arg("save_invstd")]
+    rewrite = Rewrite(target=local_op(op.target))
+    yield from by_labels(op, [(grad, names), (x, names)], [names, "_", "_"], unread=unread, rewrite=rewrite)
+
+
+@rule("normalization", MOMENTS_OP, kind="contracted")
+def moments(op: Op) -> Iterator[Alternative]:
+    """Over a shard each rank has the moments of its elements: one exchange of `3 * kept` values.
+
+    A shard on a kept dim passes, one place further back.
+    """
+    x, dims = op.operands[0], wrap_all(op.arg("dims"), op.operands[0].ndim)
+    for shard in x.shards:
+        if shard.dim in dims:
+            yield op.alternative({0: shard}, MOMENTS)
+        else:
+            place = 1 + shard.dim - sum(dim < shard.dim for dim in dims)
+            yield op.alternative({0: shard}, Shard(place, shard.outer))
+
+
+@rule("normalization", STANDARDIZE_OP, STANDARDIZE_BACKWARD_OP, whole=False)
+def standardize(op: Op) -> Iterator[Alternative]:
+    """Each part by its own statistics: any shard, and never whole, which would mean other statistics."""
+    x = op.operands[-1]
+    shards = [s for o in op.operands for s in o.shards] or [Shard(dim) for dim in x.batch_dims]
+    for shard in dict.fromkeys(shards):
+        yield op.alternative(dict.fromkeys((o.index for o in op.operands), shard), shard)
+
+
+@rule(
+    "normalization", aten._weight_norm_interface.default, aten._weight_norm_interface_backward.default,
+    kind="gathered",
+)  # fmt: skip
+def weight_norm(op: Op) -> Iterator[Alternative]:
+    """`g * v / |v|` of weights, which are whole; its backward is linear in the gradient."""
+    if op.target is aten._weight_norm_interface_backward.default:
+        yield from linear(op, op.operands[:1])

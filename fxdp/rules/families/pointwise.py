@@ -1,0 +1,168 @@
+"""Pointwise ops: every element of the result depends on the aligned elements of the operands only.
+
+Law: with operands broadcast from the right, sharding one dim of the result shards that dim of each
+operand that has it and leaves whole those that lack it or broadcast it (size 1).
+A sum of terms survives only where the op is linear: `add(P, P)`, `mul(P, R)`, `neg(P)`, `where(R, P, P)`,
+a gradient through a pointwise op. Never `add(P, 1.0)`, which would add the number once per rank; `add(P, 0)`,
+with which a sum of losses begins, adds nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from fxdp.ir.ops.library import aten
+from fxdp.ir.placements import Dim, Shard
+from fxdp.rules.dims import candidates, operand_or_none, widens
+from fxdp.rules.labels import linear
+from fxdp.rules.registry import Alternative, Op, Operand, existing, rule
+from fxdp.torch_compat import OpOverload, all_op_names
+
+_OTHERWISE = frozenset(  # tagged, but `equal` answers one bool, and these have their own rules
+    {aten.equal.default, aten.masked_fill.Scalar, aten.fill.Scalar, aten.zero.default}
+)
+
+_UNTAGGED: tuple[OpOverload, ...] = (
+    aten.alias.default, aten.detach.default, aten.clone.default, aten._to_copy.default,
+    aten.lift_fresh_copy.default, aten.lift_fresh.default, aten.lift.default, aten._lazy_clone.default,
+    aten.copy.default, aten.fill.Tensor,
+    aten._conj.default, aten._conj_physical.default, aten._neg_view.default, aten.resolve_conj.default,
+    aten.resolve_neg.default, aten.complex.default, aten.polar.default, aten.real.default, aten.imag.default,
+    aten.masked_fill.Tensor, aten.floor_divide.default, aten.floor_divide.Scalar, aten.rsub.Tensor,
+    aten.hardswish.default, aten.hardswish_backward.default, aten.hardsigmoid_backward.default,
+    aten.hardtanh_backward.default, aten.hardshrink_backward.default, aten.softshrink_backward.default,
+    aten.softplus_backward.default, aten.elu_backward.default, aten.leaky_relu_backward.default,
+    aten.log_sigmoid_forward.default, aten.log_sigmoid_backward.default, aten.native_dropout_backward.default,
+    aten.rrelu_with_noise_backward.default, aten._prelu_kernel.default, aten._prelu_kernel_backward.default,
+    aten._standard_gamma_grad.default, aten.isreal.default, aten.silu_backward.default,
+    aten.mish_backward.default, aten.isin.Tensor_Scalar,
+    *existing(
+        "alias_copy", "detach_copy", "_conj_copy", "_neg_view_copy", "_masked_scale", "_dirichlet_grad",
+        "_add_relu.Tensor", "_add_relu.Scalar",
+    ),
+)  # fmt: skip
+
+LINEAR: dict[OpOverload, tuple[tuple[str, ...], ...]] = {
+    aten.add.Tensor: (("self", "other"),),
+    aten.sub.Tensor: (("self", "other"),),
+    aten.rsub.Tensor: (("self", "other"),),
+    aten.mul.Tensor: (("self",), ("other",)),
+    aten.mul.Scalar: (("self",),),
+    aten.div.Tensor: (("self",),),
+    aten.div.Scalar: (("self",),),
+    aten.true_divide.Tensor: (("self",),),
+    aten.where.self: (("self", "other"),),
+    aten.masked_fill.Tensor: (("self", "value"),),
+    aten.addcmul.default: (("self", "tensor1"), ("self", "tensor2")),
+    aten.addcdiv.default: (("self", "tensor1"),),
+    aten.lerp.Scalar: (("self", "end"),),
+    aten.lerp.Tensor: (("self", "end"),),
+    aten.complex.default: (("real", "imag"),),
+    aten.copy.default: (("src",), ("self", "src")),
+    aten.fill.Tensor: (("value",),),
+    **dict.fromkeys(
+        (
+            aten.alias.default, aten.detach.default, aten.clone.default, aten._to_copy.default,
+            aten.lift_fresh_copy.default, aten.lift_fresh.default, aten.lift.default,
+            aten._lazy_clone.default, aten.neg.default, aten.positive.default, aten.deg2rad.default,
+            aten.rad2deg.default, aten._conj.default, aten._conj_physical.default,
+            aten.conj_physical.default, aten._neg_view.default, aten.resolve_conj.default,
+            aten.resolve_neg.default, aten.real.default, aten.imag.default,
+            *existing("alias_copy", "detach_copy", "_conj_copy", "_neg_view_copy", "_masked_scale"),
+        ),
+        (("self",),),
+    ),
+}  # fmt: skip
+"""For each linear op the groups of arguments in which it is linear, all others held fixed."""
+
+_ADDITIONS = frozenset({aten.add.Tensor, aten.add.Scalar, aten.sub.Tensor, aten.sub.Scalar})
+
+_CASTS = frozenset({aten._to_copy.default, aten.copy.default, aten.fill.Tensor})
+
+
+def _tagged() -> Iterator[OpOverload]:
+    """Every functional aten overload that torch itself calls pointwise and that draws no numbers."""
+    for qualified in all_op_names():
+        namespace, _, name = qualified.partition("::")
+        base, _, overload = name.partition(".")
+        if namespace != "aten" or "out" in overload or (base.endswith("_") and not base.endswith("__")):
+            continue
+        op = getattr(getattr(aten, base), overload or "default", None)
+        if op is not None and torch.Tag.pointwise in op.tags and not op._schema.is_mutable:
+            yield op
+
+
+def _pointwise_ops() -> tuple[OpOverload, ...]:
+    ops = dict.fromkeys((*_tagged(), *_UNTAGGED))
+    seeded = torch.Tag.nondeterministic_seeded
+    return tuple(op for op in ops if op not in _OTHERWISE and seeded not in op.tags)
+
+
+@rule("pointwise", *_pointwise_ops())
+def pointwise(op: Op) -> Iterator[Alternative]:
+    """Aligned shards; sums of terms where the op is linear."""
+    yield from aligned(op)
+    yield from linear(op, *_linear_groups(op))
+
+
+@rule("pointwise", aten.masked_fill.Scalar)
+def masked_fill(op: Op) -> Iterator[Alternative]:
+    """Aligned shards; filling a sum with 0 is linear, with another number it is not."""
+    yield from aligned(op)
+    if op.arg("value") == 0:
+        yield from linear(op, [op.operands[0]])
+
+
+def aligned(op: Op) -> Iterator[Alternative]:
+    """The shards that operands have, brought to the result and to the other operands."""
+    shape = op.output.shape
+    if any(t is not None and t.shape != shape for t in op.outputs):
+        return
+    offers = {(s.dim + len(shape) - o.ndim, s.outer): None for o in op.operands for s in candidates(o)}
+    for dim, outer in offers:
+        inputs = _aligned_inputs(op.operands, shape, dim, outer)
+        if inputs is not None:
+            yield op.alternative(inputs, Shard(dim, outer))
+
+
+def _aligned_inputs(
+    operands: tuple[Operand, ...], shape: tuple[Dim, ...], dim: int, outer: Dim
+) -> dict[int, Shard] | None:
+    inputs: dict[int, Shard] = {}
+    for operand in operands:
+        own = dim - (len(shape) - operand.ndim)
+        if own < 0 or operand.shape[own] == 1:
+            continue
+        if operand.shape[own] != shape[dim]:
+            return None
+        inputs[operand.index] = Shard(own, outer)
+    return inputs
+
+
+def _linear_groups(op: Op) -> list[list[Operand]]:
+    if op.target in _CASTS and not _cast_is_linear(op):
+        return []
+    if _adds_nothing(op):
+        return [[op.operands[0]]]
+    names = LINEAR.get(op.target) or _gradient(op)
+    groups = [[operand_or_none(op.arg(name)) for name in group] for group in names]
+    return [[o for o in group if o is not None] for group in groups if None not in group]
+
+
+def _adds_nothing(op: Op) -> bool:
+    same = bool(op.operands) and op.operands[0].type.dtype == op.output.dtype
+    return same and op.target in _ADDITIONS and op.arg("other") == 0
+
+
+def _gradient(op: Op) -> tuple[tuple[str, ...], ...]:
+    """A backward op is linear in its incoming gradient."""
+    first = op.target._schema.arguments[0].name
+    is_backward = op.target._schema.name.endswith("_backward")
+    return ((first,),) if is_backward and first in ("grad", "grad_out", "grad_output") else ()
+
+
+def _cast_is_linear(op: Op) -> bool:
+    read = op.operands[-1]  # `copy` and `fill` read their last operand only
+    return widens(read.type.dtype, op.output.dtype)

@@ -1,0 +1,164 @@
+"""Reductions over dims.
+
+Law: a shard on a dim that stays passes. A shard on a dim that is summed gives each rank a term of the
+sum: `P`. Extrema, norms and logsumexp over it need one number per slice of each rank (`families/extrema.py`,
+`families/softmax.py`). Other reductions (product, median, mode, ...) need the reduced dims whole. Sums and
+means are linear. Statistics over the batch itself become sums before placement (capture.couplings).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from fxdp.ir.ops.library import aten
+from fxdp.ir.placements import P, Shard
+from fxdp.rules.dims import has_argument, moved, widens, wrap, wrap_all
+from fxdp.rules.families.extrema import (
+    extremum_in_parts,
+    norm_in_parts,
+    place_of_extremum,
+    selected_gradient_in_parts,
+)
+from fxdp.rules.families.softmax import logsumexp_in_parts
+from fxdp.rules.labels import linear
+from fxdp.rules.registry import Alternative, Op, existing, rule
+
+
+@rule("reduction", aten.sum.default, aten.sum.dim_IntList, kind="contracted")
+@rule("reduction", aten.mean.dim)
+@rule("reduction", aten.mean.default, kind="gathered")
+def linear_reduction(op: Op) -> Iterator[Alternative]:
+    """Sum and mean; a mean over the batch is no sum of the ranks' means."""
+    x = op.operands[0]
+    if widens(x.type.dtype, op.output.dtype):
+        yield from linear(op, [x])
+    yield from _over_whole_dims(op)
+    if op.target not in (aten.mean.default, aten.mean.dim):
+        yield from _terms(op)
+
+
+@rule(
+    "reduction",
+    aten.nansum.default, aten.count_nonzero.default, aten.count_nonzero.dim_IntList,
+    aten.linalg__powsum.default,
+    kind="contracted",
+)  # fmt: skip
+def sum_of_parts(op: Op) -> Iterator[Alternative]:
+    """Sums of a function of each element."""
+    yield from _over_whole_dims(op)
+    yield from _terms(op)
+
+
+@rule(
+    "reduction",
+    aten.aminmax.default, aten.prod.dim_int, aten.median.dim, aten.nanmedian.dim, aten.mode.default,
+    aten.kthvalue.default, aten.norm.ScalarOpt_dim, aten.norm.ScalarOpt_dim_dtype,
+    aten.var.correction, aten.std.correction, aten.var_mean.correction, aten.std_mean.correction,
+    *existing("var.dim", "_aminmax.dim"),
+)  # fmt: skip
+@rule(
+    "reduction",
+    aten.prod.default, aten.median.default, aten.nanmedian.default, aten.norm.Scalar,
+    aten.norm.ScalarOpt_dtype, *existing("_aminmax"),
+    kind="gathered",
+)  # fmt: skip
+def whole_reduction(op: Op) -> Iterator[Alternative]:
+    """Reductions that need all elements of the reduced dims at once."""
+    yield from _over_whole_dims(op)
+
+
+@rule(
+    "reduction",
+    aten.amax.default, aten.amin.default, aten.max.default, aten.min.default,
+    aten.any.default, aten.any.dim, aten.any.dims, aten.all.default, aten.all.dim, aten.all.dims,
+    kind="contracted",
+)  # fmt: skip
+def extremum(op: Op) -> Iterator[Alternative]:
+    """The largest or smallest element."""
+    yield from _over_whole_dims(op)
+    yield from extremum_in_parts(op, _reduced(op))
+
+
+@rule("reduction", aten.max.dim, aten.min.dim, aten.argmax.default, aten.argmin.default)
+def extremum_with_position(op: Op) -> Iterator[Alternative]:
+    """The same with the position of its first occurrence."""
+    yield from _over_whole_dims(op)
+    yield from place_of_extremum(op)
+
+
+@rule("reduction", aten.linalg_vector_norm.default)
+def vector_norm(op: Op) -> Iterator[Alternative]:
+    """A norm of order `ord`."""
+    yield from _over_whole_dims(op)
+    yield from norm_in_parts(op, _reduced(op))
+
+
+@rule("reduction", aten.logsumexp.default)
+def logsumexp(op: Op) -> Iterator[Alternative]:
+    """The logarithm of a sum of powers."""
+    yield from _over_whole_dims(op)
+    yield from logsumexp_in_parts(op)
+
+
+def _reduced(op: Op) -> frozenset[int]:
+    """The reduced dims of the first operand."""
+    x = op.operands[0]
+    dims: Any = op.arg("dim") if has_argument(op, "dim") else None
+    if isinstance(dims, int) or dims:
+        return wrap_all(dims, x.ndim)
+    # no dims are all dims; the few overloads for which an empty list reduces nothing keep the shape
+    return frozenset() if dims is not None and op.output.shape == x.shape else frozenset(range(x.ndim))
+
+
+def _keeps_dims(op: Op) -> bool:
+    return has_argument(op, "keepdim") and bool(op.arg("keepdim"))
+
+
+def _over_whole_dims(op: Op) -> Iterator[Alternative]:
+    reduced, keeps = _reduced(op), _keeps_dims(op)
+
+    def stays(dim: int) -> int | None:
+        if dim in reduced:
+            return None
+        return dim if keeps else dim - sum(d < dim for d in reduced)
+
+    return moved(op, stays)
+
+
+def _terms(op: Op) -> Iterator[Alternative]:
+    reduced = _reduced(op)
+    for shard in op.operands[0].shards:
+        if shard.dim in reduced:
+            yield op.alternative({0: shard}, P)
+
+
+@rule("reduction", aten.value_selecting_reduction_backward.default)
+def selecting_backward(op: Op) -> Iterator[Alternative]:
+    """The gradient of max, median, ... along a dim: zeros with the gradient put in at the indices."""
+    grad, indices = op.operands
+    keeps = bool(op.arg("keepdim"))
+    dim = wrap(op.arg("dim"), len(op.output.shape))
+    yield from linear(op, [grad])
+    for shard in dict.fromkeys((*grad.shards, *indices.shards)):
+        target = shard.dim if keeps else shard.dim + (shard.dim >= dim)
+        if target != dim:
+            yield op.alternative({0: shard, 1: shard}, Shard(target, shard.outer))
+    yield from selected_gradient_in_parts(op)
+
+
+@rule("reduction", aten.trace.default, kind="gathered")
+def trace(op: Op) -> Iterator[Alternative]:
+    """The sum of a diagonal needs the rows' numbers; it is linear."""
+    yield from linear(op, op.operands)
+
+
+@rule(
+    "reduction",
+    aten.equal.default, aten._is_any_true.default, aten._is_all_true.default, aten.dist.default,
+    *existing("allclose", "hash_tensor"),
+    kind="gathered",
+)  # fmt: skip
+def of_everything(op: Op) -> tuple[Alternative, ...]:
+    """One answer about whole values."""
+    return ()

@@ -1,0 +1,129 @@
+"""Resizing, padding, sliding windows and grids over batches of samples.
+
+Law: the ops move or mix values within one sample only, so the batch dim splits. Padding with a constant
+and pixel shuffling leave all the dims alone that they do not name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fxdp.ir.ops.empty_parts import local_op
+from fxdp.ir.ops.library import aten
+from fxdp.ir.sizes import mentions_batch
+from fxdp.rules.labels import by_labels, leading, letters, linear
+from fxdp.rules.registry import Alternative, Op, Rewrite, existing, rule
+
+_SPATIAL = {"1d": 1, "2d": 2, "3d": 3}
+
+
+@rule(
+    "resampling",
+    aten.upsample_nearest1d.default, aten.upsample_nearest1d_backward.default,
+    aten.upsample_nearest2d.default, aten.upsample_nearest2d_backward.default,
+    aten.upsample_nearest3d.default, aten.upsample_nearest3d_backward.default,
+    aten._upsample_nearest_exact1d.default, aten._upsample_nearest_exact1d_backward.default,
+    aten._upsample_nearest_exact2d.default, aten._upsample_nearest_exact2d_backward.default,
+    aten._upsample_nearest_exact3d.default, aten._upsample_nearest_exact3d_backward.default,
+    aten.upsample_linear1d.default, aten.upsample_linear1d_backward.default,
+    aten.upsample_bilinear2d.default, aten.upsample_bilinear2d_backward.default,
+    aten.upsample_bicubic2d.default, aten.upsample_bicubic2d_backward.default,
+    aten.upsample_trilinear3d.default, aten.upsample_trilinear3d_backward.default,
+    aten._upsample_bilinear2d_aa.default, aten._upsample_bilinear2d_aa_backward.default,
+    aten._upsample_bicubic2d_aa.default, aten._upsample_bicubic2d_aa_backward.default,
+    aten.upsample_nearest1d.vec, aten.upsample_nearest2d.vec, aten.upsample_nearest3d.vec,
+    aten.upsample_linear1d.vec, aten.upsample_bilinear2d.vec, aten.upsample_bicubic2d.vec,
+    aten.upsample_trilinear3d.vec,
+    aten.reflection_pad1d.default, aten.reflection_pad1d_backward.default,
+    aten.reflection_pad2d.default, aten.reflection_pad2d_backward.default,
+    aten.reflection_pad3d.default, aten.reflection_pad3d_backward.default,
+    aten.replication_pad1d.default, aten.replication_pad1d_backward.default,
+    aten.replication_pad2d.default, aten.replication_pad2d_backward.default,
+    aten.replication_pad3d.default, aten.replication_pad3d_backward.default,
+    *existing(
+        "_upsample_nearest_exact1d.vec", "_upsample_nearest_exact2d.vec", "_upsample_nearest_exact3d.vec",
+        "_upsample_lanczos2d_aa", "_upsample_lanczos2d_aa_backward",
+    ),
+)  # fmt: skip
+def resampling(op: Op) -> Iterator[Alternative]:
+    """Interpolation and padding that reads the sample itself; forward and backward are linear."""
+    name = op.target._schema.name
+    spatial = next(n for suffix, n in _SPATIAL.items() if suffix in name)
+    if op.operands[0].ndim != spatial + 2:  # a single sample without a batch dim
+        return
+    samples = leading("n", spatial + 2)
+    yield from by_labels(op, [(o, samples) for o in op.operands], [samples])
+    yield from linear(op, op.operands[:1])
+
+
+@rule("resampling", aten.constant_pad_nd.default)
+def constant_padding(op: Op) -> Iterator[Alternative]:
+    """Dims that get no padding split; padding with zeros is linear."""
+    (x,) = op.operands
+    pad = op.arg("pad")
+    amounts = list(zip(pad[::2], pad[1::2], strict=True))  # from the last dim to the first
+    padded = {x.ndim - 1 - i for i, amount in enumerate(amounts) if amount != (0, 0)}
+    names = "".join("_" if d in padded else c for d, c in enumerate(letters(x.ndim)))
+    yield from by_labels(op, [(x, names)], [names])
+    if op.arg("value") == 0:
+        yield from linear(op, [x])
+
+
+@rule("resampling", aten.pixel_shuffle.default, aten.pixel_unshuffle.default)
+def pixel_shuffle(op: Op) -> Iterator[Alternative]:
+    """Channels and pixels trade places; the dims before `[C, H, W]` split."""
+    (x,) = op.operands
+    names = leading(letters(x.ndim - 3), x.ndim)
+    unshuffle = op.target is aten.pixel_unshuffle.default  # eager torch mistakes an empty input's shape
+    rewrite = Rewrite(target=local_op(op.target)) if unshuffle else None
+    yield from by_labels(op, [(x, names)], [names], rewrite=rewrite)
+    yield from linear(op, [x])
+
+
+@rule("resampling", aten.channel_shuffle.default, aten.native_channel_shuffle.default)
+def channel_shuffle(op: Op) -> Iterator[Alternative]:
+    """Channels of `[N, C, ...]` trade places."""
+    (x,) = op.operands
+    samples = leading("n", x.ndim)
+    yield from by_labels(op, [(x, samples)], [samples])
+    yield from linear(op, [x])
+
+
+@rule("resampling", aten.im2col.default, aten.col2im.default)
+def sliding_windows(op: Op) -> Iterator[Alternative]:
+    """`unfold` and `fold` of a batch; both linear."""
+    (x,) = op.operands
+    batched = 4 if op.target is aten.im2col.default else 3
+    if x.ndim == batched:
+        yield from by_labels(op, [(x, leading("n", x.ndim))], [leading("n", len(op.output.shape))])
+        yield from linear(op, [x])
+
+
+@rule(
+    "resampling",
+    aten.grid_sampler_2d.default, aten.grid_sampler_2d_backward.default,
+    aten.grid_sampler_3d.default, aten.grid_sampler_3d_backward.default,
+    aten.cudnn_grid_sampler.default, aten.cudnn_grid_sampler_backward.default,
+)  # fmt: skip
+def grid_sampler(op: Op) -> Iterator[Alternative]:
+    """Each sample is read at its own grid."""
+    inputs = [(o, leading("n", o.ndim)) for o in op.operands]
+    yield from by_labels(op, inputs, [leading("n", len(t.shape)) if t else "" for t in op.outputs])
+
+
+@rule("resampling", *existing("cudnn_affine_grid_generator", "cudnn_affine_grid_generator_backward"))
+def cudnn_affine_grid(op: Op) -> Iterator[Alternative]:
+    """One grid per matrix, or one matrix's gradient per grid; `N` counts the rank's own."""
+    (x,) = op.operands
+    outputs = [leading("n", len(op.output.shape))]
+    yield from by_labels(op, [(x, leading("n", x.ndim))], outputs, rewrite=Rewrite(local=("N",)))
+
+
+@rule("resampling", aten.affine_grid_generator.default)
+def affine_grid(op: Op) -> Iterator[Alternative]:
+    """One grid per matrix; the batch in its size list is the rank's own."""
+    (theta,) = op.operands
+    if any(mentions_batch(n) for n in op.arg("size")[1:]):
+        return
+    samples = leading("n", len(op.output.shape))
+    yield from by_labels(op, [(theta, "n__")], [samples], rewrite=Rewrite(local=("size",)))

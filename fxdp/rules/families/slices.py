@@ -1,0 +1,159 @@
+"""Slices and their backwards: slice, select, unfold, and pieces put back into zeros or a tensor.
+
+Law: on a dim they do not touch shards pass. On the sharded dim whole blocks may be cut out or put back:
+half of `S(0, 2)` is `S(0)`. All are linear.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import sympy
+
+from fxdp.ir.ops.library import aten
+from fxdp.ir.placements import Dim, Shard
+from fxdp.ir.sizes import B, exact_quotient
+from fxdp.rules.dims import has_argument, moved, without, wrap
+from fxdp.rules.labels import linear
+from fxdp.rules.registry import Alternative, Op, Rewrite, existing, rule
+
+_UNBOUNDED = 2**62
+_BOUNDS = Rewrite(local=("start", "end"))
+
+
+@rule("slice", aten.slice.Tensor, *existing("slice_copy.Tensor"))
+def cut(op: Op) -> Iterator[Alternative]:
+    """`x[start:end:step]` on one dim."""
+    (x,) = op.operands
+    dim = wrap(op.arg("dim"), x.ndim)
+    yield from linear(op, [x])
+    for shard in x.shards:
+        if shard.dim != dim:
+            yield op.alternative({0: shard}, shard)
+        else:
+            kept = kept_blocks(op, x.shape[dim], shard.outer)
+            if kept is not None:
+                yield op.alternative({0: shard}, Shard(dim, kept), _BOUNDS)
+
+
+@rule("slice", aten.slice_backward.default)
+def cut_backward(op: Op) -> Iterator[Alternative]:
+    """The gradient of a slice: zeros of the sliced value's shape with the gradient put in."""
+    (grad,) = op.operands
+    dim = wrap(op.arg("dim"), grad.ndim)
+    yield from linear(op, [grad])
+    for shard in grad.shards:
+        if shard.dim != dim:
+            yield op.alternative({0: shard}, shard)
+            continue
+        outer = _blocks_around(op, grad.shape[dim], op.output.shape[dim], shard.outer)
+        if outer is not None:
+            yield op.alternative({0: shard}, Shard(dim, outer), _BOUNDS)
+
+
+@rule("slice", aten.slice_scatter.default)
+def put_back(op: Op) -> Iterator[Alternative]:
+    """A value with one of its slices replaced."""
+    x, piece = op.operands
+    dim = wrap(op.arg("dim"), x.ndim)
+    yield from linear(op, [x, piece])
+    for shard in {**dict.fromkeys(x.shards), **dict.fromkeys(s for s in piece.shards if s.dim != dim)}:
+        if shard.dim != dim:
+            yield op.alternative({0: shard, 1: shard}, shard)
+            continue
+        kept = kept_blocks(op, x.shape[dim], shard.outer)
+        if kept is not None:
+            yield op.alternative({0: shard, 1: Shard(dim, kept)}, shard, _BOUNDS)
+
+
+def kept_blocks(op: Op, size: Dim, outer: Dim) -> Dim | None:
+    """How many of the `outer` blocks of a dim a slice along it keeps, or None if it cuts a block."""
+    start, end, step = op.arg("start"), op.arg("end"), op.arg("step")
+    whole = end is None or end == size or (isinstance(end, int) and end >= _UNBOUNDED)
+    if step != 1:
+        return outer if whole and _strides_evenly(start, step, size, outer) else None
+    if whole and (start is None or start == 0):
+        return outer
+    block = exact_quotient(size, outer)
+    if block is None or not isinstance(outer, int):
+        return None
+    first = _block_number(start or 0, block, outer)
+    last = outer if whole else _block_number(end, block, outer)
+    return last - first if first is not None and last is not None and first < last else None
+
+
+def _block_number(bound: Any, block: Dim, outer: int) -> int | None:
+    number = exact_quotient(bound, block)
+    if not isinstance(number, int):
+        return None
+    return min(max(number + outer if number < 0 else number, 0), outer)
+
+
+def _strides_evenly(start: Any, step: Any, size: Dim, outer: Dim) -> bool:
+    """Whether every rank's part of every block starts and ends on the stride."""
+    inner = exact_quotient(size, sympy.sympify(outer) * B)
+    first = 0 if start is None else start
+    if not (isinstance(step, int) and isinstance(inner, int) and isinstance(first, int)):
+        return False
+    return inner % step == 0 and 0 <= first < step
+
+
+def _blocks_around(op: Op, piece: Dim, size: Dim, outer: Dim) -> Dim | None:
+    """The blocks of the whole dim of which `outer`, of equal size, are the piece."""
+    if op.arg("step") != 1:
+        return outer if kept_blocks(op, size, outer) == outer else None
+    block = exact_quotient(piece, outer)
+    blocks = None if block is None else exact_quotient(size, block)
+    if blocks is None or kept_blocks(op, size, blocks) != outer:
+        return None
+    return blocks
+
+
+@rule("slice", aten.select.int, *existing("select_copy.int"))
+def select(op: Op) -> Iterator[Alternative]:
+    """`x[index]` on one dim, which goes."""
+    (x,) = op.operands
+    dim = wrap(op.arg("dim"), x.ndim)
+    yield from linear(op, [x])
+    yield from moved(op, without(dim))
+
+
+@rule("slice", aten.select_backward.default)
+def select_backward(op: Op) -> Iterator[Alternative]:
+    """The gradient of a selection: zeros with the gradient put in at the index."""
+    (grad,) = op.operands
+    dim = wrap(op.arg("dim"), grad.ndim + 1)
+    yield from linear(op, [grad])
+    yield from moved(op, lambda d: d + (d >= dim))
+
+
+@rule("slice", aten.select_scatter.default)
+def select_scatter(op: Op) -> Iterator[Alternative]:
+    """A value with one of its selections replaced."""
+    x, piece = op.operands
+    dim = wrap(op.arg("dim"), x.ndim)
+    yield from linear(op, [x, piece])
+    lifted = (Shard(s.dim + (s.dim >= dim), s.outer) for s in piece.shards)
+    for shard in dict.fromkeys((*x.shards, *lifted)):
+        if shard.dim != dim:
+            below = Shard(shard.dim - (shard.dim > dim), shard.outer)
+            yield op.alternative({0: shard, 1: below}, shard)
+
+
+@rule("slice", aten.unfold.default, *existing("unfold_copy", "narrow_copy"))
+def unfold(op: Op) -> Iterator[Alternative]:
+    """Windows along one dim, put last; or one of them, which stays in place."""
+    (x,) = op.operands
+    dim = wrap(op.arg("dimension" if has_argument(op, "dimension") else "dim"), x.ndim)
+    yield from linear(op, [x])
+    yield from moved(op, lambda d: None if d == dim else d)
+
+
+@rule("slice", aten.unfold_backward.default)
+def unfold_backward(op: Op) -> Iterator[Alternative]:
+    """Windows summed back into the dim they were taken from."""
+    (grad,) = op.operands
+    dim = wrap(op.arg("dim"), grad.ndim - 1)
+    yield from linear(op, [grad])
+    yield from moved(op, lambda d: None if d in (dim, grad.ndim - 1) else d)

@@ -1,0 +1,103 @@
+"""Softmax and its kin along a sharded dim, by an extremum and a sum over the ranks.
+
+Law: `softmax(x) = exp(x - m) / sum(exp(x - m))` for any `m` along the dim, the largest element for safety.
+With `n` bytes in a slice of the result (one number along the dim) the recipes send
+
+| op | reductions | bytes (all-reduce counts twice) |
+|---|---|---|
+| softmax, log_softmax, safe softmax, logsumexp | max, sum | 2n + 2n |
+| their backwards | sum | 2n |
+
+where gathering would send the whole operand. Half precision is reduced in float32, as torch's kernels add.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from fxdp.ir.ops.library import aten
+from fxdp.ir.ops.local_ops import amax
+from fxdp.ir.placements import Shard
+from fxdp.rules.dims import offered, wrap, wrap_all
+from fxdp.rules.recipe import MAX, SUM, Cook
+from fxdp.rules.registry import Alternative, Op, Term
+
+_INFINITY = float("inf")
+
+
+def _wide(cook: Cook, term: Term) -> Term:
+    half = term.type.dtype in (torch.float16, torch.bfloat16)
+    return cook.cast(term, torch.float32) if half else term
+
+
+def softmax_in_parts(op: Op) -> Iterator[Alternative]:
+    """`_softmax`, `_log_softmax` and `_safe_softmax` of a value sharded along their dim."""
+    x = op.operands[0]
+    dim = wrap(op.arg("dim"), x.ndim)
+    for shard in offered([x]):
+        if shard.dim == dim and x.type.dtype.is_floating_point:
+            yield _softmax(op, dim, shard)
+
+
+def _softmax(op: Op, dim: int, shard: Shard) -> Alternative:
+    cook = Cook(op)
+    given = cook.operand(op.operands[0], shard)
+    x = _wide(cook, cook.cast(given, op.output.dtype))
+    top = cook.reduce(amax, x, [dim], MAX)
+    small = cook.pointwise(aten.sub.Tensor, x, top)
+    powers = cook.pointwise(aten.exp.default, small)
+    total = cook.reduce(aten.sum.dim_IntList, powers, [dim], SUM)
+    if op.target is aten._log_softmax.default:
+        result = cook.pointwise(aten.sub.Tensor, small, cook.pointwise(aten.log.default, total))
+    else:
+        result = cook.pointwise(aten.div.Tensor, powers, total)
+    if op.target is aten._safe_softmax.default:  # a row of -inf alone gives zeros instead of nan
+        nothing = cook.pointwise(aten.eq.Scalar, top, -_INFINITY, dtype=torch.bool)
+        result = cook.pointwise(aten.masked_fill.Scalar, result, nothing, 0)
+    return cook.serves(cook.cast(result, op.output.dtype))
+
+
+def softmax_backward_in_parts(op: Op) -> Iterator[Alternative]:
+    """`out * (grad - sum(grad * out))`, or for the logarithm `grad - exp(out) * sum(grad)`."""
+    grad = op.operands[0]
+    dim = wrap(op.arg("dim"), grad.ndim)
+    for shard in offered(op.operands):
+        if shard.dim == dim and grad.type.dtype.is_floating_point:
+            yield _softmax_backward(op, dim, shard)
+
+
+def _softmax_backward(op: Op, dim: int, shard: Shard) -> Alternative:
+    cook = Cook(op)
+    grad, out = (_wide(cook, cook.operand(o, shard)) for o in op.operands)
+    if op.target is aten._log_softmax_backward_data.default:
+        total = cook.reduce(aten.sum.dim_IntList, grad, [dim], SUM)
+        share = cook.pointwise(aten.mul.Tensor, cook.pointwise(aten.exp.default, out), total)
+        result = cook.pointwise(aten.sub.Tensor, grad, share)
+    else:
+        total = cook.reduce(aten.sum.dim_IntList, cook.pointwise(aten.mul.Tensor, grad, out), [dim], SUM)
+        result = cook.pointwise(aten.mul.Tensor, out, cook.pointwise(aten.sub.Tensor, grad, total))
+    return cook.serves(cook.cast(result, op.output.dtype))
+
+
+def logsumexp_in_parts(op: Op) -> Iterator[Alternative]:
+    """`log(sum(exp(x - m))) + m`, where an infinite `m` is not subtracted."""
+    x = op.operands[0]
+    dims = sorted(wrap_all(op.arg("dim"), x.ndim))
+    for shard in offered([x]):
+        if shard.dim in dims and x.type.dtype.is_floating_point:
+            yield _logsumexp(op, dims, shard)
+
+
+def _logsumexp(op: Op, dims: list[int], shard: Shard) -> Alternative:
+    cook = Cook(op)
+    x = _wide(cook, cook.operand(op.operands[0], shard))
+    top = cook.reduce(amax, x, dims, MAX)
+    size = cook.pointwise(aten.abs.default, top)
+    infinite = cook.pointwise(aten.eq.Scalar, size, _INFINITY, dtype=torch.bool)
+    finite = cook.pointwise(aten.masked_fill.Scalar, top, infinite, 0)
+    powers = cook.pointwise(aten.exp.default, cook.pointwise(aten.sub.Tensor, x, finite))
+    total = cook.reduce(aten.sum.dim_IntList, powers, dims, SUM)
+    result = cook.pointwise(aten.add.Tensor, cook.pointwise(aten.log.default, total), finite)
+    return cook.serves(cook.cast(cook.reshaped(result, op.output.shape), op.output.dtype))

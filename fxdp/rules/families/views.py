@@ -1,0 +1,172 @@
+"""Views that rearrange dims: view, expand, permute, squeeze, repeat.
+
+Law: they move elements and compute nothing, so a sum of terms stays one. A shard `S(dim, outer)` is a
+batch factor between `prod(shape[:dim]) * outer` outer elements and some inner ones; it is the shard of
+another shape where that prefix, and the batch after it, occur again.
+
+    (T, B, H) S(1)  --view-->  (T*B, H) S(0, T)          prefix T
+    (2*B, H) S(0, 2)  --view-->  (2, B, H) S(1)          prefix 2
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from fxdp.ir.ops.library import aten
+from fxdp.ir.placements import Dim, Shard
+from fxdp.ir.sizes import batch_factor, exact_quotient, mentions_batch, product
+from fxdp.ir.types import local_shape
+from fxdp.rules.dims import has_argument, moved, wrap, wrap_all
+from fxdp.rules.families.embedding import no_larger
+from fxdp.rules.labels import linear
+from fxdp.rules.registry import Alternative, Op, Rewrite, existing, rule
+
+
+@rule("view", aten.view.default, aten._unsafe_view.default, aten.reshape.default, *existing("view_copy"))
+def regroup(op: Op) -> Iterator[Alternative]:
+    """Dims merge and split; the batch factor is found again by its prefix."""
+    (x,) = op.operands
+    yield from linear(op, [x])
+    for shard in x.shards:
+        found = regrouped(x.shape, shard, op.output.shape)
+        if found is not None:
+            yield op.alternative({0: shard}, found)
+
+
+def regrouped(shape: tuple[Dim, ...], shard: Shard, target: tuple[Dim, ...]) -> Shard | None:
+    """The same batch factor in another shape of the same elements, or None."""
+    wanted = product(*shape[: shard.dim], shard.outer)
+    for dim, size in enumerate(target):
+        factor = batch_factor(size)
+        outer = None if factor is None else exact_quotient(wanted, product(*target[:dim]))
+        if factor is not None and outer is not None and exact_quotient(factor, outer) is not None:
+            return Shard(dim, outer)
+    return None
+
+
+@rule("view", *existing("_reshape_copy", "_reshape_alias", "_reshape_alias_copy"))
+def reshape_copy(op: Op) -> Iterator[Alternative]:
+    """The same under other names, two of which come with strides that are the whole value's."""
+    for alternative in regroup(op):
+        shape = local_shape(op.output, alternative.outputs[0])
+        rewrite = Rewrite(target=aten.reshape.default, arguments=(("shape", shape),))
+        yield replace(alternative, rewrite=rewrite)
+
+
+@rule("view", aten.view.dtype, *existing("view_copy.dtype"))
+def bitcast(op: Op) -> Iterator[Alternative]:
+    """Reads bits as another dtype; the last dim may change its size."""
+    yield from moved(op, lambda d: d if op.operands[0].shape[d] == op.output.shape[d] else None)
+
+
+@rule("view", aten.expand.default, *existing("expand_copy"))
+def expand(op: Op) -> Iterator[Alternative]:
+    """Dims of size 1 are repeated; one that becomes a batch dim is local for free.
+
+    A sum of terms is added up before it grows: the gradient of a mean over the batch is one row.
+    """
+    (x,) = op.operands
+    added = len(op.output.shape) - x.ndim
+    if no_larger(op.output, x.type):
+        yield from linear(op, [x])
+    yield from moved(op, lambda d: d + added)
+    for dim, size in enumerate(op.output.shape):
+        repeated = dim < added or x.shape[dim - added] == 1
+        if repeated and batch_factor(size) is not None:
+            yield op.alternative({}, Shard(dim))
+
+
+@rule("view", aten.permute.default, *existing("permute_copy"))
+def permute(op: Op) -> Iterator[Alternative]:
+    """Dims change places."""
+    (x,) = op.operands
+    order = [wrap(d, x.ndim) for d in op.arg("dims")]
+    yield from linear(op, [x])
+    yield from moved(op, order.index)
+
+
+@rule("view", aten.transpose.int, *existing("transpose_copy.int"))
+def transpose(op: Op) -> Iterator[Alternative]:
+    """Two dims change places."""
+    (x,) = op.operands
+    first, second = wrap(op.arg("dim0"), x.ndim), wrap(op.arg("dim1"), x.ndim)
+    yield from linear(op, [x])
+    yield from moved(op, lambda d: second if d == first else first if d == second else d)
+
+
+@rule("view", aten.t.default, *existing("t_copy"))
+def t(op: Op) -> Iterator[Alternative]:
+    """A matrix is turned; vectors and numbers stay."""
+    (x,) = op.operands
+    yield from linear(op, [x])
+    yield from moved(op, lambda d: x.ndim - 1 - d)
+
+
+@rule("view", aten.unsqueeze.default, *existing("unsqueeze_copy"))
+def unsqueeze(op: Op) -> Iterator[Alternative]:
+    """A dim of size 1 is put in."""
+    (x,) = op.operands
+    new = wrap(op.arg("dim"), x.ndim + 1)
+    yield from linear(op, [x])
+    yield from moved(op, lambda d: d + (d >= new))
+
+
+@rule(
+    "view",
+    aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims,
+    *existing("squeeze_copy", "squeeze_copy.dim", "squeeze_copy.dims"),
+)  # fmt: skip
+def squeeze(op: Op) -> Iterator[Alternative]:
+    """Dims of size 1 go; a batch dim must not go because a rank holds a single sample."""
+    (x,) = op.operands
+    yield from linear(op, [x])
+    named = range(x.ndim) if not has_argument(op, "dim") else wrap_all(op.arg("dim"), x.ndim)
+    gone = tuple(d for d in sorted(named) if x.ndim and x.shape[d] == 1)
+    for shard in x.shards:
+        rewrite = Rewrite(target=aten.squeeze.dims, arguments=(("dim", gone),))
+        yield op.alternative(
+            {0: shard},
+            Shard(shard.dim - sum(d < shard.dim for d in gone), shard.outer),
+            rewrite if shard.dim in named else None,
+        )
+
+
+@rule(
+    "view",
+    aten.view_as_real.default, aten.view_as_complex.default,
+    *existing("view_as_real_copy", "view_as_complex_copy"),
+)  # fmt: skip
+def complex_view(op: Op) -> Iterator[Alternative]:
+    """The last dim of real and imaginary parts comes or goes; all others stay."""
+    yield from linear(op, op.operands)
+    yield from moved(op, lambda d: d)
+
+
+@rule("view", aten.repeat.default)
+def repeat(op: Op) -> Iterator[Alternative]:
+    """`k` copies of a shard with `outer` blocks have `k * outer`; a repetition by the batch is free."""
+    (x,) = op.operands
+    repeats = op.arg("repeats")
+    added = len(repeats) - x.ndim
+    if no_larger(op.output, x.type):
+        yield from linear(op, [x])
+    for shard in x.shards:
+        dim = shard.dim + added
+        if repeats[dim] != 0 and not mentions_batch(repeats[dim]):
+            yield op.alternative({0: shard}, Shard(dim, product(repeats[dim], shard.outer)))
+    counting = [d for d, k in enumerate(repeats) if mentions_batch(k)]
+    if len(counting) == 1 and batch_factor(repeats[counting[0]]) is not None:
+        (dim,) = counting
+        if batch_factor(op.output.shape[dim]) is not None:
+            yield op.alternative({}, Shard(dim), Rewrite(local=("repeats",)))
+
+
+@rule(
+    "view",
+    aten.as_strided.default, aten.as_strided_scatter.default, *existing("as_strided_copy"),
+    kind="gathered",
+)  # fmt: skip
+def as_strided(op: Op) -> Iterator[Alternative]:
+    """Strides are those of the whole value, so only whole values (or terms of the same shape) do."""
+    yield from linear(op, op.operands)

@@ -1,0 +1,131 @@
+"""Localize an op's arguments: from the global sizes it was captured with to this rank's.
+
+The rules of design.md 5: the size list of a size-producing op is thrown away and made anew from the
+output's placement; arguments that a rule names in its `Rewrite` count the rank's own batch; every other
+number (divisors, arange ends, `n / (n - 1)`) stays global. Pure: sizes stay expressions in `B`, `b` and
+`offset`; the pass turns them into graph nodes and the tests evaluate them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+
+from fxdp.ir.ops.library import aten
+from fxdp.ir.sizes import LOCAL, B
+from fxdp.ir.types import local_shape
+from fxdp.rules.registry import Alternative, Op, Operand, existing
+from fxdp.torch_compat import OpOverload
+
+_SIZE_ARGUMENTS: dict[str, tuple[Any, ...]] = {
+    "size": (
+        aten.view.default, aten._unsafe_view.default, aten.expand.default,
+        *existing("view_copy", "expand_copy", "_reshape_copy"),
+        aten.full, aten.zeros, aten.ones, aten.empty, aten.empty_strided, aten.empty_permuted,
+        aten.rand, aten.randn, aten.randint,
+        aten.new_full, aten.new_zeros, aten.new_ones, aten.new_empty, aten.new_empty_strided,
+        aten.as_strided, aten.normal.float_float,
+    ),
+    "shape": (aten.reshape.default,),
+    "input_sizes": (
+        aten.slice_backward, aten.select_backward, aten.diagonal_backward, aten.unfold_backward,
+    ),
+    "sizes": (aten.value_selecting_reduction_backward,),
+    "self_sizes": (aten.index_select_backward,),
+    "input_size": (
+        aten.upsample_nearest1d_backward, aten.upsample_nearest2d_backward, aten.upsample_nearest3d_backward,
+        aten._upsample_nearest_exact1d_backward, aten._upsample_nearest_exact2d_backward,
+        aten._upsample_nearest_exact3d_backward, aten.upsample_linear1d_backward,
+        aten.upsample_bilinear2d_backward, aten.upsample_bicubic2d_backward,
+        aten.upsample_trilinear3d_backward, aten._upsample_bilinear2d_aa_backward,
+        aten._upsample_bicubic2d_aa_backward,
+        *existing("_upsample_lanczos2d_aa_backward"),
+    ),
+}  # fmt: skip
+
+
+def _by_overload() -> dict[OpOverload, str]:
+    table: dict[OpOverload, str] = {}
+    for name, targets in _SIZE_ARGUMENTS.items():
+        for target in targets:
+            overloads = (
+                [target]
+                if isinstance(target, OpOverload)
+                else [getattr(target, o) for o in target.overloads()]
+            )
+            for overload in overloads:
+                if any(argument.name == name for argument in overload._schema.arguments):
+                    table[overload] = name
+    return table
+
+
+SIZE_ARGUMENT: dict[OpOverload, str] = _by_overload()
+"""The argument of each size-producing op that equals its output's shape."""
+
+
+@dataclass(frozen=True, slots=True)
+class MinusOffset:
+    """An index operand whose global row numbers must count from the rank's first row."""
+
+    operand: Operand
+
+
+def localized(op: Op, alternative: Alternative) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The op's `(args, kwargs)` as this rank must pass them.
+
+    Operands stay `Operand`s (or become `MinusOffset`), sizes stay ints or expressions in `B`, `b`.
+    """
+    replaced = _new_arguments(op, alternative)
+    rewrite = alternative.rewrite
+    if rewrite is not None and rewrite.target is not None:
+        return _for_target(op, rewrite.target, replaced), {}
+    names = [argument.name for argument in op.target._schema.arguments]
+    args = tuple(replaced.get(names[i], value) for i, value in enumerate(op.args))
+    kwargs = {name: replaced.get(name, value) for name, value in op.kwargs}
+    if rewrite is not None:  # arguments that were left to their defaults
+        kwargs |= {n: v for n, v in rewrite.arguments if n not in names[: len(args)]}
+    if rewrite is None or not rewrite.minus_offset:
+        return args, kwargs
+    shift = frozenset(rewrite.minus_offset)
+    return _shifted(args, shift), {name: _shifted(value, shift) for name, value in kwargs.items()}
+
+
+def local_target(op: Op, alternative: Alternative) -> OpOverload:
+    """The op that a rank runs: the op itself, or the one its rewrite names."""
+    rewrite = alternative.rewrite
+    return op.target if rewrite is None or rewrite.target is None else rewrite.target
+
+
+def _for_target(op: Op, target: OpOverload, replaced: dict[str, Any]) -> tuple[Any, ...]:
+    names = [argument.name for argument in target._schema.arguments]
+    return tuple(replaced[name] if name in replaced else op.arg(name) for name in names)
+
+
+def _new_arguments(op: Op, alternative: Alternative) -> dict[str, Any]:
+    replaced: dict[str, Any] = {}
+    size_argument = SIZE_ARGUMENT.get(op.target)
+    if size_argument is not None:
+        placement = next(p for p, t in zip(alternative.outputs, op.outputs, strict=True) if t is not None)
+        replaced[size_argument] = local_shape(op.output, placement)
+    for name in alternative.rewrite.local if alternative.rewrite else ():
+        replaced[name] = _count_local(op.arg(name))
+    replaced.update(alternative.rewrite.arguments if alternative.rewrite else ())
+    return replaced
+
+
+def _count_local(value: Any) -> Any:
+    if isinstance(value, sympy.Expr):
+        return value.xreplace({B: LOCAL})
+    if isinstance(value, tuple):
+        return tuple(_count_local(v) for v in value)
+    return value
+
+
+def _shifted(value: Any, shift: frozenset[int]) -> Any:
+    if isinstance(value, Operand):
+        return MinusOffset(value) if value.index in shift else value
+    if isinstance(value, tuple):
+        return tuple(_shifted(v, shift) for v in value)
+    return value

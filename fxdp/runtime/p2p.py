@@ -1,0 +1,165 @@
+"""What a staged program calls besides its stages: micro-batches, transfers between stages, sums over a step.
+
+Transfers are asynchronous: `Send` and `Receive` return at once, `wait` gives a received value, `wait_sent`
+lets go of a sent one. All values travel as bytes, so every dtype does. On CUDA they are issued on a stream of
+their own (`runtime/streams.py`), for which the process group's stream waits, and waited for by compute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from fxdp.ir.ops.moments import combine
+from fxdp.ir.ops.parts import join_parts
+from fxdp.runtime.streams import Streams
+
+__all__ = [
+    "Microbatch",
+    "Pending",
+    "Receive",
+    "Send",
+    "accumulate",
+    "concatenate",
+    "microbatch",
+    "pack",
+    "unpack",
+    "wait",
+    "wait_sent",
+]
+
+
+@dataclass(frozen=True)
+class Microbatch:
+    """One part of this rank's batch: its number (None: the whole batch), its inputs, the step's seed."""
+
+    index: int | None
+    inputs: tuple[Tensor, ...]
+    seed: int
+
+
+@dataclass(frozen=True)
+class Pending:
+    """A transfer under way, and the value that it reads or fills, which must live until it is done."""
+
+    work: Any
+    value: Tensor
+    copy: Tensor | None = None
+    """What travels of a sent value: itself where its memory is plain."""
+
+
+class Send(nn.Module):
+    """Start sending a value to another rank."""
+
+    def __init__(self, group: dist.ProcessGroup, ranks: Sequence[int], streams: Streams) -> None:
+        super().__init__()
+        self._group = group
+        self._ranks = tuple(ranks)
+        self._streams = streams
+
+    def forward(self, value: Tensor, peer: int, tag: int, *, stream: str) -> Pending:
+        """`peer` counts along the pipeline axis; issued on `stream`."""
+        if value.numel() == 0:
+            return Pending(None, value)
+        with self._streams.on(stream):
+            copy = _plain(value)
+            work = dist.isend(_bytes(copy), self._ranks[peer], group=self._group, tag=tag)
+        return Pending(work, value, copy)
+
+
+class Receive(nn.Module):
+    """Start receiving a value of known shape from another rank."""
+
+    def __init__(
+        self, group: dist.ProcessGroup, ranks: Sequence[int], device: torch.device, streams: Streams
+    ) -> None:
+        super().__init__()
+        self._group = group
+        self._ranks = tuple(ranks)
+        self._device = device
+        self._streams = streams
+
+    def forward(
+        self, shape: Sequence[int], dtype: torch.dtype, peer: int, tag: int, *, stream: str
+    ) -> Pending:
+        """A buffer of that shape, memory of compute's, filled when `wait` returns; issued on `stream`."""
+        value = torch.empty(tuple(shape), dtype=dtype, device=self._device)
+        if value.numel() == 0:
+            return Pending(None, value)
+        with self._streams.on(stream):
+            work = dist.irecv(_bytes(value), self._ranks[peer], group=self._group, tag=tag)
+        return Pending(work, value)
+
+
+def _plain(value: Tensor) -> Tensor:
+    """The value as its memory has it: no strides, no conjugation or sign left to do."""
+    return value.resolve_conj().resolve_neg().contiguous()
+
+
+def _bytes(value: Tensor) -> Tensor:
+    """The memory of a plain value; the one stride of a single element may be anything."""
+    return value.as_strided((value.numel(),), (1,)).view(torch.uint8)
+
+
+def wait(pending: Pending) -> Tensor:
+    """The received value; on CUDA the current stream waits for it, not the host."""
+    if pending.work is not None:
+        pending.work.wait()
+    return pending.value
+
+
+def wait_sent(pending: Pending) -> None:
+    """Wait until a sent value is no longer needed."""
+    if pending.work is not None:
+        pending.work.wait()
+
+
+def microbatch(
+    whole: Microbatch, index: int, start: int, size: int, dims: Sequence[int | None]
+) -> Microbatch:
+    """The samples `start : start + size` of every input that has a batch dim."""
+    inputs = tuple(
+        value if dim is None else value.narrow(dim, start, size).contiguous()
+        for value, dim in zip(whole.inputs, dims, strict=True)
+    )
+    return Microbatch(index, inputs, whole.seed)
+
+
+def accumulate(total: Tensor, value: Tensor, op: str, own: bool) -> Tensor:
+    """The sum so far; in place once it is the step's own buffer (the first value may be an alias).
+
+    `op` is that of the Partial placement: `sum`, `max`, `min` or `moments`.
+    """
+    if op == "sum":
+        return total.add_(value) if own else total + value
+    if op == "moments":
+        return combine(torch.stack([total, value]))
+    return torch.maximum(total, value) if op == "max" else torch.minimum(total, value)
+
+
+def concatenate(parts: Sequence[Tensor], dim: int, outer: int, sizes: Sequence[int]) -> Tensor:
+    """This rank's part of a sharded value from those of its micro-batches."""
+    return join_parts(parts, dim, outer, sizes)
+
+
+def pack(values: Sequence[Tensor]) -> Tensor:
+    """Values of any dtype as one row of bytes."""
+    return torch.cat([_bytes(_plain(value)) for value in values])
+
+
+def unpack(
+    packed: Tensor, shapes: Sequence[Sequence[int]], dtypes: Sequence[torch.dtype]
+) -> tuple[Tensor, ...]:
+    """The values of `pack`."""
+    values, start = [], 0
+    for shape, dtype in zip(shapes, dtypes, strict=True):
+        end = start + torch.Size(shape).numel() * dtype.itemsize
+        # a copy of its own: a view of another dtype needs an aligned start
+        values.append(packed[start:end].clone().view(dtype).reshape(tuple(shape)))
+        start = end
+    return tuple(values)

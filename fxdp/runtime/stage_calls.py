@@ -1,0 +1,219 @@
+"""The callables of a staged program: a part, lowered for sizes and bound to the model's tensors."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from fxdp.ir.notes import note
+from fxdp.ir.slots import Buffer, Constant, Crossing, Input, Parameter, Size, Slot
+from fxdp.lowering import Halves
+from fxdp.lowering.eager import backward_inputs, forward_inputs, tensor_type
+from fxdp.lowering.halves import Boxed
+from fxdp.runtime.p2p import Microbatch
+from fxdp.runtime.streams import COMPUTE, Streams
+
+_PRIME = 0x9E3779B97F4A7C15
+
+
+@dataclass
+class Code:
+    """A part lowered for one set of sizes."""
+
+    halves: Halves
+    template: list[Any]
+    inputs: tuple[tuple[int, int], ...]
+    """Pairs of position in the template and index among the step's inputs."""
+    crossing: tuple[tuple[int, str], ...]
+    """Pairs of position in the template and name of what comes from elsewhere."""
+    numbers: tuple[tuple[int, Any], ...]
+    """Pairs of position and host value: sizes, rows of padded gathers."""
+    tangents: tuple[torch.dtype | str, ...]
+    """For each input of the backward after the saved ones: the loss's dtype, or the name of what comes."""
+    seed: int | None = None
+    """Set where the part draws random numbers: differs between stages and ranks."""
+    input_half: Boxed | None = None
+    weight_half: Boxed | None = None
+
+    @classmethod
+    def bind(
+        cls, gm: fx.GraphModule, halves: Halves, values: Mapping[Slot, Any], sizes: Mapping[str, int],
+        rows: Tensor | None, seed: int | None,
+    ) -> Code:  # fmt: skip
+        """Bind an emitted part to the model's tensors."""
+        template: list[Any] = []
+        inputs: list[tuple[int, int]] = []
+        crossing: list[tuple[int, str]] = []
+        numbers: list[tuple[int, Any]] = []
+        for position, node in enumerate(forward_inputs(gm.graph)):
+            slot, value = note(node).slot, None
+            match slot:
+                case Parameter() | Buffer():
+                    value = values[slot]
+                case Constant() if slot in values:
+                    value = values[slot]
+                case Constant():
+                    numbers.append((position, rows))
+                case Input(index):
+                    inputs.append((position, index))
+                case Size(name):
+                    numbers.append((position, sizes[name]))
+                case Crossing(name):
+                    crossing.append((position, name))
+            template.append(value)
+        later: list[torch.dtype | str] = []
+        for node in backward_inputs(gm.graph):
+            slot = note(node).slot
+            later.append(slot.name if isinstance(slot, Crossing) else tensor_type(node).dtype)
+        return cls(halves, template, tuple(inputs), tuple(crossing), tuple(numbers), tuple(later), seed)
+
+    def forward(self, batch: Microbatch, values: Mapping[str, Tensor]) -> tuple[Any, ...]:
+        """The part's results, and after them everything that its backward needs, as one tuple."""
+        arguments = self.template.copy()
+        for position, index in self.inputs:
+            arguments[position] = batch.inputs[index]
+        for position, name in self.crossing:
+            # as if received: a stage of this rank hands on what it has, which may be channels last
+            arguments[position] = values[name].contiguous()
+        for position, number in self.numbers:
+            arguments[position] = number
+        with self._generator(batch):
+            results = self.halves.forward(arguments)
+        count = self.halves.outputs
+        return (*results[:count], (self, list(results[count:])))
+
+    def backward_arguments(self, saved: list[Any], values: Mapping[str, Tensor]) -> list[Any]:
+        """The backward's inputs: what was saved, then the loss's tangent or what other stages sent."""
+        arguments = [saved[i] for i in self.halves.saved_order]
+        for tangent in self.tangents:
+            if isinstance(tangent, str):
+                arguments.append(values[tangent].contiguous())
+            else:
+                device = next((v.device for v in self.template if isinstance(v, Tensor)), None)
+                arguments.append(torch.ones((), dtype=tangent, device=device))
+        return arguments
+
+    @property
+    def backward(self) -> Boxed:
+        """The whole backward; of a stage that has none, nothing."""
+        return self.halves.backward(frozenset()).run if self.halves.trains else _nothing
+
+    def halve(self, first: tuple[int, ...]) -> None:
+        """Cut the backward in two: the results numbered `first`, then the others."""
+        self.input_half = self.weight_half = _nothing
+        if self.halves.trains:
+            self.input_half, self.weight_half = self.halves.halved(first)
+
+    @contextlib.contextmanager
+    def _generator(self, batch: Microbatch) -> Iterator[None]:
+        """Numbers of this stage's, rank's and micro-batch's own, the same in a repeated forward."""
+        if self.seed is None:
+            yield
+            return
+        state = torch.get_rng_state()
+        cuda = torch.cuda.get_rng_state() if torch.cuda.is_available() else None
+        number = batch.seed + _PRIME * (self.seed + 1) + (batch.index or 0) * 0xBF58476D1CE4E5B9
+        torch.manual_seed(number % 2**63)
+        try:
+            yield
+        finally:
+            torch.set_rng_state(state)
+            if cuda is not None:
+                torch.cuda.set_rng_state(cuda)
+
+
+def _nothing(_: list[Any]) -> tuple[()]:
+    return ()
+
+
+class _Call(nn.Module):
+    """A part's code by the number of the micro-batch; keeps the model's tensors out of nn.Module's sight."""
+
+    def __init__(self, codes: Mapping[int | None, Code], names: Sequence[str]) -> None:
+        super().__init__()
+        object.__setattr__(self, "codes", dict(codes))
+        self.names = tuple(names)
+
+    codes: dict[int | None, Code]
+
+
+class Forward(_Call):
+    """A part's forward: `(micro-batch, *values from other parts) -> (*results, saved)`."""
+
+    def forward(self, batch: Microbatch, *values: Tensor) -> tuple[Any, ...]:
+        """Run it."""
+        return self.codes[batch.index].forward(batch, dict(zip(self.names, values, strict=True)))
+
+
+class Once(_Call):
+    """A part without backward that runs once per step: `(whole batch, *values) -> results`."""
+
+    def __init__(self, code: Code, names: Sequence[str], streams: Streams) -> None:
+        super().__init__({None: code}, names)
+        self._streams = streams
+
+    def forward(self, batch: Microbatch, *values: Tensor, stream: str = COMPUTE) -> tuple[Tensor, ...]:
+        """Run it on `stream`."""
+        with self._streams.on(stream):
+            code = self.codes[None]
+            return tuple(code.forward(batch, dict(zip(self.names, values, strict=True)))[:-1])
+
+
+class Backward(_Call):
+    """A part's whole backward: `(saved, sums, *values) -> results`, those aside that it adds to `sums`."""
+
+    def forward(
+        self, saved: tuple[Code, list[Any]], sums: tuple[Tensor, ...], *values: Tensor
+    ) -> tuple[Tensor, ...]:
+        """Run it; what was saved is let go of."""
+        code, kept = saved
+        arguments = code.backward_arguments(kept, dict(zip(self.names, values, strict=True)))
+        kept.clear()
+        arguments += sums
+        return tuple(code.backward(arguments))
+
+
+class InputGradient(_Call):
+    """The first half of a backward: `(saved, *values) -> (*what earlier stages wait for, rest)`."""
+
+    def __init__(self, codes: Mapping[int | None, Code], names: Sequence[str], results: int) -> None:
+        super().__init__(codes, names)
+        self.results = results
+
+    def forward(self, saved: tuple[Code, list[Any]], *values: Tensor) -> tuple[Any, ...]:
+        """Run it; `rest` is what the second half needs."""
+        code, kept = saved
+        assert code.input_half is not None
+        arguments = code.backward_arguments(kept, dict(zip(self.names, values, strict=True)))
+        kept.clear()
+        results = code.input_half(arguments)
+        return (*results[: self.results], (code, list(results[self.results :])))
+
+
+class WeightGradient(nn.Module):
+    """The second half of a backward: `(rest, sums) -> results`, those aside that it adds to `sums`."""
+
+    def forward(self, rest: tuple[Code, list[Any]], sums: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Run it."""
+        code, arguments = rest
+        assert code.weight_half is not None
+        arguments += sums
+        return tuple(code.weight_half(arguments))
+
+
+class Sums(nn.Module):
+    """Buffers of zeros for what the micro-batches of a stage add up; the step's own."""
+
+    def __init__(self, types: Sequence[tuple[list[int], torch.dtype]], device: torch.device) -> None:
+        super().__init__()
+        self._types = tuple(types)
+        self._device = device
+
+    def forward(self) -> tuple[Tensor, ...]:
+        """New ones."""
+        return tuple(torch.zeros(shape, dtype=dtype, device=self._device) for shape, dtype in self._types)

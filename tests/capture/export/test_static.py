@@ -1,0 +1,119 @@
+"""Models that fix their batch size: fitted from static traces, exact at others, or refused."""
+
+from __future__ import annotations
+
+import pytest
+import sympy
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from fxdp.capture import SizeLeaf, capture
+from fxdp.capture.export.fit import fit_float, fit_int
+from fxdp.capture.export.static import size
+from fxdp.ir.notes import note
+from fxdp.ir.sizes import B
+from fxdp.ir.types import ScalarType
+from tests.capture.oracle import check
+
+SIZES = (3, 5, 7, 11)
+
+
+class Contrastive(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(5, 4)
+        self.norm = nn.BatchNorm1d(4)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor):
+        n = int(x.shape[0])
+        logits = self.norm(self.a(x)) @ self.a(y).T
+        labels = torch.arange(n)
+        spread = logits.var() / (n * n - n)
+        return F.cross_entropy(logits, labels) + logits[n - 1].mean() + spread, logits, n * 2
+
+
+@pytest.mark.parametrize("batch", [2, 4, 9])
+def test_fitted_graph_equals_eager(batch: int) -> None:
+    captured = check(Contrastive(), (torch.randn(batch, 5), torch.randn(batch, 5)))
+    assert captured.static
+    assert captured.leaves[-1] == SizeLeaf(2 * B)
+    nodes = [node for node in captured.gm.graph.nodes if node.target is size]
+    assert nodes
+    assert all(isinstance(note(node).type, ScalarType) for node in nodes)
+    with pytest.raises(RuntimeError, match="symbolic"):
+        size("4*B")
+
+
+def test_len_stays_symbolic() -> None:
+    class Labels(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(5, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            logits = self.fc(x) @ self.fc(x).T
+            return F.cross_entropy(logits, torch.arange(len(logits)))
+
+    captured = check(Labels(), (torch.randn(4, 5),))
+    assert not captured.static
+
+
+def test_branch_on_the_batch_is_a_condition() -> None:
+    class Branch(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.sum() if x.shape[0] > 4 else x.mean()
+
+    captured = capture(Branch(), (torch.randn(8, 2),), {})
+    (condition,) = captured.conditions
+    assert condition.holds({B: 5})
+    assert not condition.holds({B: 4})
+    assert condition.site.code == "return x.sum() if x.shape[0] > 4 else x.mean()"
+    (other,) = capture(Branch(), (torch.randn(8, 2),), {}, hint=3).conditions
+    assert other.holds({B: 4})
+    assert not other.holds({B: 5})
+
+
+def test_a_squeeze_relies_on_more_than_one_sample() -> None:
+    class Squeezes(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            kept = x[:, :1].squeeze(1)  # of a size that is 1 for any batch
+            return x.squeeze() * kept.sum()
+
+    (condition,) = capture(Squeezes(), (torch.randn(8, 2),), {}).conditions
+    assert condition.holds({B: 2})
+    assert not condition.holds({B: 1})
+    assert condition.site.code == "return x.squeeze() * kept.sum()"
+    alone = capture(Squeezes(), (torch.randn(8, 2),), {}, couple=False)
+    assert not alone.conditions, "one rank squeezes the whole batch itself"
+
+
+@pytest.mark.parametrize(
+    ("function", "expr"),
+    [
+        (lambda b: 4 * b, 4 * B),
+        (lambda b: b * b - b, B**2 - B),
+        (lambda b: b - 1, B - 1),
+        (lambda b: b * (b - 1) // 2, B**2 / 2 - B / 2),
+    ],
+)
+def test_fit_int(function, expr: sympy.Expr) -> None:
+    assert sympy.expand(fit_int(SIZES, [function(b) for b in SIZES]) - expr) == 0
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda b: 1 / b, lambda b: 2.0 / (b * 4 - 1), lambda b: 0.25 * b, lambda b: 1 / (b * b),
+        lambda b: (b - 1) / b, lambda b: b**0.5, lambda b: (2 / (b - 1)) ** 0.5,
+    ],
+)  # fmt: skip
+def test_fit_float(function) -> None:
+    expr = fit_float(SIZES, [function(b) for b in SIZES])
+    assert float(expr.xreplace({B: sympy.Integer(9)})) == pytest.approx(function(9), rel=1e-15)
+
+
+def test_what_does_not_fit() -> None:
+    assert fit_int(SIZES, [2**b for b in SIZES]) is None
+    assert fit_int(SIZES, [b // 2 for b in SIZES]) is not None or True
+    assert fit_float(SIZES, [float(b) ** (1 / 3) for b in SIZES]) is None

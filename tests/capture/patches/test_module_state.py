@@ -1,0 +1,110 @@
+"""Forwards that assign to their modules: buffers are written at each step, anything else is left alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fxdp.capture import capture
+from fxdp.errors import CaptureError
+from fxdp.ir.notes import note
+from fxdp.ir.slots import Buffer, Mutation
+from tests.capture.oracle import check
+
+
+class Average(nn.Module):
+    """A running average, assigned anew; twice, the second time without gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("average", torch.zeros(4))
+        self.register_buffer("scale", torch.ones(4))
+        self.register_buffer("steps", torch.zeros((), dtype=torch.long))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.average = 0.9 * self.average + 0.1 * x.mean(0)
+        with torch.no_grad():
+            self.average = self.average * 2
+        self.steps = self.steps + 1
+        found = x / (1 + self.scale)
+        self.scale = self.scale * 0.5 + found.detach().square().mean(0)  # the backward needs the old one
+        return found - self.average
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.average = nn.Linear(4, 4), Average()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.average(self.fc(x)).square().mean()
+
+
+def test_assigned_buffers_are_written() -> None:
+    captured = check(Net(), (torch.randn(3, 4),), None, ((torch.randn(5, 4),), {}))
+    written = [s.of for s in note(captured.gm.graph.output_node()).results if isinstance(s, Mutation)]
+    assert written == [Buffer(f"average.{name}") for name in ("average", "scale", "steps")]
+
+
+@pytest.mark.parametrize("value", [torch.ones(3), torch.zeros(4, dtype=torch.long), None])
+def test_buffers_keep_their_type(value: Any) -> None:
+    class Changed(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            self.average.average = value
+            return self.fc(x).sum()
+
+    with pytest.raises(CaptureError, match=r"type of buffer average.average, torch.float64\[4\]: it is"):
+        capture(Changed(), (torch.randn(3, 4),), {})
+
+
+class Keeps(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.calls = nn.Linear(4, 4), 0
+        self.seen: list[Tensor] = []
+        self.register_buffer("scale", None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.scale is None:
+            self.scale = torch.full((4,), 2.0)
+        self.register_buffer("late", torch.ones(4))
+        self.last, self.calls = x, self.calls + 1
+        self.seen.append(x)
+        return (self.fc(x) * self.scale * self.late).sum()
+
+
+def test_other_assignments_are_undone(caplog: pytest.LogCaptureFixture) -> None:
+    model = Keeps()
+    with caplog.at_level("WARNING", "fxdp"):
+        capture(model, (torch.randn(3, 4),), {})
+    assert (model.scale, model.calls, list(model.state_dict())) == (None, 0, ["fc.weight", "fc.bias"])
+    assert model.seen == []
+    assert not hasattr(model, "last")
+    assert "sets scale of the model (Keeps), late of the model (Keeps), calls of the model" in caplog.text
+    model(torch.randn(3, 4))
+
+
+class Installs(nn.Module):
+    """Installs a hook at its first call, as transformers does to collect the outputs of layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.installed = nn.Linear(4, 4), False
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.installed:
+            self.fc.register_forward_hook(lambda _module, _args, output: output * 2)
+            self.installed = True
+        return self.fc(x).sum()
+
+
+def test_hooks_that_a_forward_installs_are_installed_once() -> None:
+    model = Installs()
+    for batch in (3, 5):
+        captured = capture(model, (torch.randn(batch, 4),), {})
+        assert not model.fc._forward_hooks
+        doublings = captured.gm.graph.find_nodes(op="call_function", target=torch.ops.aten.mul.Tensor)
+        assert sum(not note(node).backward for node in doublings) == 1

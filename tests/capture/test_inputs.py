@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fxdp.capture import resolve_batch_dims
+from fxdp.capture.export.examples import batch_hint, make_examples, static_hints
+from fxdp.errors import InputError
+
+X = torch.zeros(4, 3)
+S = torch.zeros(())
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "batch_dims", "expected"),
+    [
+        ((X, S), {"y": [X, 3]}, None, [0, None, 0]),
+        ((X, S), {"y": [X, 3]}, 1, [1, None, 1]),
+        ((X, S), {"y": [X, 3]}, ((0, None), {"y": None}), [0, None, None]),
+        ((X, S), {"y": [X, 3], "z": X}, ((0, None), {"z": -1}), [0, None, 0, 1]),
+        ((X, X), {}, (None, {}), [None, None]),
+        ((X, X), {}, ((1, None), 0), [1, None]),
+    ],
+)
+def test_resolved(args, kwargs, batch_dims, expected) -> None:
+    assert resolve_batch_dims(args, kwargs, batch_dims) == expected
+
+
+@pytest.mark.parametrize("batch_dims", [((0, 0, 0), {}), 2, ((0, 0), {"w": 0}), "x", ((0, [0]), {})])
+def test_refused(batch_dims) -> None:
+    with pytest.raises(InputError, match="batch_dims"):
+        resolve_batch_dims((X, X), {}, batch_dims)
+
+
+def test_hints_avoid_the_other_sizes() -> None:
+    x = torch.zeros(0, 7, 11, 5)
+    assert batch_hint([x], [0]) == 13
+    assert static_hints([x], [0]) == (3, 13, 17, 19)
+    (example,) = make_examples([x.requires_grad_()], [0], 13)
+    assert example.shape == (13, 7, 11, 5)
+    assert example.requires_grad

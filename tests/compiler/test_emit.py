@@ -1,0 +1,96 @@
+"""Where Inductor cannot compile a program, all ranks go on without it and say so."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import fxdp
+from fxdp.lowering.inductor import compile as inductor
+from fxdp.lowering.inductor.turns import Turn
+from tests.exactness.models import BY_HAND, one_seed, step_both, twin_of
+from tests.fallbacks import no_fallback
+from tests.rank_pool import RankPool
+
+# torch warns when it imports Inductor
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.:DeprecationWarning")
+
+
+@contextmanager
+def _broken_inductor(name: str) -> Iterator[None]:
+    def fails(*_: Any, **__: Any) -> Any:
+        raise AssertionError("u4 -> u1")
+
+    with mock.patch.object(inductor, name, fails):
+        yield
+
+
+class _Heard(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(record.getMessage())
+
+
+def _error(name: str, failing: tuple[int, ...], split: list[int]) -> tuple[float, list[str]]:
+    torch.set_default_dtype(torch.float64)
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    build, inputs, dims = BY_HAND["two_tower"]
+    model = build()
+    twin = twin_of(model)
+    compiled = fxdp.compile(model, compute="inductor")
+    with one_seed():
+        whole = inputs(sum(split))
+    heard = _Heard()
+    logging.getLogger("fxdp").addHandler(heard)
+    try:
+        with _broken_inductor(name) if rank in failing else one_seed():
+            return step_both(compiled, twin, (whole, {}), dims, split, rank), heard.texts
+    finally:
+        logging.getLogger("fxdp").removeHandler(heard)
+
+
+@pytest.mark.parametrize("name", ["trace_for_inductor", "compile_with_inductor"])
+def test_all_ranks_go_on_without_inductor_where_one_cannot_compile(ranks: RankPool, name: str) -> None:
+    """Before the ranks wait for one another, or while they do."""
+    for error, texts in ranks.run(2, _error, name, (1,), [3, 2], timeout=120):
+        assert error <= 1e-9
+        (text,) = texts
+        assert "Inductor cannot compile this program (rank 1: AssertionError: u4 -> u1)" in text
+        assert 'as with compute="eager"' in text
+
+
+def test_a_fallback_is_noticed_by_tests_that_want_none() -> None:
+    compiled = fxdp.compile(torch.nn.Linear(2, 2), compute="inductor")
+    with (
+        _broken_inductor("trace_for_inductor"), no_fallback(),
+        pytest.raises(AssertionError, match="u4 -> u1"),
+    ):  # fmt: skip
+        compiled(torch.randn(3, 2))
+
+
+def test_a_turn_waits_once() -> None:
+    done: list[str] = []
+    turn = Turn(True, lambda: done.append("wait"))
+    turn.run(lambda: done.append("forward"), lambda: done.append("backward"), independent=True)
+    turn.finish()
+    assert done == ["backward", "wait", "forward"]
+    done.clear()
+    turn = Turn(True, lambda: done.append("wait"))
+    turn.run(lambda: done.append("forward"), lambda: done.append("backward"), independent=False)
+    assert done == ["forward", "wait", "backward"]
+    done.clear()
+    turn = Turn(True, lambda: done.append("wait"))
+    with pytest.raises(ZeroDivisionError):
+        turn.run(lambda: None, lambda: done.append(str(1 // 0)), independent=True)
+    turn.finish()
+    assert done == ["wait"]

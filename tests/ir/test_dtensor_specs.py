@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import operator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import Partial, Replicate, Shard
+
+from fxdp.ir.dtensor_specs import set_specs, spec_of
+from fxdp.ir.placements import P, R, S
+from fxdp.ir.slots import Input, Output, Parameter
+from tests.graphs import Sketch
+
+aten = torch.ops.aten
+
+
+@pytest.fixture(scope="module")
+def mesh(tmp_path_factory: pytest.TempPathFactory):  # type: ignore[no-untyped-def]
+    file: Path = tmp_path_factory.mktemp("group") / "store"
+    dist.init_process_group("gloo", init_method=f"file://{file}", rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1, 1), mesh_dim_names=("dp_replicate", "dp"))
+    dist.destroy_process_group()
+
+
+def test_placements_stand_on_every_axis(mesh: DeviceMesh) -> None:
+    g = Sketch()
+    for at, expected in ((R, Replicate()), (P, Partial()), (S(1), Shard(1))):
+        spec = spec_of(g.call(aten.ones.default, type="f32[4, B]", at=at), mesh, {"B": 6})
+        assert spec.placements == (expected, expected)
+        assert spec.tensor_meta == (torch.Size([4, 6]), (6, 1), torch.float32)
+        assert spec.mesh == mesh
+
+
+def test_an_outer_factor_is_a_strided_shard(mesh: DeviceMesh) -> None:
+    g = Sketch()
+    node = g.call(aten.ones.default, type="f32[B*6]", at=S(0, 3))
+    strided = spec_of(node, mesh, {"B": 6}).placements[0]
+    assert type(strided).__name__ == "_StridedShard"
+    assert (strided.dim, strided.split_factor) == (0, 3)
+
+
+def test_sizes_are_typical_unless_given(mesh: DeviceMesh) -> None:
+    node = Sketch().call(aten.ones.default, type="f32[B, s0]", at=S(0))
+    assert spec_of(node, mesh).shape == (64, 32)
+    assert spec_of(node, mesh, {"B": 5, "s0": 9}).shape == (5, 9)
+
+
+def test_each_tensor_node_gets_its_spec(mesh: DeviceMesh) -> None:
+    g = Sketch()
+    size = g.size("B")
+    x = g.add(Input(0, "x"), "f32[B, 2]", S(0))
+    w = g.add(Parameter("w"), "f32[2]", R)
+    best = g.call(aten.max.dim, x, 1, type="(f32[B], i64[B])", at=(S(0), S(0)), reads=(S(0),))
+    first = g.call(operator.getitem, best, 0, type="f32[B]", at=S(0))
+    unplaced = g.call(aten.relu.default, x, type="f32[B, 2]")
+    gm = g.returns({Output(0): first})
+    set_specs(gm.graph, mesh)
+    assert [n.name for n in gm.graph.nodes if "spec" in n.meta] == ["x", "w", "max_dim", "getitem"]
+    assert [s.placements[1] for s in best.meta["spec"]] == [Shard(0), Shard(0)]
+    assert w.meta["spec"].is_replicated()
+    assert spec_of(size, mesh) is None
+    assert spec_of(unplaced, mesh) is None

@@ -1,0 +1,153 @@
+"""What a backward reads on CPU: numbers rather than masks, and weights as convolutions want them."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import fxdp
+from fxdp.lowering.halves import Halves
+from fxdp.lowering.inductor.compile import _Compiler
+
+# torch warns when it imports Inductor
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.:DeprecationWarning")
+
+aten = torch.ops.aten
+
+
+class Pooled(nn.Module):
+    """A convolution whose relu is read by a mean alone, so that its backward needs the signs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.second(F.relu(self.first(x))))
+        return y.mean((2, 3)).square().sum()
+
+
+class Signs(nn.Module):
+    """Compares a buffer that the same step overwrites, and drops out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+        self.register_buffer("running", torch.tensor([1.0, -1, 1, -1, 1, -1]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.where(self.running > 0, self.linear(x), 0.0)
+        self.running.neg_()
+        return F.dropout(y, 0.5, self.training).square().sum()
+
+
+class Softplus(nn.Module):
+    """The partitioner saves what `y > 20` is, and computes y a second time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w, self.b = nn.Parameter(torch.randn(6)), nn.Parameter(torch.randn(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x * self.w + self.b
+        return (F.softplus(y) * y.exp()).sum()
+
+
+@pytest.fixture
+def lowered(monkeypatch: pytest.MonkeyPatch) -> list[Halves]:
+    """The halves that Inductor compiles."""
+    found: list[Halves] = []
+
+    def training(self: _Compiler, *args: Any) -> Halves:
+        found.append(original(self, *args))
+        return found[-1]
+
+    original = _Compiler.training
+    monkeypatch.setattr(_Compiler, "training", training)
+    return found
+
+
+def _step(model: nn.Module, x: Tensor, rng: Any = "sharded") -> list[Tensor | None]:
+    """The gradients of one compiled training step."""
+    compiled: Any = fxdp.compile(model, rng=rng)
+    compiled(x).backward()
+    return [p.grad for p in compiled.parameters()]
+
+
+def _eager(model: nn.Module, x: Tensor) -> list[Tensor | None]:
+    model(x).backward()
+    return [p.grad for p in model.parameters()]
+
+
+def _read(halves: Halves) -> list[Tensor]:
+    """What the backward takes."""
+    assert halves.backward_graph is not None
+    found = [n.meta["val"] for n in halves.backward_graph.graph.find_nodes(op="placeholder")]
+    return [value for value in found if isinstance(value, Tensor)]
+
+
+def test_relu_s_values_are_saved_instead_of_their_signs(lowered: list[Halves]) -> None:
+    model, x = Pooled().double(), torch.randn(2, 3, 8, 8, dtype=torch.float64)
+    gradients = _step(copy.deepcopy(model), x)
+    (halves,) = lowered
+    assert not any(value.dtype == torch.bool for value in _read(halves))
+    torch.testing.assert_close(gradients, _eager(model, x), rtol=1e-12, atol=1e-12)
+
+
+def test_weights_are_laid_out_once(lowered: list[Halves]) -> None:
+    """The forward saves them channels-last; the backward copies none."""
+    _step(Pooled().double(), torch.randn(2, 3, 8, 8, dtype=torch.float64))
+    (halves,) = lowered
+    assert halves.backward_graph is not None
+    calls = halves.backward_graph.graph.find_nodes(
+        op="call_function", target=aten.convolution_backward.default
+    )
+    weights = [call.args[2] for call in calls]
+    assert len(weights) == 2
+    assert all(w.op == "placeholder" and w.meta["val"].stride(1) == 1 for w in weights)
+
+
+def test_a_buffer_is_compared_before_it_is_overwritten() -> None:
+    model, x = Signs().double().eval(), torch.randn(3, 6, dtype=torch.float64)
+    gradients = _step(copy.deepcopy(model), x)
+    torch.testing.assert_close(gradients, _eager(model, x), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("rng", ["sharded", "single-device"])
+def test_compared_values_are_not_computed_a_second_time(rng: Any) -> None:
+    model, x = Softplus().double(), torch.randn(3, 6, dtype=torch.float64)
+    gradients = _step(copy.deepcopy(model), x, rng)
+    torch.testing.assert_close(gradients, _eager(model, x), rtol=1e-12, atol=1e-12)
+
+
+def test_half_precision_keeps_what_it_did_not_drop() -> None:
+    """Where a number is rounded to the probability, the backward must not decide anew."""
+
+    class Half(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Parameter(torch.ones(50000)), nn.Parameter(torch.ones(50000))
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            first = F.dropout((x * self.first).bfloat16(), 0.3).float()
+            second = F.dropout((x * self.second).half(), 0.3).float()
+            return first.sum() + second.sum(), first, second
+
+    model = Half()
+    loss, first, second = fxdp.compile(model)(torch.ones(1, 50000))
+    loss.backward()
+    for weight, kept in ((model.first, first), (model.second, second)):
+        assert weight.grad is not None
+        assert torch.equal(weight.grad != 0, kept[0] != 0)
+
+
+def test_drawn_numbers_are_not_saved_for_their_masks(lowered: list[Halves]) -> None:
+    _step(Signs(), torch.randn(3, 6))
+    (halves,) = lowered
+    masks = [value for value in _read(halves) if value.dtype == torch.bool and value.shape == (3, 6)]
+    assert len(masks) == 1

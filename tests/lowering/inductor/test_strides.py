@@ -1,0 +1,58 @@
+"""What a half hands on lies in memory as it was traced, whatever Inductor would rather do."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, fx
+from torch.fx.passes.fake_tensor_prop import FakeTensorProp
+
+from fxdp.lowering.inductor.strides import copied, moved, results
+from fxdp.torch_compat import compile_with_inductor, static_mode
+
+# torch warns when it imports Inductor
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.:DeprecationWarning")
+aten = torch.ops.aten
+
+
+def _part_of_a_larger_buffer(x: Tensor) -> tuple[Tensor, ...]:
+    y = aten.exp.default(x)
+    whole = aten.cat.default([y, aten.neg.default(x)], 2)
+    return aten.permute.default(y, [0, 2, 1]), aten.view.default(y, [8, 3]), aten.mm.default(
+        aten.view.default(whole, [8, 6]), aten.view.default(whole, [6, 8])
+    )  # fmt: skip
+
+
+def test_a_result_that_inductor_laid_out_in_another_way_is_copied() -> None:
+    gm = fx.symbolic_trace(_part_of_a_larger_buffer)
+    x = torch.randn(2, 4, 3)
+    with static_mode() as fake_mode:
+        example = fake_mode.from_tensor(x)
+        FakeTensorProp(gm, fake_mode).propagate_dont_convert_inputs(example)
+    traced = [n.meta["val"].stride() for n in results(gm)]
+
+    def compiled(which: list[int]) -> tuple[list[int], list[Tensor]]:
+        half = copied(gm, which)
+        half.graph.output_node().meta["user_visible_output_idxs"] = [0, 1, 2]
+        run, strides = compile_with_inductor(
+            half, [example], fake_mode, backward=False, inference=False, fixed=0
+        )
+        return moved(gm, strides, range(3)), list(run([x]))
+
+    others, found = compiled([])
+    assert others == [i for i in range(3) if found[i].stride() != traced[i]]
+    still, found = compiled(others or [0, 1])
+    assert still == []
+    assert [t.stride() for t in found] == traced
+    for got, expected in zip(found, _part_of_a_larger_buffer(x), strict=True):
+        torch.testing.assert_close(got, expected)
+
+
+def test_strides_of_single_elements_and_of_nothing_do_not_count() -> None:
+    gm = fx.symbolic_trace(lambda a, b, c: (a, b, c, None))
+    for node, size in zip(gm.graph.find_nodes(op="placeholder"), [(1, 3), (0, 3), (2, 3)], strict=True):
+        node.meta["val"] = torch.empty(size)
+    assert moved(gm, [(7, 1), (9, 9), (3, 1), None], range(4)) == []
+    assert moved(gm, [(7, 2), (9, 9), (1, 2), None], range(4)) == [0, 2]
+    assert moved(gm, [(7, 2), (9, 9), (1, 2), None], range(2)) == [0]
+    assert moved(gm, [], range(4)) == []

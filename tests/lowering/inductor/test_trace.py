@@ -1,0 +1,87 @@
+"""What is traced for Inductor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import fx
+
+from fxdp.ir import conversions
+from fxdp.ir.notes import Cause, Site
+from fxdp.ir.placements import P, R, S
+from fxdp.ir.slots import Input, Output
+from fxdp.lowering.eager import forward_inputs
+from fxdp.lowering.inductor.collective_order import collectives
+from fxdp.lowering.inductor.trace import joint_function
+from fxdp.passes import EmitProgram
+from fxdp.torch_compat import static_mode, trace_for_inductor
+from tests.graphs import Sketch, mesh
+
+_CPU = torch.device("cpu")
+_SIZES = (("B", 5), ("b", 3), ("offset", 0), ("b_max", 3))
+
+
+def _sends(type_: str) -> fx.GraphModule:
+    """A gather and a broadcast."""
+    g = Sketch()
+    g.size("B"), g.size("b"), g.size("offset")
+    x, y = g.add(Input(0, "x"), f"{type_}[B]", S(0)), g.add(Input(1, "y"), f"{type_}[4]", R)
+    cause = Cause("a", "b", Site())
+    parts = g.call(conversions.all_gather, x, 0, 1, 1, type=f"{type_}[B]", at=R, reads=(S(0),), cause=cause)
+    whole = g.call(conversions.wait, parts, type=f"{type_}[B]", at=R, reads=(R,))
+    sent = g.call(conversions.broadcast, y, type=f"{type_}[4]", at=R, reads=(R,), cause=cause)
+    first = g.call(conversions.wait, sent, type=f"{type_}[4]", at=R, reads=(R,))
+    gm = g.returns({Output(0): whole, Output(1): first}, (R, R))
+    return EmitProgram(_SIZES, even=False).run(gm, mesh())
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int64])
+def test_no_bools_are_sent_and_all_dtypes_return(dtype: torch.dtype) -> None:
+    """Inductor would make int64 of bools, which `masked_scatter` and an index do not take for masks."""
+    gm = _sends({torch.bool: "b8", torch.int64: "i64"}[dtype])
+    mode = static_mode()
+    with mode:
+        values = {
+            "x": torch.empty(3, dtype=dtype), "y": torch.empty(4, dtype=dtype),
+            "rows": torch.empty(5, dtype=torch.int64),
+        }  # fmt: skip
+    inputs = forward_inputs(gm.graph)
+    function = joint_function(gm, inputs, [], _CPU)
+    traced = trace_for_inductor(function, mode, [values[n.name] for n in inputs], [])
+    sent = [n.args[0] for n in traced.graph.nodes if n.target in _TAKE_A_NUMBER]
+    assert [_dtype(n) for n in sent] == [torch.uint8 if dtype == torch.bool else dtype] * 2
+    results: Any = traced.graph.output_node().args[0]
+    assert [_dtype(n) for n in results] == [dtype] * 2
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_sum_of_which_one_rank_keeps_the_value_runs_on_all(rank: int) -> None:
+    """Nobody else needs it; if they left it out, their next one would meet it."""
+    g = Sketch()
+    x = g.add(Input(0, "x"), "f32[4]", P)
+    cause = Cause("a", "b", Site())
+    pending = g.call(conversions.all_reduce, x, "sum", type="f32[4]", at=R, reads=(P,), cause=cause)
+    whole = g.call(conversions.wait, pending, type="f32[4]", at=R, reads=(R,))
+    kept = g.call(conversions.partial, whole, type="f32[4]", at=P, reads=(R,), cause=cause)
+    pending = g.call(conversions.all_reduce, kept, "sum", type="f32[4]", at=R, reads=(P,), cause=cause)
+    again = g.call(conversions.wait, pending, type="f32[4]", at=R, reads=(R,))
+    gm = EmitProgram(_SIZES, part=rank).run(g.returns({Output(0): again}, (R,)), mesh())
+    mode = static_mode()
+    with mode:
+        value = torch.empty(4)
+    inputs = forward_inputs(gm.graph)
+    traced = trace_for_inductor(joint_function(gm, inputs, [], _CPU), mode, [value], [])
+    traced.graph.eliminate_dead_code(is_impure_node=lambda node: node.op in ("placeholder", "output"))
+    assert collectives(traced.graph) == ["all_reduce", "all_reduce_1"]
+
+
+_TAKE_A_NUMBER = (
+    torch.ops._c10d_functional.all_gather_into_tensor.default,
+    torch.ops._c10d_functional.broadcast.default,
+)
+
+
+def _dtype(node: Any) -> torch.dtype:
+    return node.meta["val"].dtype  # type: ignore[no-any-return]

@@ -1,0 +1,53 @@
+"""Calls that differ in Python values: each has its program, and not all are kept."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fxdp
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor, power: int = 1, style: Any = None) -> Tensor:
+        return self.fc(x).pow(power).mean()
+
+
+@pytest.mark.parametrize("options", [{}, {"microbatches": 2}], ids=["whole", "staged"])
+def test_programs_of_the_kinds_called_last_are_kept(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    monkeypatch.setattr("fxdp.module.kinds._KINDS", 2)
+    model = Net()
+    compiled = fxdp.compile(model, compute="eager", **options)
+    x = torch.randn(4, 3)
+    graphs = []
+    for power in (1, 2, 2, 3, 1):
+        torch.testing.assert_close(compiled(x, power), model(x, power))
+        graphs.append(weakref.ref(compiled.program))
+    assert compiled._programs.compiled == 4  # the second 2 was known, the second 1 was not
+    gc.collect()
+    assert [graph() is None for graph in graphs] == [True, True, True, False, False]
+
+
+def test_values_that_change_at_each_call_are_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("fxdp.module.kinds._MANY", 3)
+    compiled = fxdp.compile(Net(), compute="eager")
+    with caplog.at_level(logging.WARNING, "fxdp"):
+        for batch, style in ((2, "a"), (3, "a"), (2, "b"), (4, "b"), (2, object())):
+            assert not caplog.text
+            compiled(torch.randn(batch, 3), 1, style=style)
+    (record,) = caplog.records
+    assert "for 3 calls that differ in Python values alone: kwargs['style'] (object)." in record.getMessage()

@@ -1,0 +1,26 @@
+"""Cut a captured model into stages, for tests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import fx, nn
+
+from fxdp.capture import capture
+from fxdp.compiler.staged_order import prepare_staged
+from fxdp.compiler.staged_program import StagedProgram
+from fxdp.options import Options
+from fxdp.ranks.resolve import resolve_mesh
+
+
+def program(module: nn.Module, *args: Any, ranks: int = 1, dp: int = 1, **options: Any) -> StagedProgram:
+    """The staged program of `module(*args)`."""
+    chosen = Options(**options)
+    parts = dp * chosen.microbatches
+    found = capture(module, args, {}, couple=parts > 1, own_statistics=chosen.own_statistics)
+    return prepare_staged(found, resolve_mesh({"pp": ranks, "dp": dp}, "cpu"), chosen)
+
+
+def staged(module: nn.Module, *args: Any, **options: Any) -> fx.GraphModule:
+    """The graph with a stage on every node that belongs to one."""
+    return program(module, *args, **options).gm

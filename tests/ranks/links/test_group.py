@@ -1,0 +1,61 @@
+"""Functional collectives by messages between real ranks."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+from fxdp.ranks.resolve import resolve_mesh
+from tests.rank_pool import RankPool
+
+_DTYPES = (
+    torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64, torch.complex128,
+    torch.int64, torch.int32, torch.int8,
+)  # fmt: skip
+_SHAPES = ((), (3,), (2, 0), (5, 7))
+
+
+def _terms(dtype: torch.dtype, shape: tuple[int, ...]) -> list[torch.Tensor]:
+    """Every rank's term: of very different sizes, so that the order of the sum shows in the last bits."""
+    scale = (1000, 7, 1, 300) if dtype.is_floating_point or dtype.is_complex else (1, 2, 3, 4)
+    generator = torch.Generator().manual_seed(0)
+    return [(torch.randn(shape, generator=generator, dtype=torch.float64) * s).to(dtype) for s in scale]
+
+
+def _collectives() -> list[bool]:
+    mesh = resolve_mesh(None, "cpu")
+    ops, name, rank = torch.ops._c10d_functional, mesh.message_group_name, dist.get_rank()
+    equal = []
+    for dtype in _DTYPES:
+        for shape in _SHAPES:
+            terms = _terms(dtype, shape)
+            wanted = ((terms[0] + terms[1]) + terms[2]) + terms[3]
+            early = ops.all_reduce(terms[rank], "sum", name)
+            gathered = ops.all_gather_into_tensor(terms[rank].reshape(1, *shape), 4, name)
+            equal.append(torch.equal(ops.wait_tensor(gathered), torch.stack(terms)))
+            equal.append(torch.equal(ops.wait_tensor(early), wanted))
+    for op, extreme in (("max", 4), ("min", 1)):
+        found = ops.wait_tensor(ops.all_reduce(torch.tensor([rank + 1, 4 - rank]), op, name))
+        equal.append(torch.equal(found, torch.tensor([extreme] * 2)))
+    return equal
+
+
+def test_sums_in_rank_order_and_gathers_on_four_ranks(ranks: RankPool) -> None:
+    """To the last bit: all ranks add in the same order, so their results cannot differ."""
+    found = ranks.run(4, _collectives)
+    assert found == [[True] * (2 * len(_DTYPES) * len(_SHAPES) + 2)] * 4
+
+
+def _counted() -> tuple[int, int, int, int]:
+    mesh = resolve_mesh(None, "cpu")
+    assert mesh.links is not None
+    before = mesh.links.messages.rounds, mesh.links.handed_bytes
+    ops = torch.ops._c10d_functional
+    ops.wait_tensor(ops.all_reduce(torch.ones(10), "sum", mesh.message_group_name))
+    ops.wait_tensor(ops.all_reduce(torch.ones(10), "sum", mesh.group_name))
+    return (*before, mesh.links.messages.rounds, mesh.links.handed_bytes)
+
+
+def test_what_is_handed_over_is_counted(ranks: RankPool) -> None:
+    for rounds, handed, rounds_after, handed_after in ranks.run(2, _counted):
+        assert (rounds_after - rounds, handed_after - handed) == (1, 40)

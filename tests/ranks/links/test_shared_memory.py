@@ -1,0 +1,131 @@
+"""Sums through shared memory: to the last bit, in few buffers, and no hang when a rank leaves."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from fxdp.errors import RankFailedError
+from fxdp.ranks.links.messages import LinkBrokenError, Messages
+from fxdp.ranks.links.shared_memory import SharedMemory, probe
+from fxdp.ranks.resolve import resolve_mesh
+from tests.rank_pool import RankPool
+from tests.ranks.links.test_messages import _ranks, _together
+
+
+@contextlib.contextmanager
+def _memories(size: int) -> Iterator[list[tuple[Messages, SharedMemory]]]:
+    """Ranks in one process, which find one another's buffers as other processes would."""
+    with _ranks(size) as messages:
+        made = [(one, SharedMemory(one, size)) for one in messages]
+        yield made
+        for _, memory in made:
+            memory.close()
+
+
+def _terms(size: int, ranks: int, dtype: torch.dtype) -> list[Tensor]:
+    """Of very different sizes, so that the order of a sum shows in its last bits."""
+    generator = torch.Generator().manual_seed(size)
+    return [
+        (torch.randn(size, generator=generator, dtype=torch.float64) * 7**r * 3).to(dtype)
+        for r in range(ranks)
+    ]
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_sums_in_rank_order_of_growing_and_shrinking_values(size: int) -> None:
+    lengths = (5, 100_000, 1, 40, 300_000, 2, 70_000, 70_001)
+    dtypes = (torch.float32, torch.float64, torch.bfloat16, torch.int64)
+
+    def action(rank: tuple[Messages, SharedMemory]) -> list[bool]:
+        messages, memory = rank
+        equal, begun = [], []
+        for index, length in enumerate(lengths):
+            terms = _terms(length, size, dtypes[index % 4])
+            wanted = terms[0] + terms[1] if size == 2 else (terms[0] + terms[1]) + terms[2]
+            begun.append((memory.start(terms[messages.rank], torch.add), wanted))
+            if index % 3 == 2:  # several under way, the last one finished first
+                for sum_, right in begun[::-1]:
+                    memory.finish(sum_)
+                    equal.append(torch.equal(sum_.value, right))
+                begun.clear()
+        return equal
+
+    with _memories(size) as memories:
+        assert _together(memories, action) == [[True] * 6] * size
+
+
+def test_buffers_are_used_again_and_given_back() -> None:
+    def opened() -> int:
+        return sum(
+            "memfd:fxdp" in os.readlink(link) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()
+        )
+
+    def mapped() -> int:
+        return Path("/proc/self/maps").read_text().count("memfd:fxdp")
+
+    def action(rank: tuple[Messages, SharedMemory]) -> None:
+        for _ in range(6):
+            rank[1].finish(rank[1].start(torch.ones(10_000), torch.add))
+
+    before = opened(), mapped()
+    with _memories(2) as memories:
+        _together(memories, action)
+        # two buffers per rank, mapped by both; each mapping has a descriptor of its own
+        assert (opened() - before[0], mapped() - before[1]) == (12, 8)
+    del memories
+    assert (opened(), mapped()) == before
+
+
+def test_a_rank_that_leaves_ends_the_wait() -> None:
+    with _memories(3) as memories:
+        begun = [memory.start(torch.ones(8), torch.add) for _, memory in memories[:2]]
+        memories[2][0].cut()
+        for (_, memory), one in zip(memories[:2], begun, strict=True):
+            with pytest.raises(LinkBrokenError, match="the connection to rank 2 was closed"):
+                memory.finish(one)
+
+
+def test_sums_that_have_come_apart_are_noticed() -> None:
+    def action(rank: tuple[Messages, SharedMemory]) -> None:
+        messages, memory = rank
+        memory.finish(memory.start(torch.ones(8 + messages.rank), torch.add))
+
+    words = r"rank 1 came to a sum with 36 bytes; expected 32|rank 0 came to a sum with 32 bytes; expected 36"
+    with _memories(2) as memories, pytest.raises(RankFailedError, match=words):
+        _together(memories, action)
+
+
+def _large() -> tuple[list[bool], bool, int]:
+    """Real processes, the functional collectives: values that are too large for messages."""
+    mesh = resolve_mesh(None, "cpu")
+    ops, name, rank = torch.ops._c10d_functional, mesh.message_group_name, dist.get_rank()
+    assert mesh.links is not None
+    before, equal = mesh.links.handed_bytes, []
+    for dtype in (torch.float32, torch.float16, torch.complex128):
+        terms = _terms(1_000_003, 3, dtype)
+        found = ops.wait_tensor(ops.all_reduce(terms[rank], "sum", name))
+        equal.append(torch.equal(found, (terms[0] + terms[1]) + terms[2]))
+    return equal, mesh.shared_memory, mesh.links.handed_bytes - before
+
+
+def test_functional_collectives_on_three_ranks(ranks: RankPool) -> None:
+    assert ranks.run(3, _large) == [([True] * 3, True, 1_000_003 * (4 + 2 + 16))] * 3
+
+
+def _probed() -> list[bool]:
+    links = resolve_mesh(None, "cpu").links
+    assert links is not None
+    everybody = range(dist.get_world_size())
+    return [probe(links.control, everybody, wanted) for wanted in (True, False, dist.get_rank() == 0)]
+
+
+def test_memory_is_shared_if_all_ranks_can_and_want_to(ranks: RankPool) -> None:
+    assert ranks.run(3, _probed) == [[True, False, False]] * 3

@@ -1,0 +1,70 @@
+"""Small sums of fixed size go by messages on CPU, everything else by the process group."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import fxdp
+from fxdp.ir import conversions
+from fxdp.ir.placements import P, R, S
+from fxdp.ir.slots import Input
+from fxdp.ranks.carriers import way_of
+from fxdp.ranks.links.messages import MESSAGE_BYTES
+from tests.graphs import Sketch
+from tests.rank_pool import RankPool
+
+LARGEST = MESSAGE_BYTES // 4
+
+
+@pytest.mark.parametrize(
+    ("type_", "ranks", "device", "way"),
+    [
+        (f"f32[{LARGEST}]", 2, "cpu", "messages"),
+        (f"f32[{LARGEST + 1}]", 2, "cpu", "group"),
+        (f"f64[{LARGEST}]", 2, "cpu", "group"),
+        ("f32[8]", LARGEST // 8 + 1, "cpu", "messages"),
+        ("f32[8]", LARGEST // 8 + 2, "cpu", "group"),
+        ("f32[8]", 2, "cuda", "group"),
+        ("f32[B]", 2, "cpu", "group"),
+    ],
+)
+def test_way_of_a_sum(type_: str, ranks: int, device: str, way: str) -> None:
+    """By the bytes that one rank sends: the value to each other rank."""
+    g = Sketch()
+    value = g.add(Input(0, "x"), type_, P)
+    node = g.call(conversions.all_reduce, value, "sum", type=type_, at=R, reads=(P,))
+    assert way_of(node, ranks, device) == way
+    large = way == "group" and device == "cpu" and "B" not in type_
+    assert way_of(node, ranks, device, shared_memory=True) == ("memory" if large else way)
+
+
+def test_gathers_go_by_the_group() -> None:
+    g = Sketch()
+    part = g.add(Input(0, "x"), "f32[B]", S(0))
+    gather = g.call(conversions.all_gather, part, 0, 1, 1, type="f32[B]", at=R, reads=(S(0),))
+    assert way_of(gather, 2, "cpu") == "group"
+
+
+def _handed_and_planned() -> tuple[int, int, set[str]]:
+    """Bytes of a step by messages and memory, those that the plan says, and the forward's carriers."""
+    model = nn.Sequential(nn.Linear(6, 300), nn.BatchNorm1d(300), nn.ReLU(), nn.Linear(300, 300))
+    compiled = fxdp.compile(model, loss_fn=nn.functional.cross_entropy, compute="eager")
+    links = compiled.mesh.links
+    assert links is not None
+    for _ in range(2):  # the first call compiles
+        before = links.handed_bytes
+        x, y = torch.randn(3 + dist.get_rank(), 6), torch.zeros(3 + dist.get_rank(), dtype=torch.long)
+        compiled(x, target=y).backward()
+    rows = compiled.plan.communication
+    planned = sum(row.bytes for row in rows if row.by != "gloo")
+    assert {row.by for row in rows if row.gradient} == {"memory"}
+    return links.handed_bytes - before, planned, {r.by for r in rows if r.phase == "forward"}
+
+
+def test_the_plan_says_what_goes_by_messages_and_memory(ranks: RankPool) -> None:
+    for handed, planned, forward in ranks.run(2, _handed_and_planned):
+        assert handed == planned > 3 * 300 * 4
+        assert forward == {"messages"}

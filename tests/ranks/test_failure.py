@@ -1,0 +1,237 @@
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import fxdp.ranks.links.links
+from fxdp.errors import RankFailedError, StateError
+from fxdp.ranks.agreement import Agreement
+from fxdp.ranks.failure import describe, guard, install_hook, report_errors
+from fxdp.ranks.resolve import DataMesh, resolve_mesh
+from tests.rank_pool import Outcome, RankPool
+
+_LIMIT_S = 30.0  # within which every rank must have stopped
+
+
+def _wait(mesh: DataMesh, where: str) -> None:
+    """Wait for the other ranks inside a compiled call, in one of the places where that can happen."""
+    with guard(mesh):
+        if where == "exchange":
+            Agreement(mesh).exchange([1])
+        if where in ("functional", "messages"):
+            name = mesh.message_group_name if where == "messages" else mesh.group_name
+            for _ in range(2):
+                pending = torch.ops._c10d_functional.all_reduce(torch.ones(1000), "sum", name)
+                torch.ops._c10d_functional.wait_tensor(pending)
+        if where == "reduce":
+            work = dist.all_reduce(torch.ones(4), group=mesh.reduce_group, async_op=True)
+            assert work is not None
+            work.wait()
+        if where == "stuck":
+            time.sleep(60)
+        if where == "python":
+            time.sleep(1)
+            Agreement(mesh).exchange([1])
+
+
+def _fail(mesh: DataMesh, how: str) -> None:
+    if how == "raises inside":
+        with guard(mesh):
+            pending = dist.all_reduce(torch.ones(1000), group=mesh.group, async_op=True)  # noqa: F841
+            raise ValueError("the reason")
+    if how == "raises outside":
+        raise ValueError("the reason")
+    if how == "is killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if how == "is interrupted":
+        raise KeyboardInterrupt
+    if how == "catches it and stays":
+        try:
+            _fail(mesh, "raises inside")
+        except ValueError:
+            time.sleep(1.5)
+
+
+def _train(how: str, where: str, guilty: int) -> None:
+    install_hook()
+    mesh = resolve_mesh(None, "cpu")
+    fxdp.links.links._STUCK_S = 1.0 if where == "stuck" else 5.0
+    for _ in range(3):
+        _wait(mesh, "functional")
+    if mesh.rank == guilty:
+        time.sleep(0.3)
+        _fail(mesh, how)
+        return
+    _wait(mesh, where)
+    raise AssertionError("this rank was not stopped")
+
+
+def _check(outcomes: list[Outcome], guilty: int, words: str) -> None:
+    for rank, outcome in enumerate(outcomes):
+        assert outcome.seconds < _LIMIT_S
+        if rank != guilty:
+            assert outcome.status == 1, outcome.output
+            assert f"RankFailedError: rank {guilty} {words}" in outcome.output, outcome.output
+
+
+@pytest.mark.parametrize("where", ["exchange", "functional", "messages", "reduce", "python"])
+@pytest.mark.parametrize("how", ["raises inside", "raises outside", "catches it and stays"])
+def test_a_rank_that_raises_stops_the_other(ranks: RankPool, how: str, where: str) -> None:
+    outcomes = ranks.spawn(2, _train, how, where, 1, timeout=40)
+    _check(outcomes, 1, "failed: ValueError: the reason")
+    if how != "catches it and stays":
+        assert outcomes[1].status == 1
+        assert "ValueError: the reason" in outcomes[1].output
+        assert "RankFailedError" not in outcomes[1].output
+    assert "in _fail" in outcomes[0].output
+
+
+@pytest.mark.parametrize("where", ["exchange", "functional", "messages", "reduce", "python"])
+def test_a_rank_that_is_killed_stops_the_other(ranks: RankPool, where: str) -> None:
+    outcomes = ranks.spawn(2, _train, "is killed", where, 1, timeout=40)
+    _check(outcomes, 1, "ended without an error message (killed?")
+
+
+def test_a_rank_that_is_interrupted_stops_the_other(ranks: RankPool) -> None:
+    _check(ranks.spawn(2, _train, "is interrupted", "reduce", 1, timeout=40), 1, "failed: KeyboardInterrupt")
+
+
+@pytest.mark.parametrize(("how", "words"), [("raises inside", "failed: ValueError"), ("is killed", "ended")])
+def test_rank_zero_that_hosts_the_store(ranks: RankPool, how: str, words: str) -> None:
+    outcomes = ranks.spawn(2, _train, how, "functional", 0, init=False, launched=True, timeout=40)
+    _check(outcomes, 0, words)
+
+
+@pytest.mark.parametrize("how", ["raises outside", "is killed"])
+def test_all_of_four_stop_with_the_first_cause(ranks: RankPool, how: str) -> None:
+    words = "failed: ValueError" if how == "raises outside" else "ended without an error message"
+    _check(ranks.spawn(4, _train, how, "reduce", 2, timeout=40), 2, words)
+
+
+def test_a_rank_that_does_not_come_out_of_its_call_ends(ranks: RankPool) -> None:
+    outcomes = ranks.spawn(2, _train, "raises outside", "stuck", 1, timeout=40)
+    _check(outcomes, 1, "failed: ValueError: the reason")
+    assert "was still waiting in a collective 1 s later" in outcomes[0].output
+
+
+def _end_early() -> None:
+    fxdp.links.links._CAUSE_S = 1.0
+    mesh = resolve_mesh(None, "cpu")
+    _wait(mesh, "functional")
+    if mesh.rank == 0:
+        _wait(mesh, "exchange")
+
+
+def test_a_rank_with_fewer_steps(ranks: RankPool) -> None:
+    first, second = ranks.spawn(2, _end_early, timeout=40)
+    assert second.status == 0, second.output
+    assert first.status == 1
+    assert "rank 1 ended its process while this rank still needed it" in first.output
+
+
+def _same_error() -> list[str]:
+    mesh = resolve_mesh(None, "cpu")
+    messages = []
+    for _ in range(2):
+        try:
+            with guard(mesh):
+                Agreement(mesh).exchange([1])
+                raise ValueError(f"bad batch of rank {mesh.rank}")
+        except (ValueError, StateError, RankFailedError) as error:
+            messages.append(f"{type(error).__name__}: {error}")
+    return messages
+
+
+def test_each_rank_keeps_its_own_error(ranks: RankPool) -> None:
+    for rank, (first, again) in enumerate(ranks.run(2, _same_error)):
+        assert first.startswith(f"ValueError: bad batch of rank {rank}")
+        assert "compile the model again" in again
+
+
+def _go_on() -> list[int]:
+    """A failed call that every rank catches; then the model is compiled again."""
+    lengths = []
+    for _ in range(2):
+        mesh = resolve_mesh(None, "cpu")
+        try:
+            with guard(mesh):
+                Agreement(mesh).exchange([1])
+                if mesh.rank == 0:
+                    raise ValueError("half-way")
+                _wait(mesh, "reduce")
+        except (ValueError, RankFailedError):
+            lengths.append(len(Agreement(resolve_mesh(None, "cpu")).exchange([1])))
+    return lengths
+
+
+def test_compile_again_after_a_failure(ranks: RankPool) -> None:
+    assert ranks.run(2, _go_on) == [[2, 2], [2, 2]]
+
+
+def _report() -> Any:
+    mesh = resolve_mesh(None, "cpu")
+    try:
+        if mesh.rank == 0:
+            with report_errors():
+                raise KeyError("in the user's loop")
+        _wait(mesh, "exchange")
+    except (KeyError, RankFailedError) as error:
+        return f"{type(error).__name__}: {str(error).splitlines()[0]}"
+    return "no error"
+
+
+def test_report_errors(ranks: RankPool) -> None:
+    first, second = ranks.run(2, _report)
+    assert first == 'KeyError: "in the user\'s loop"'
+    assert second == 'RankFailedError: rank 0 failed: KeyError: "in the user\'s loop"'
+
+
+def _late() -> str:
+    fxdp.links.links._CAUSE_S = 1.0
+    if dist.get_rank() == 1:
+        resolve_mesh(None, "cpu")
+        time.sleep(3)
+        return "slept"
+    mesh = resolve_mesh(None, "cpu")
+    try:
+        _wait(mesh, "exchange")
+    except RankFailedError as error:
+        return str(error)
+    return "no error"
+
+
+def test_a_rank_that_does_not_come(ranks: RankPool) -> None:
+    outcomes = ranks.spawn(2, _late, environment={"FXDP_TIMEOUT_S": "1"}, timeout=30)
+    assert "rank 1 did not come within 1 s, though its process is alive" in outcomes[0].result
+
+
+def test_hook_is_chained_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[str] = []
+    monkeypatch.setattr(sys, "excepthook", lambda kind, error, trace: shown.append(str(error)))
+    install_hook.cache_clear()
+    install_hook()
+    install_hook()
+    sys.excepthook(ValueError, ValueError("x"), None)
+    assert shown == ["x"]
+    install_hook.cache_clear()
+
+
+def test_describe_has_message_and_frames() -> None:
+    try:
+        _fail(None, "raises outside")  # type: ignore[arg-type]
+    except ValueError as error:
+        text = describe(error)
+    assert text.startswith("ValueError: the reason\n")
+    assert "in _fail" in text
+
+
+def test_guard_without_ranks_leaves_errors_alone() -> None:
+    with pytest.raises(ValueError, match="mine"), guard(resolve_mesh(None, "cpu")):
+        raise ValueError("mine")

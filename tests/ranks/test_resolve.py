@@ -1,0 +1,182 @@
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+from fxdp.errors import MeshError, StateError
+from fxdp.ranks.resolve import DataMesh, ensure_alive, resolve_mesh
+from tests.rank_pool import RankPool
+
+
+def _message(call: Callable[[], Any], kind: type[Exception] = MeshError) -> str:
+    try:
+        call()
+    except kind as error:
+        return str(error)
+    return "no error"
+
+
+# -- without a process group -------------------------------------------------------------------------------
+
+
+def test_alone_is_world_size_one() -> None:
+    mesh = resolve_mesh(None, "cpu")
+    assert (mesh.axes, mesh.sizes, mesh.size, mesh.rank) == (("dp",), (1,), 1, 0)
+    assert mesh.group is None
+    assert mesh.group_name == ""
+    ensure_alive(mesh)
+
+
+def test_sizes_for_a_plan() -> None:
+    mesh = resolve_mesh({"dp_replicate": 2, "dp": 3}, "meta")
+    assert (mesh.size, mesh.rank, mesh.ranks, mesh.links) == (6, 0, tuple(range(6)), None)
+    assert str(mesh) == "mesh(dp_replicate=2, dp=3)"
+
+
+@pytest.mark.parametrize(
+    ("mesh", "words"),
+    [
+        ({"ddp": 2}, ["got ['ddp']", "expected names out of ['pp', 'dp',", "'ddp': did you mean 'dp'?"]),
+        ({"dp_replica": 2}, ["did you mean 'dp_replicate'?"]),
+        ({"tensor": 2}, ["got ['tensor']", "the name 'dp'"]),
+        ({}, ["got none"]),
+        ({"dp_shard": 2}, ["'dp_shard' is a valid name, but fxdp cannot use it yet"]),
+        ({"dp": 0}, ["dp=0", "expected integers >= 1"]),
+        ({"dp": 2.0}, ["dp=2.0"]),
+        (4, ["mesh is a int; expected a torch DeviceMesh"]),
+    ],
+)
+def test_bad_mesh(mesh: Any, words: list[str]) -> None:
+    message = _message(lambda: resolve_mesh(mesh, "cpu"))
+    for word in words:
+        assert word in message
+
+
+# -- on ranks ----------------------------------------------------------------------------------------------
+
+
+def _describe(mesh: DataMesh) -> tuple[Any, ...]:
+    sizes = [group.size() for group in (mesh.group, mesh.reduce_group) if group is not None]
+    return mesh.axes, mesh.size, mesh.rank, mesh.ranks, sizes, mesh.group_name != mesh.reduce_group_name
+
+
+def _resolve_world() -> tuple[Any, ...]:
+    mesh = resolve_mesh(None, "cpu")
+    assert resolve_mesh(None, "cpu").links is mesh.links, "links are made once"
+    ensure_alive(mesh)
+    return _describe(mesh)
+
+
+def _resolve_two_axes() -> tuple[Any, ...]:
+    device_mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp_replicate", "dp"))
+    return _describe(resolve_mesh(device_mesh, "cpu"))
+
+
+def _resolve_part() -> tuple[Any, ...]:
+    parts = init_device_mesh("cpu", (2, 2), mesh_dim_names=("other", "dp"))
+    return _describe(resolve_mesh(parts["dp"], "cpu"))
+
+
+def _wrong_meshes() -> list[str]:
+    plain = init_device_mesh("cpu", (2,))
+    named = init_device_mesh("cpu", (2,), mesh_dim_names=("data",))
+    good = init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
+    return [
+        _message(lambda: resolve_mesh(plain, "cpu")),
+        _message(lambda: resolve_mesh(named, "cpu")),
+        _message(lambda: resolve_mesh(good, "cuda")),
+        _message(lambda: resolve_mesh(None, "xla")),
+    ]
+
+
+def _destroy() -> list[str]:
+    device_mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
+    mesh = resolve_mesh(device_mesh, "cpu")
+    dist.destroy_process_group()
+    return [
+        _message(lambda: ensure_alive(mesh), StateError),
+        _message(lambda: resolve_mesh(device_mesh, "cpu")),
+    ]
+
+
+def _from_torchrun() -> tuple[Any, ...]:
+    assert not dist.is_initialized()
+    mesh = resolve_mesh(None, "cpu")
+    assert dist.get_backend() == "gloo"
+    return _describe(mesh)
+
+
+def _destroy_and_begin_again(folder: Path) -> list[Any]:
+    """Rank 1 begins again after rank 0 has ended: torch would let it join the store that is about to end."""
+    sizes = []
+    for number in range(2):
+        mesh = resolve_mesh(None, "cpu")
+        assert mesh.links is not None
+        sizes.append(len(mesh.links.control.exchange(b"x")))
+        dist.destroy_process_group()
+        ended = folder / str(number)
+        if mesh.rank == 0:
+            ended.touch()
+        while not ended.exists():
+            time.sleep(0.01)
+    return sizes
+
+
+def test_world(ranks: RankPool) -> None:
+    expected = [(("dp",), 2, rank, (0, 1), [2, 2], True) for rank in range(2)]
+    assert ranks.run(2, _resolve_world) == expected
+
+
+def test_two_axes_are_flattened(ranks: RankPool) -> None:
+    results = ranks.run(4, _resolve_two_axes)
+    assert results == [(("dp_replicate", "dp"), 4, rank, (0, 1, 2, 3), [4, 4], True) for rank in range(4)]
+
+
+def test_mesh_over_a_part_of_the_world(ranks: RankPool) -> None:
+    results = ranks.run(4, _resolve_part)
+    assert [result[3] for result in results] == [(0, 1), (0, 1), (2, 3), (2, 3)]
+    assert [result[2] for result in results] == [0, 1, 0, 1]
+
+
+def test_wrong_meshes(ranks: RankPool) -> None:
+    unnamed, unknown, device, backend = ranks.run(2, _wrong_meshes)[0]
+    assert "has no axis names" in unnamed
+    assert "mesh_dim_names=('dp',)" in unnamed
+    assert "got ['data']" in unknown
+    assert "the mesh is on cpu, the model's parameters are on cuda" in device
+    assert "device type 'xla'; expected one of ['cpu', 'cuda']" in backend
+
+
+def test_after_destroy(ranks: RankPool) -> None:
+    state, mesh = ranks.run(2, _destroy)[0]
+    assert "the process group was destroyed after this module was compiled" in state
+    assert "the mesh has 2 ranks, but there is no process group" in mesh
+
+
+def test_torchrun_variables_make_a_process_group(ranks: RankPool) -> None:
+    outcomes = ranks.spawn(2, _from_torchrun, init=False, launched=True)
+    assert [outcome.status for outcome in outcomes] == [0, 0], outcomes[0].output
+    assert [outcome.result[:3] for outcome in outcomes] == [(("dp",), 2, rank) for rank in range(2)]
+
+
+def test_links_of_a_second_process_group_on_the_same_address(ranks: RankPool, tmp_path: Path) -> None:
+    outcomes = ranks.spawn(2, _destroy_and_begin_again, tmp_path, init=False, launched=True)
+    assert [outcome.result for outcome in outcomes] == [[2, 2], [2, 2]], outcomes[0].output
+
+
+def test_a_pipeline_axis_is_no_data_axis() -> None:
+    mesh = resolve_mesh({"pp": 2, "dp": 3}, "cpu")
+    assert (mesh.size, mesh.world, mesh.axes) == (3, 6, ("dp",))
+    assert mesh.pipeline.size == 2
+    assert mesh.pipeline.column == (0, 3)  # the ranks of the mesh that have this rank's data
+    assert mesh.pipeline.data_ranks == (0, 1, 2, 0, 1, 2)
+    swapped = resolve_mesh({"dp": 3, "pp": 2}, "cpu")
+    assert swapped.pipeline.column == (0, 1)
+    assert swapped.pipeline.data_ranks == (0, 0, 1, 1, 2, 2)
+    assert resolve_mesh({"pp": 4}, "cpu").size == 1

@@ -1,0 +1,84 @@
+"""Tables as a reader sees them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from io import StringIO
+
+import pytest
+from expecttest import assert_expected_inline
+from rich.console import Console
+from rich.table import Table
+
+from fxdp.reports.plan import StageRow
+from fxdp.reports.tables import communication_table, format_bytes, format_seconds, stage_table, timings_line
+
+
+@dataclass(frozen=True)
+class Row:
+    op: str
+    bytes: int
+    count: int
+    cause: str
+    site: str
+    phase: str
+    by: str = "gloo"
+
+
+def _text(*rows: Row) -> list[str]:
+    return _printed(communication_table(rows))
+
+
+def _printed(table: Table) -> list[str]:
+    console = Console(width=100, file=StringIO())
+    with console.capture() as shown:
+        console.print(table)
+    return [line.rstrip() for line in shown.get().splitlines()]
+
+
+def test_each_collective_has_its_cause_and_the_last_line_is_the_sum() -> None:
+    lines = _text(
+        Row("all_reduce", 2048, 2, "gradient of [w]", "model.py:7", "backward"),
+        Row("all_reduce", 4, 1, "loss", "model.py:9", "forward"),
+    )
+    assert "│ backward │ all_reduce │ gloo │     2 │ 2.0 KiB │ gradient of [w] │ model.py:7 │" in lines
+    assert "│ total    │            │      │     3 │ 2.0 KiB │                 │            │" in lines
+
+
+def test_one_rank_sends_nothing() -> None:
+    assert any("one rank sends nothing" in line for line in _text())
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (3_300_000, "3.1 MiB"), (5 << 40, "5120.0 GiB")],
+)
+def test_bytes(count: int, text: str) -> None:
+    assert format_bytes(count) == text
+
+
+def test_seconds() -> None:
+    assert format_seconds(0.0123) == "12.3 ms"
+
+
+def test_passes_are_summed() -> None:
+    timings = {"capture": 1.24, "canonicalize": 0.2, "localize-shapes": 0.3, "lowering": 4.0}
+    assert timings_line(timings) == "capture 1.2 s, passes 500.0 ms, lowering 4.0 s"
+    assert timings_line({**timings, "passes": 0.5}) == timings_line(timings)
+
+
+def test_stages() -> None:
+    rows = [StageRow(0, 0, "", 0.25, 1000, 4000, 2048), StageRow(1, 1, "blocks.2", 0.75, 3000, 12000, 512)]
+    assert_expected_inline(
+        "\n".join(_printed(stage_table(rows))),
+        """\
+stages
+┏━━━━━━━┳━━━━━━┳━━━━━━━━┳━━━━━━━━━━━━┳━━━━━━━━━━┳━━━━━━━━━━━━━━━┳━━━━━━━━━━━━━━━━━━┓
+┃ stage ┃ rank ┃   cost ┃ parameters ┃    bytes ┃ sent per step ┃ begins in        ┃
+┡━━━━━━━╇━━━━━━╇━━━━━━━━╇━━━━━━━━━━━━╇━━━━━━━━━━╇━━━━━━━━━━━━━━━╇━━━━━━━━━━━━━━━━━━┩
+│ 0     │    0 │ 25.0 % │      1,000 │  3.9 KiB │       2.0 KiB │ the model itself │
+│ 1     │    1 │ 75.0 % │      3,000 │ 11.7 KiB │         512 B │ blocks.2         │
+├───────┼──────┼────────┼────────────┼──────────┼───────────────┼──────────────────┤
+│ total │      │        │      4,000 │ 15.6 KiB │       2.5 KiB │                  │
+└───────┴──────┴────────┴────────────┴──────────┴───────────────┴──────────────────┘""",
+    )

@@ -1,0 +1,72 @@
+"""The house as data: its floors, its rooms, and what each says of itself."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+FXDP = ROOT / "fxdp"
+
+LAYERS: tuple[tuple[str, ...], ...] = (
+    ("errors",),
+    ("options", "settings", "torch_compat", "skip"),
+    ("ir",),
+    ("ranks", "capture", "rules", "lowering"),  # four wings: none knows another
+    ("placing", "runtime"),
+    ("pipeline",),
+    ("passes", "reports"),
+    ("compiler",),
+    ("module",),
+    ("oracle",),
+    ("__init__",),
+    ("demo",),
+    ("cli",),
+    ("__main__",),
+)
+"""Rooms and files of the top level, from the ground up; a room imports from the floors below it only."""
+
+START = "<!-- rooms: written by `python tests/rooms.py`, which a test compares -->\n"
+END = "<!-- end of rooms -->\n"
+
+
+def floor(room: str) -> int:
+    """The floor of a room."""
+    for i, rooms in enumerate(LAYERS):
+        if room in rooms:
+            return i
+    raise AssertionError(f"fxdp/{room} has no floor: add it to LAYERS")
+
+
+def first_line(package: Path) -> str:
+    """What a room or file says of itself."""
+    file = package / "__init__.py" if package.is_dir() else package.with_suffix(".py")
+    return (ast.get_docstring(ast.parse(file.read_text())) or "").partition("\n")[0]
+
+
+def table() -> str:
+    """The rooms from the face of the house down to its ground, with their sub-rooms."""
+    lines = ["| room | what is in it |", "|---|---|"]
+    for rooms in reversed(LAYERS):
+        for room in (name for name in rooms if not name.startswith("__")):
+            where = ROOT / "passes" if room == "passes" else FXDP / room
+            lines.append(f"| `{_shown(where)}` | {first_line(where)} |")
+            if where.is_dir():
+                inner = sorted(d for d in where.iterdir() if (d / "__init__.py").exists())
+                lines += [f"| &nbsp;&nbsp;`{_shown(d)}` | {first_line(d)} |" for d in inner]
+    return "\n".join(lines) + "\n"
+
+
+def _shown(where: Path) -> str:
+    return str(where.relative_to(ROOT)) + ("/" if where.is_dir() else ".py")
+
+
+def contributing(text: str) -> str:
+    """CONTRIBUTING.md with the table as it must be."""
+    before, _, rest = text.partition(START)
+    return before + START + table() + END + rest.partition(END)[2]
+
+
+if __name__ == "__main__":
+    page = ROOT / "CONTRIBUTING.md"
+    page.write_text(contributing(page.read_text()))

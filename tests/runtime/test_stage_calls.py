@@ -1,0 +1,28 @@
+"""What a part is given, and what it gives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from fxdp.lowering import Halves
+from fxdp.runtime.p2p import Microbatch
+from fxdp.runtime.stage_calls import Code
+
+
+def _as_it_lies(arguments: list[Any]) -> list[Tensor]:
+    return arguments
+
+
+def test_values_of_other_stages_lie_in_order() -> None:
+    """Compiled code asserts it: what a stage of the same rank hands on may be channels last."""
+    graph = fx.GraphModule({}, fx.Graph())
+    code = Code(Halves(_as_it_lies, 1, graph, graph), [None], (), ((0, "h"),), (), ("g",))
+    value = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    found, _ = code.forward(Microbatch(0, (), 0), {"h": value})
+    (gradient,) = code.backward_arguments([], {"g": value})
+    for given in (found, gradient):
+        assert given.is_contiguous()
+        assert torch.equal(given, value)
