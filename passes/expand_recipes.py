@@ -12,7 +12,7 @@ from fxdp.ir.graph_text import target_text
 from fxdp.ir.level import Level
 from fxdp.ir.notes import copy_note, note, tensor_operands
 from fxdp.ranks.resolve import DataMesh
-from fxdp.rules.registry import Recipe, Rewrite, Step, Term
+from fxdp.rules.registry import Recipe, RecipeStep, Rewrite, Term
 
 
 def _expand(node: fx.Node, recipe: Recipe) -> None:
@@ -74,7 +74,7 @@ def _needed(recipe: Recipe, finals: dict[int, fx.Node]) -> set[int]:
     return needed
 
 
-def _describe(node: fx.Node, step: Step, name: str) -> None:
+def _describe(node: fx.Node, step: RecipeStep, name: str) -> None:
     known = note(node)
     known.type, known.placement, known.recipe = step.type, step.at, None
     known.operands = tuple(a.at for a in step.args if isinstance(a, Term))

@@ -77,6 +77,15 @@ def test_no_file_name_occurs_twice() -> None:
     assert [names for names in seen.values() if len(names) > 1] == []
 
 
+def test_no_class_name_occurs_in_two_rooms() -> None:
+    seen: dict[str, set[str]] = {}
+    for name, tree in trees():
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                seen.setdefault(node.name, set()).add(room(name))
+    assert {name: rooms for name, rooms in seen.items() if len(rooms) > 1} == {}
+
+
 _FILE = re.compile(r"[\w/.-]*\w\.py\b")
 _USERS = ("file.py", "model.py", "models.py", "train.py")
 """Files of users, in examples of commands and errors."""

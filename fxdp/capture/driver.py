@@ -15,7 +15,7 @@ from fxdp.capture.export.canonical_sizes import Sizes
 from fxdp.capture.export.conditions import find_conditions, guards_of, kept_dims
 from fxdp.capture.export.convert import convert
 from fxdp.capture.export.examples import batch_hint
-from fxdp.capture.export.flat_module import Program, flatten_inputs
+from fxdp.capture.export.flat_module import FlatModule, flatten_inputs
 from fxdp.capture.export.single_sample import draws_numbers, for_one, for_several
 from fxdp.capture.export.static import StaticMismatchError, capture_static
 from fxdp.capture.inputs import batch_size, resolve_batch_dims
@@ -69,7 +69,7 @@ def capture(
     batch = tuple(resolve_batch_dims(args, kwargs, batch_dims))
     batch_size(inputs.tensors, batch, inputs.paths)
     with compile_lock, unchanged(module), capture_patches(module, loss_fn):
-        program = Program(module, inputs, loss_fn)
+        program = FlatModule(module, inputs, loss_fn)
         request = Request(
             program, module, inputs, batch, dynamic, differentiable, couple, own_statistics, orders
         )
@@ -102,7 +102,7 @@ def _with_numbers(error: Exception, request: Request, hint: int, found: Survey) 
     """Capture once more with small buffers as numbers: it may be their values that the code reads."""
     numbers = {} if request.program.numbers else numbers_of(request.module, found.read, found.written)
     if numbers:
-        program = Program(request.module, request.inputs, request.program.loss_fn, numbers)
+        program = FlatModule(request.module, request.inputs, request.program.loss_fn, numbers)
         with contextlib.suppress(CaptureError, WrittenError):
             captured, request = _capture(replace(request, program=program), hint)
             return replace(captured, numbers=tuple(numbers)), request

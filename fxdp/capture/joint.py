@@ -13,9 +13,9 @@ from torch import fx, nn
 
 from fxdp import torch_compat
 from fxdp.capture.captured import Route
-from fxdp.capture.couplings import Batch, coupling_table
+from fxdp.capture.couplings import BatchSymbols, coupling_table
 from fxdp.capture.export.examples import make_examples
-from fxdp.capture.export.flat_module import Inputs, OutputRecord, Program
+from fxdp.capture.export.flat_module import FlatModule, Inputs, OutputRecord
 from fxdp.capture.export.joins import rejoin
 from fxdp.capture.export.recurrence import part_layers, unfused_recurrence
 from fxdp.capture.export.skip_marks import route_skips
@@ -35,7 +35,7 @@ class BatchSpecializedError(Exception):
 class Request:
     """What is to be captured, and how (see `capture`)."""
 
-    program: Program
+    program: FlatModule
     module: nn.Module
     inputs: Inputs
     batch: tuple[int | None, ...]
@@ -123,7 +123,7 @@ def trace(request: Request, hint: int, *, symbolic: bool) -> RawJoint:
     fake_mode = next((fake.fake_mode for fake in fakes), None)
     wrapper = _Differentiated(module, request.differentiable, program.record.loss)
     symbols = batch_symbols(fakes, batch) if symbolic else None
-    table = coupling_table(Batch(symbols, request.own_statistics)) if request.couple else {}
+    table = coupling_table(BatchSymbols(symbols, request.own_statistics)) if request.couple else {}
     with unfused_recurrence() if request.couple else contextlib.nullcontext():
         gm = torch_compat.joint_graph(wrapper, fakes, fake_mode, table)
     if symbolic:

@@ -10,7 +10,7 @@ from fxdp.compiler.emit import LocalProgram
 from fxdp.pipeline.cut import Partition
 from fxdp.pipeline.cut.gives import halves_of
 from fxdp.pipeline.schedule import Edge, Schedule
-from fxdp.pipeline.write.microbatches import Layout
+from fxdp.pipeline.write.microbatches import MicrobatchSizes
 from fxdp.pipeline.write.step_graph import Pen, Sent
 from fxdp.pipeline.write.writer import Recompute, Writer
 from fxdp.reports.plan import CommRow, Plan, communication
@@ -40,7 +40,7 @@ class StagedProgram(LocalProgram):
         }  # fmt: skip
         return self.schedule.gradients_first([s for s in awaited if halves_of(self.partition, s)[1]])
 
-    def writer(self, layout: Layout, rank: int) -> Writer:
+    def writer(self, layout: MicrobatchSizes, rank: int) -> Writer:
         """What writes the program of one pipeline rank."""
         return Writer(
             Pen(rank, layout.sizes),
@@ -59,7 +59,9 @@ class StagedProgram(LocalProgram):
         `sizes` are those of the rank's whole batch; without `b`, all data ranks have equally many samples.
         """
         equal = sizes["B"] // self.mesh.size
-        layout = Layout.of({"b": equal, "offset": 0, "b_max": equal, **sizes}, self.options.microbatches)
+        layout = MicrobatchSizes.of(
+            {"b": equal, "offset": 0, "b_max": equal, **sizes}, self.options.microbatches
+        )
         sent: list[Sent] = []
         for rank in range(len(self.schedule.ranks)):
             writer = self.writer(layout, rank)

@@ -17,20 +17,20 @@ VOCABULARY = 256  # bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class TextBatch:
     """Sequences of bytes and, for each byte, the one that follows."""
 
     tokens: torch.Tensor
     targets: torch.Tensor
 
-    def to(self, device: torch.device) -> Batch:
+    def to(self, device: torch.device) -> TextBatch:
         """The same batch on another device."""
-        return Batch(self.tokens.to(device), self.targets.to(device))
+        return TextBatch(self.tokens.to(device), self.targets.to(device))
 
-    def part(self, rank: int, ranks: int) -> Batch:
+    def part(self, rank: int, ranks: int) -> TextBatch:
         """The rows of one rank."""
         rows = share(len(self.tokens), rank, ranks)
-        return Batch(self.tokens[rows], self.targets[rows])
+        return TextBatch(self.tokens[rows], self.targets[rows])
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +45,12 @@ class Corpus:
         text = "\n".join(topics.topics[name] for name in sorted(topics.topics))
         return cls(torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8).long())
 
-    def batch(self, step: int, size: int, length: int) -> Batch:
+    def batch(self, step: int, size: int, length: int) -> TextBatch:
         """The global batch of a step: `size` passages drawn from the step number alone."""
         generator = torch.Generator().manual_seed(step)
         starts = torch.randint(len(self.text) - length, (size,), generator=generator)
         passages = self.text[starts[:, None] + torch.arange(length + 1)]
-        return Batch(passages[:, :-1].contiguous(), passages[:, 1:].contiguous())
+        return TextBatch(passages[:, :-1].contiguous(), passages[:, 1:].contiguous())
 
 
 def share(rows: int, rank: int, ranks: int) -> slice:

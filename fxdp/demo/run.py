@@ -15,11 +15,11 @@ from rich.console import Console
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import fxdp
-from fxdp.demo.data import Batch, Corpus
+from fxdp.demo.data import Corpus, TextBatch
 from fxdp.demo.launch import launch
 from fxdp.demo.options import DemoOptions
 from fxdp.demo.show import announce, count_ranks, progress, summarize
-from fxdp.demo.training import LENGTH, Curve, Step, call, make_model, train
+from fxdp.demo.training import LENGTH, Curve, TrainingStep, call, make_model, train
 from fxdp.errors import MeshError
 from fxdp.settings import Launch, Settings
 
@@ -99,11 +99,11 @@ def _run(options: DemoOptions, place: Place, mesh: DeviceMesh | None) -> int:
 
 def _one_device(console: Console, options: DemoOptions, place: Place) -> Curve | None:
     """Train the plain model on rank 0; the others wait, step by step, so that none waits for long."""
-    steps: Iterator[Step | None] = repeat(None, options.steps)
+    steps: Iterator[TrainingStep | None] = repeat(None, options.steps)
     if place.rank == 0:
         model = make_model(options, place.device)
         steps = train(partial(call, options, model), model.parameters(), _batches(options, place.device))
-    done: list[Step] = []
+    done: list[TrainingStep] = []
     with progress(console, "one device", options) as show:
         for step in steps:
             if place.ranks > 1:
@@ -121,7 +121,7 @@ def _all_ranks(
     model = make_model(options, place.device)
     compiled = fxdp.compile(model, mesh, compute=options.compute)
     batches = (batch.part(place.rank, place.ranks) for batch in _batches(options, place.device))
-    done: list[Step] = []
+    done: list[TrainingStep] = []
     with progress(console, count_ranks(place.ranks), options, first="capture and compile") as show:
         for step in train(partial(call, options, compiled), model.parameters(), batches):
             done.append(step)
@@ -129,7 +129,7 @@ def _all_ranks(
     return Curve(tuple(done)), compiled.plan
 
 
-def _batches(options: DemoOptions, device: torch.device) -> Iterator[Batch]:
+def _batches(options: DemoOptions, device: torch.device) -> Iterator[TextBatch]:
     corpus = Corpus.from_standard_library()
     for step in range(options.steps):
         yield corpus.batch(step, options.batch, LENGTH).to(device)

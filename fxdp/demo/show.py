@@ -13,7 +13,7 @@ from rich.table import Table
 
 from fxdp.demo.curves import can_draw, draw_curves
 from fxdp.demo.options import DemoOptions
-from fxdp.demo.training import LENGTH, Curve, Step, largest_difference
+from fxdp.demo.training import LENGTH, Curve, TrainingStep, largest_difference
 from fxdp.reports.tables import communication_table, format_seconds, timings_line
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def announce(console: Console, options: DemoOptions, ranks: int) -> None:
 @contextmanager
 def progress(
     console: Console, name: str, options: DemoOptions, first: str | None = None
-) -> Iterator[Callable[[Step], None]]:
+) -> Iterator[Callable[[TrainingStep], None]]:
     """A bar with loss and tokens per second; call what it gives after each step."""
     bar = Progress(
         TextColumn("{task.description}"),
@@ -60,7 +60,7 @@ def progress(
         task = bar.add_task(f"{title} {first}" if first else title, total=options.steps, figures="")
         tokens = options.batch * LENGTH
 
-        def show(step: Step) -> None:
+        def show(step: TrainingStep) -> None:
             figures = f"loss {step.loss:.4f}  {tokens / step.seconds:,.0f} tokens/s"
             bar.update(task, advance=1, description=title, figures=figures)
 

@@ -10,7 +10,7 @@ from statistics import median
 import torch
 from torch import nn
 
-from fxdp.demo.data import VOCABULARY, Batch
+from fxdp.demo.data import VOCABULARY, TextBatch
 from fxdp.demo.model import GPT, GPTConfig
 from fxdp.demo.options import DemoOptions
 from fxdp.errors import InputError
@@ -19,7 +19,7 @@ LENGTH = 128
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class TrainingStep:
     """One finished step."""
 
     loss: float
@@ -30,7 +30,7 @@ class Step:
 class Curve:
     """One finished run."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[TrainingStep, ...]
 
     @property
     def losses(self) -> tuple[float, ...]:
@@ -87,7 +87,7 @@ def _transformers_gpt2() -> nn.Module:
     return model
 
 
-def call(options: DemoOptions, model: Callable[..., object], batch: Batch) -> torch.Tensor:
+def call(options: DemoOptions, model: Callable[..., object], batch: TextBatch) -> torch.Tensor:
     """The loss of one batch; transformers shifts the targets by itself."""
     if options.model == "plain":
         loss = model(batch.tokens, batch.targets)
@@ -98,8 +98,10 @@ def call(options: DemoOptions, model: Callable[..., object], batch: Batch) -> to
 
 
 def train(
-    loss_of: Callable[[Batch], torch.Tensor], parameters: Iterable[nn.Parameter], batches: Iterable[Batch]
-) -> Iterator[Step]:
+    loss_of: Callable[[TextBatch], torch.Tensor],
+    parameters: Iterable[nn.Parameter],
+    batches: Iterable[TextBatch],
+) -> Iterator[TrainingStep]:
     """Train, yielding after each step."""
     optimizer = torch.optim.AdamW(parameters, lr=5e-4, eps=1e-6)  # the default eps amplifies rounding errors
     for batch in batches:
@@ -109,4 +111,4 @@ def train(
         optimizer.step()
         optimizer.zero_grad()
         value = loss.item()
-        yield Step(value, time.perf_counter() - start)
+        yield TrainingStep(value, time.perf_counter() - start)

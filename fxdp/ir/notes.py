@@ -80,7 +80,7 @@ class Note:
     stage: int | None = None  # of a program that is cut into stages; None: belongs to no single one
     once: bool = False  # runs once per step, after the last micro-batch
     rewrite: Any = None  # how a rule wants its size arguments localized (`rules.registry.Rewrite`)
-    draws_for: Layout | None = None  # what a random op draws for, where it lies other than was captured
+    draws_for: MemoryLayout | None = None  # what a random op draws for, where it lies other than was captured
 
 
 def note(node: fx.Node) -> Note:
@@ -108,7 +108,7 @@ def sequence_number(node: fx.Node) -> int | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class MemoryLayout:
     """How a captured value lay in memory: ints, or expressions in torch's own size symbols."""
 
     sizes: tuple[Any, ...]
@@ -116,24 +116,24 @@ class Layout:
     offset: Any
 
 
-def memory_layout(node: fx.Node) -> Layout | None:
+def memory_layout(node: fx.Node) -> MemoryLayout | None:
     """The layout of a captured node's value, where capture kept it."""
     return _layout(node, "expr")
 
 
-def example_layout(node: fx.Node) -> Layout | None:
+def example_layout(node: fx.Node) -> MemoryLayout | None:
     """The same in numbers, as it was for the example; a size that only the data fixes is None."""
-    kept: Layout | None = node.meta.get(_LAYOUT)
+    kept: MemoryLayout | None = node.meta.get(_LAYOUT)
     return kept or _layout(node, "hint")
 
 
-def typical_layout(node: fx.Node) -> Layout | None:
+def typical_layout(node: fx.Node) -> MemoryLayout | None:
     """The same with some number for a size that only the data fixes."""
     found, open_ = example_layout(node), memory_layout(node)
     if found is None or open_ is None or None not in (*found.sizes, *found.strides):
         return found
     sizes, strides = (tuple(max(1, hint(n)) for n in given) for given in (open_.sizes, open_.strides))
-    return Layout(sizes, strides, open_.offset)
+    return MemoryLayout(sizes, strides, open_.offset)
 
 
 def keep_layout(node: fx.Node) -> None:
@@ -142,7 +142,7 @@ def keep_layout(node: fx.Node) -> None:
     node.meta.pop("val", None)
 
 
-def _layout(node: fx.Node, numbers: str) -> Layout | None:
+def _layout(node: fx.Node, numbers: str) -> MemoryLayout | None:
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor):
         return None
@@ -150,7 +150,7 @@ def _layout(node: fx.Node, numbers: str) -> Layout | None:
         tuple(getattr(getattr(n, "node", None), numbers, n) for n in found)
         for found in (value.shape, value.stride())
     )
-    return Layout(sizes, strides, value.storage_offset())
+    return MemoryLayout(sizes, strides, value.storage_offset())
 
 
 def tensor_operands(node: fx.Node) -> list[fx.Node]:

@@ -17,7 +17,7 @@ Boxed: TypeAlias = Callable[[list[Any]], "list[Any] | tuple[Any, ...]"]
 
 
 @dataclass(frozen=True)
-class Backward:
+class LoweredBackward:
     """One compiled backward: `run(saved + tangents)`, with the tangents numbered `tangents`.
 
     It returns a gradient or None per input of the forward.
@@ -51,7 +51,7 @@ class Halves:
     """The same for half a backward, whose results keep the strides that the other half was traced with."""
     summed: tuple[int, ...] = ()
     """The backward's results that it adds to buffers, which it takes last, instead of returning them."""
-    _backwards: dict[frozenset[int], Backward] = field(default_factory=dict, repr=False)
+    _backwards: dict[frozenset[int], LoweredBackward] = field(default_factory=dict, repr=False)
     _halved: dict[tuple[int, ...], tuple[Boxed, Boxed]] = field(default_factory=dict, repr=False)
 
     @property
@@ -59,7 +59,7 @@ class Halves:
         """Whether there is a backward."""
         return self.backward_graph is not None
 
-    def backward(self, zero: frozenset[int]) -> Backward:
+    def backward(self, zero: frozenset[int]) -> LoweredBackward:
         """The backward for calls in which the tangents numbered `zero` are zero."""
         found = self._backwards.get(zero)
         if found is None:
@@ -67,7 +67,7 @@ class Halves:
             assert self.compile_backward is not None
             graph, kept = without_tangents(self.backward_graph, sorted(zero), self.tangents)
             graph = add_to_buffers(graph, self.summed) if self.summed else graph
-            found = self._backwards[zero] = Backward(self.compile_backward(graph), kept, graph)
+            found = self._backwards[zero] = LoweredBackward(self.compile_backward(graph), kept, graph)
         return found
 
     def halved(self, first: tuple[int, ...]) -> tuple[Boxed, Boxed]:

@@ -56,7 +56,7 @@ class Served:
 
 
 @dataclass
-class Kind:
+class CallKind:
     """All that was captured and compiled for one kind of call."""
 
     dims: tuple[tuple[int, ...], ...]
@@ -78,7 +78,7 @@ class Programs:
         self._module = module
         self._mesh = mesh
         self._options = options
-        self._kinds: Kinds[Kind] = Kinds()
+        self._kinds: Kinds[CallKind] = Kinds()
         self.compiled = 0
         """How many programs were compiled."""
         self._layouts: Recent[Any, bool] = Recent(_CALLS)
@@ -96,7 +96,7 @@ class Programs:
         kind = self._kinds.find(call)
         if kind is None:
             check_contents(self._mesh, call)
-            kind = Kind(call.dims)
+            kind = CallKind(call.dims)
             local = self._captured_for(kind, call, batches, args, kwargs, dynamic=False)
             served = self._emit(kind, local, call, batches, generic=False)
             self._kinds.add(call, kind, args, kwargs)
@@ -107,7 +107,7 @@ class Programs:
 
     def _make_further(
         self,
-        kind: Kind,
+        kind: CallKind,
         call: Call,
         batches: tuple[int, ...],
         args: tuple[Any, ...],
@@ -125,7 +125,7 @@ class Programs:
                 served = self._emit(kind, local, call, batches, generic=False)
         return served
 
-    def _needs_open_dims(self, kind: Kind, call: Call, batches: tuple[int, ...]) -> bool:
+    def _needs_open_dims(self, kind: CallKind, call: Call, batches: tuple[int, ...]) -> bool:
         """Other dims than the first call's; or the first's, which a program of any dims serves as well."""
         if call.dims != kind.dims:
             return True
@@ -135,7 +135,7 @@ class Programs:
 
     def _captured_for(
         self,
-        kind: Kind,
+        kind: CallKind,
         call: Call,
         batches: tuple[int, ...],
         args: tuple[Any, ...],
@@ -218,7 +218,7 @@ class Programs:
             )
 
     def _emit(
-        self, kind: Kind, local: LocalProgram, call: Call, batches: tuple[int, ...], *, generic: bool
+        self, kind: CallKind, local: LocalProgram, call: Call, batches: tuple[int, ...], *, generic: bool
     ) -> Served:
         sizes = size_values(local.captured, call, batches, self._mesh.rank)
         even = len(set(batches)) == 1 and not (generic and self._mesh.size > 1)

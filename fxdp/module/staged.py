@@ -19,10 +19,10 @@ from fxdp.ir.notes import note
 from fxdp.ir.slots import Buffer, Mutation, Parameter
 from fxdp.module.call import Call
 from fxdp.module.call_sizes import row_numbers, size_values
-from fxdp.module.programs import Kind, Programs, Served, _plain_modes
+from fxdp.module.programs import CallKind, Programs, Served, _plain_modes
 from fxdp.options import Options
 from fxdp.pipeline.schedule import csv
-from fxdp.pipeline.write.microbatches import Layout
+from fxdp.pipeline.write.microbatches import MicrobatchSizes
 from fxdp.ranks.agreement import Agreement, agree
 from fxdp.ranks.resolve import DataMesh
 from fxdp.runtime.chains import chained
@@ -60,7 +60,7 @@ class StagedPrograms(Programs):
 
     def _make_further(
         self,
-        kind: Kind,
+        kind: CallKind,
         call: Call,
         batches: tuple[int, ...],
         args: tuple[Any, ...],
@@ -71,11 +71,11 @@ class StagedPrograms(Programs):
         return self._emit(kind, local, call, batches, generic=False)
 
     def _emit(
-        self, kind: Kind, local: LocalProgram, call: Call, batches: tuple[int, ...], *, generic: bool
+        self, kind: CallKind, local: LocalProgram, call: Call, batches: tuple[int, ...], *, generic: bool
     ) -> Served:
         assert isinstance(local, StagedProgram)
         whole = size_values(local.captured, call, batches, self._mesh.rank)
-        layout = Layout.of(whole, self._options.microbatches)
+        layout = MicrobatchSizes.of(whole, self._options.microbatches)
         lowering: Lowering | None = kind.lowerings.get(id(local))
         if lowering is None:
             lowering = kind.lowerings[id(local)] = Lowering(local, self._module)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from fxdp.ir.notes import Layout, note, tensor_operands, typical_layout
+from fxdp.ir.notes import MemoryLayout, note, tensor_operands, typical_layout
 
 
 def memory_order(node: fx.Node) -> tuple[int, ...]:
@@ -36,5 +36,5 @@ def memory_gaps(node: fx.Node) -> tuple[int, ...]:
     return tuple(found)
 
 
-def _drawn_for(node: fx.Node) -> Layout | None:
+def _drawn_for(node: fx.Node) -> MemoryLayout | None:
     return note(node).draws_for or typical_layout(next(iter(tensor_operands(node)), node))

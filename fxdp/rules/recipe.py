@@ -23,7 +23,7 @@ from fxdp.ir.ops.local_ops import positions
 from fxdp.ir.placements import Dim, P, Partial, Placement, R, Shard
 from fxdp.ir.sizes import LOCAL, OFFSET, B, exact_quotient, hint, product
 from fxdp.ir.types import TensorType
-from fxdp.rules.registry import Alternative, Op, Operand, Recipe, Step, Term
+from fxdp.rules.registry import Alternative, Op, Operand, Recipe, RecipeStep, Term
 from fxdp.torch_compat import OpOverload
 
 
@@ -33,7 +33,7 @@ class Cook:
 
     op: Op
     inputs: dict[int, Placement | None] = field(default_factory=dict)
-    steps: list[Step] = field(default_factory=list)
+    steps: list[RecipeStep] = field(default_factory=list)
 
     def operand(self, operand: Operand, placement: Placement = R) -> Term:
         """An operand of the op, read in a placement."""
@@ -60,7 +60,7 @@ class Cook:
     def call(self, target: OpOverload, *args: Any, type: TensorType, at: Placement, **kwargs: Any) -> Term:
         """One op; a partial term is read whole."""
         read = tuple(_whole(a) if isinstance(a, Term) else a for a in args)
-        self.steps.append(Step(target, read, tuple(kwargs.items()), type, at))
+        self.steps.append(RecipeStep(target, read, tuple(kwargs.items()), type, at))
         return Term(-len(self.steps), type, at)
 
     def pointwise(self, target: OpOverload, *args: Any, dtype: torch.dtype | None = None) -> Term:

@@ -87,7 +87,7 @@ class Term:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class RecipeStep:
     """One op of a recipe: its arguments, with terms in the placement in which they are read, and its result.
 
     Sizes among the arguments are those of the rank.
@@ -108,7 +108,7 @@ class Recipe:
     between the steps send, in the chooser's units.
     """
 
-    steps: tuple[Step, ...]
+    steps: tuple[RecipeStep, ...]
     results: tuple[Term | None, ...]
     bytes: int
 

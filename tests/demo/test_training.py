@@ -9,11 +9,11 @@ import torch
 
 from fxdp.demo.data import Corpus
 from fxdp.demo.options import DemoOptions
-from fxdp.demo.training import Curve, Step, call, largest_difference, make_model, train
+from fxdp.demo.training import Curve, TrainingStep, call, largest_difference, make_model, train
 
 
 def _curve(*losses: float) -> Curve:
-    return Curve(tuple(Step(loss, 1.0) for loss in losses))
+    return Curve(tuple(TrainingStep(loss, 1.0) for loss in losses))
 
 
 def test_the_difference_is_relative_and_the_largest() -> None:
@@ -25,8 +25,13 @@ def test_nan_is_no_agreement() -> None:
 
 
 def test_the_first_step_does_not_count_for_speed() -> None:
-    assert Curve((Step(1, 60.0), Step(1, 2.0), Step(1, 3.0), Step(1, 4.0))).step_seconds == 3.0
-    assert Curve((Step(1, 60.0),)).step_seconds == 60.0
+    assert (
+        Curve(
+            (TrainingStep(1, 60.0), TrainingStep(1, 2.0), TrainingStep(1, 3.0), TrainingStep(1, 4.0))
+        ).step_seconds
+        == 3.0
+    )
+    assert Curve((TrainingStep(1, 60.0),)).step_seconds == 60.0
 
 
 @pytest.mark.parametrize("kind", ["plain", "transformers"])

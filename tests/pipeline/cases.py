@@ -16,7 +16,7 @@ from fxdp.compiler.emit import copy_graph
 from fxdp.compiler.staged_order import prepare_staged
 from fxdp.options import Options
 from fxdp.pipeline.schedule import SCHEDULES
-from fxdp.pipeline.write.microbatches import Layout
+from fxdp.pipeline.write.microbatches import MicrobatchSizes
 from fxdp.ranks.resolve import resolve_mesh
 from tests.pipeline.models import Skips, skips
 
@@ -70,6 +70,6 @@ def graphs(
     mesh = resolve_mesh({"pp": ranks, "dp": data_ranks}, "cpu")
     local = prepare_staged(replace(found, gm=copy_graph(found.gm)), mesh, Options(**options))
     sizes = {"B": BATCH * data_ranks, "b": BATCH, "offset": 0, "b_max": BATCH}
-    layout = Layout.of(sizes, options["microbatches"])
+    layout = MicrobatchSizes.of(sizes, options["microbatches"])
     for rank in range(ranks):
         yield local.writer(layout, rank).write()

@@ -5,6 +5,6 @@ placement on the joint graph is exact. Everything that does not reduce over the 
 Inductor to fuse.
 """
 
-from fxdp.capture.couplings.coupling_table import Batch, coupling_table
+from fxdp.capture.couplings.coupling_table import BatchSymbols, coupling_table
 
-__all__ = ["Batch", "coupling_table"]
+__all__ = ["BatchSymbols", "coupling_table"]

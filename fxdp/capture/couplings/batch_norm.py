@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from fxdp.capture.couplings.coupling_table import Batch, count, couples, sum_type
+from fxdp.capture.couplings.coupling_table import BatchSymbols, count, couples, sum_type
 from fxdp.ir.ops.moments import MOMENTS_OP
 from fxdp.ir.ops.standardize import STANDARDIZE_BACKWARD_OP, STANDARDIZE_OP
 
@@ -33,7 +33,14 @@ class _Normed:
 
 
 def _normalize(
-    batch: Batch, x: Any, weight: Any, bias: Any, means: Any, variances: Any, momentum: float, eps: float
+    batch: BatchSymbols,
+    x: Any,
+    weight: Any,
+    bias: Any,
+    means: Any,
+    variances: Any,
+    momentum: float,
+    eps: float,
 ) -> _Normed:
     """Training-mode BatchNorm of `x` and the new running statistics."""
     dims = [dim for dim in range(x.dim()) if dim != 1]
@@ -71,7 +78,7 @@ def _moved(running: torch.Tensor, new: torch.Tensor, momentum: float) -> torch.T
 
 @couples(aten._native_batch_norm_legit_functional.default)
 def _functional(
-    batch: Batch,
+    batch: BatchSymbols,
     x: Any,
     weight: Any,
     bias: Any,
@@ -89,7 +96,14 @@ def _functional(
 
 @couples(aten._batch_norm_with_update_functional.default)
 def _with_update_functional(
-    batch: Batch, x: Any, weight: Any, bias: Any, means: Any, variances: Any, momentum: float, eps: float
+    batch: BatchSymbols,
+    x: Any,
+    weight: Any,
+    bias: Any,
+    means: Any,
+    variances: Any,
+    momentum: float,
+    eps: float,
 ) -> Any:
     if not batch.among(x.shape):
         return NotImplemented
@@ -100,7 +114,7 @@ def _with_update_functional(
 
 @couples(aten._native_batch_norm_legit.no_stats)
 def _no_stats(
-    batch: Batch, x: Any, weight: Any, bias: Any, training: bool, momentum: float, eps: float
+    batch: BatchSymbols, x: Any, weight: Any, bias: Any, training: bool, momentum: float, eps: float
 ) -> Any:
     if not training or not batch.among(x.shape):
         return NotImplemented
@@ -112,7 +126,7 @@ def _no_stats(
     aten._native_batch_norm_legit.default, aten.native_batch_norm.default, aten.miopen_batch_norm.default
 )  # fmt: skip
 def _in_place(
-    batch: Batch,
+    batch: BatchSymbols,
     x: Any,
     weight: Any,
     bias: Any,
@@ -130,7 +144,14 @@ def _in_place(
 
 @couples(aten._batch_norm_with_update.default)
 def _with_update(
-    batch: Batch, x: Any, weight: Any, bias: Any, means: Any, variances: Any, momentum: float, eps: float
+    batch: BatchSymbols,
+    x: Any,
+    weight: Any,
+    bias: Any,
+    means: Any,
+    variances: Any,
+    momentum: float,
+    eps: float,
 ) -> Any:
     if not batch.among(x.shape):
         return NotImplemented
@@ -140,7 +161,7 @@ def _with_update(
 
 @couples(aten.cudnn_batch_norm.default)
 def _cudnn(
-    batch: Batch,
+    batch: BatchSymbols,
     x: Any,
     weight: Any,
     bias: Any,
@@ -157,7 +178,14 @@ def _cudnn(
 
 
 def _normalize_in_place(
-    batch: Batch, x: Any, weight: Any, bias: Any, means: Any, variances: Any, momentum: float, eps: float
+    batch: BatchSymbols,
+    x: Any,
+    weight: Any,
+    bias: Any,
+    means: Any,
+    variances: Any,
+    momentum: float,
+    eps: float,
 ) -> _Normed:
     """As `_normalize`, for the ops that write the running statistics themselves."""
     done = _normalize(batch, x, weight, bias, means, variances, momentum, eps)
@@ -170,7 +198,7 @@ def _normalize_in_place(
 
 @couples(aten.native_batch_norm_backward.default)
 def _native_backward(
-    batch: Batch,
+    batch: BatchSymbols,
     grad: Any,
     x: Any,
     weight: Any,
@@ -193,7 +221,7 @@ def _native_backward(
 
 @couples(aten.batch_norm_backward.default)
 def _unified_backward(
-    batch: Batch,
+    batch: BatchSymbols,
     grad: Any,
     x: Any,
     weight: Any,
@@ -211,7 +239,7 @@ def _unified_backward(
 
 @couples(aten.cudnn_batch_norm_backward.default)
 def _cudnn_backward(
-    batch: Batch,
+    batch: BatchSymbols,
     x: Any,
     grad: Any,
     weight: Any,
@@ -228,7 +256,7 @@ def _cudnn_backward(
 
 @couples(aten.miopen_batch_norm_backward.default)
 def _miopen_backward(
-    batch: Batch,
+    batch: BatchSymbols,
     x: Any,
     grad: Any,
     weight: Any,

@@ -20,7 +20,7 @@ _COUPLINGS: dict[OpOverload, Callable[..., Any]] = {}
 
 
 @dataclass(frozen=True)
-class Batch:
+class BatchSymbols:
     """Knows the symbols of the batch size; without symbols (a static trace) any size may be it.
 
     `own_statistics`: BatchNorm normalizes each part of the batch by the part's own statistics.
@@ -51,7 +51,7 @@ def couples(*ops: OpOverload) -> Callable[[Coupling], Coupling]:
     return register
 
 
-def coupling_table(batch: Batch) -> dict[Any, Callable[..., Any]]:
+def coupling_table(batch: BatchSymbols) -> dict[Any, Callable[..., Any]]:
     """`{op: decomposition}` in the form that torch's joint export takes."""
     for family in _FAMILIES:
         importlib.import_module(f"fxdp.capture.couplings.{family}")

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from fxdp.capture.couplings.coupling_table import Batch, couples
+from fxdp.capture.couplings.coupling_table import BatchSymbols, couples
 from fxdp.torch_compat import OpOverload, torch_decompositions
 
 aten = torch.ops.aten
@@ -36,7 +36,7 @@ _ELEMENTWISE = (
 def _use_torch(op: OpOverload, function: Callable[..., Any]) -> None:
     """Register torch's decomposition of an element-wise loss, where the loss holds the batch."""
 
-    def decompose(batch: Batch, *args: Any, **kwargs: Any) -> Any:
+    def decompose(batch: BatchSymbols, *args: Any, **kwargs: Any) -> Any:
         tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
         if not any(batch.among(tensor.shape) for tensor in tensors):
             return NotImplemented
@@ -51,17 +51,21 @@ for _op in _ELEMENTWISE:
 
 
 @couples(aten.nll_loss_forward.default)
-def _nll_loss(batch: Batch, x: Any, target: Any, weight: Any, reduction: int, ignore_index: int) -> Any:
+def _nll_loss(
+    batch: BatchSymbols, x: Any, target: Any, weight: Any, reduction: int, ignore_index: int
+) -> Any:
     return _nll_forward(aten.nll_loss_forward.default, batch, x, target, weight, reduction, ignore_index)
 
 
 @couples(aten.nll_loss2d_forward.default)
-def _nll_loss2d(batch: Batch, x: Any, target: Any, weight: Any, reduction: int, ignore_index: int) -> Any:
+def _nll_loss2d(
+    batch: BatchSymbols, x: Any, target: Any, weight: Any, reduction: int, ignore_index: int
+) -> Any:
     return _nll_forward(aten.nll_loss2d_forward.default, batch, x, target, weight, reduction, ignore_index)
 
 
 def _nll_forward(
-    op: Any, batch: Batch, x: Any, target: Any, weight: Any, reduction: int, ignore_index: int
+    op: Any, batch: BatchSymbols, x: Any, target: Any, weight: Any, reduction: int, ignore_index: int
 ) -> Any:
     """The weighted sum over the valid targets divided by their total weight."""
     if reduction != MEAN or not batch.among(x.shape):
@@ -71,18 +75,18 @@ def _nll_forward(
 
 
 @couples(aten.nll_loss_backward.default)
-def _nll_loss_backward(batch: Batch, grad: Any, x: Any, *args: Any) -> Any:
+def _nll_loss_backward(batch: BatchSymbols, grad: Any, x: Any, *args: Any) -> Any:
     return _nll_backward(aten.nll_loss_backward.default, batch, grad, x, *args)
 
 
 @couples(aten.nll_loss2d_backward.default)
-def _nll_loss2d_backward(batch: Batch, grad: Any, x: Any, *args: Any) -> Any:
+def _nll_loss2d_backward(batch: BatchSymbols, grad: Any, x: Any, *args: Any) -> Any:
     return _nll_backward(aten.nll_loss2d_backward.default, batch, grad, x, *args)
 
 
 def _nll_backward(
     op: Any,
-    batch: Batch,
+    batch: BatchSymbols,
     grad: Any,
     x: Any,
     target: Any,
@@ -98,7 +102,13 @@ def _nll_backward(
 
 @couples(aten.multi_margin_loss.default)
 def _multi_margin(
-    batch: Batch, x: Any, target: Any, p: Any = 1, margin: Any = 1, weight: Any = None, reduction: int = MEAN
+    batch: BatchSymbols,
+    x: Any,
+    target: Any,
+    p: Any = 1,
+    margin: Any = 1,
+    weight: Any = None,
+    reduction: int = MEAN,
 ) -> Any:
     if reduction != MEAN or not batch.among(x.shape):
         return NotImplemented
@@ -107,7 +117,7 @@ def _multi_margin(
 
 @couples(aten.multi_margin_loss_backward.default)
 def _multi_margin_backward(
-    batch: Batch,
+    batch: BatchSymbols,
     grad: Any,
     x: Any,
     target: Any,
@@ -123,7 +133,7 @@ def _multi_margin_backward(
 
 
 @couples(aten.multilabel_margin_loss_forward.default)
-def _multilabel_margin(batch: Batch, x: Any, target: Any, reduction: int) -> Any:
+def _multilabel_margin(batch: BatchSymbols, x: Any, target: Any, reduction: int) -> Any:
     if reduction != MEAN or not batch.among(x.shape):
         return NotImplemented
     total, is_target = aten.multilabel_margin_loss_forward.default(x, target, SUM)
@@ -132,7 +142,7 @@ def _multilabel_margin(batch: Batch, x: Any, target: Any, reduction: int) -> Any
 
 @couples(aten.multilabel_margin_loss_backward.default)
 def _multilabel_margin_backward(
-    batch: Batch, grad: Any, x: Any, target: Any, reduction: int, is_target: Any
+    batch: BatchSymbols, grad: Any, x: Any, target: Any, reduction: int, is_target: Any
 ) -> Any:
     if reduction != MEAN or not batch.among(x.shape):
         return NotImplemented

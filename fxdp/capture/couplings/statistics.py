@@ -7,19 +7,19 @@ from typing import Any
 
 import torch
 
-from fxdp.capture.couplings.coupling_table import Batch, count, couples, normal_dims, sum_type
+from fxdp.capture.couplings.coupling_table import BatchSymbols, count, couples, normal_dims, sum_type
 
 aten = torch.ops.aten
 
 
 @couples(aten.mean.default)
-def _mean(batch: Batch, x: torch.Tensor, *, dtype: torch.dtype | None = None) -> Any:
+def _mean(batch: BatchSymbols, x: torch.Tensor, *, dtype: torch.dtype | None = None) -> Any:
     return _mean_dims(batch, x, None, False, dtype=dtype)
 
 
 @couples(aten.mean.dim)
 def _mean_dims(
-    batch: Batch,
+    batch: BatchSymbols,
     x: torch.Tensor,
     dim: Sequence[int] | None,
     keepdim: bool = False,
@@ -34,7 +34,7 @@ def _mean_dims(
 
 @couples(aten.var.correction)
 def _var(
-    batch: Batch, x: torch.Tensor, dim: Any = None, *, correction: Any = None, keepdim: bool = False
+    batch: BatchSymbols, x: torch.Tensor, dim: Any = None, *, correction: Any = None, keepdim: bool = False
 ) -> Any:
     both = _var_mean(batch, x, dim, correction=correction, keepdim=keepdim)
     return both if both is NotImplemented else both[0]
@@ -42,7 +42,7 @@ def _var(
 
 @couples(aten.std.correction)
 def _std(
-    batch: Batch, x: torch.Tensor, dim: Any = None, *, correction: Any = None, keepdim: bool = False
+    batch: BatchSymbols, x: torch.Tensor, dim: Any = None, *, correction: Any = None, keepdim: bool = False
 ) -> Any:
     both = _var_mean(batch, x, dim, correction=correction, keepdim=keepdim)
     return both if both is NotImplemented else both[0].sqrt()
@@ -50,7 +50,7 @@ def _std(
 
 @couples(aten.std_mean.correction)
 def _std_mean(
-    batch: Batch, x: torch.Tensor, dim: Any = None, *, correction: Any = None, keepdim: bool = False
+    batch: BatchSymbols, x: torch.Tensor, dim: Any = None, *, correction: Any = None, keepdim: bool = False
 ) -> Any:
     both = _var_mean(batch, x, dim, correction=correction, keepdim=keepdim)
     return both if both is NotImplemented else (both[0].sqrt(), both[1])
@@ -58,7 +58,7 @@ def _std_mean(
 
 @couples(aten.var_mean.correction)
 def _var_mean(
-    batch: Batch, x: torch.Tensor, dim: Any = None, *, correction: Any = None, keepdim: bool = False
+    batch: BatchSymbols, x: torch.Tensor, dim: Any = None, *, correction: Any = None, keepdim: bool = False
 ) -> Any:
     dims = normal_dims(x, dim)
     if x.is_complex() or not batch.among(x.shape[d] for d in dims):
@@ -73,7 +73,7 @@ def _var_mean(
 
 @couples(aten.linalg_vector_norm.default)
 def _vector_norm(
-    batch: Batch,
+    batch: BatchSymbols,
     x: torch.Tensor,
     ord: float = 2,
     dim: Any = None,

@@ -14,20 +14,22 @@ from typing import Any
 
 import torch
 
-from fxdp.capture.couplings.coupling_table import Batch, count, couples
+from fxdp.capture.couplings.coupling_table import BatchSymbols, count, couples
 
 aten = torch.ops.aten
 
 
 @couples(aten.as_strided.default)
-def _as_strided(batch: Batch, x: Any, size: Any, stride: Any, offset: Any = None) -> Any:
+def _as_strided(batch: BatchSymbols, x: Any, size: Any, stride: Any, offset: Any = None) -> Any:
     if not batch.among(x.shape) or not _lies_in_order(x) or offset not in (None, 0):
         return NotImplemented
     return x.view(size) if _is_view(x, size, stride) else NotImplemented
 
 
 @couples(aten.as_strided_scatter.default)
-def _as_strided_scatter(batch: Batch, x: Any, src: Any, size: Any, stride: Any, offset: Any = None) -> Any:
+def _as_strided_scatter(
+    batch: BatchSymbols, x: Any, src: Any, size: Any, stride: Any, offset: Any = None
+) -> Any:
     if not batch.among(x.shape) or not _lies_in_order(x) or offset not in (None, 0):
         return NotImplemented
     return src.reshape(x.shape) if _is_view(x, size, stride) else NotImplemented

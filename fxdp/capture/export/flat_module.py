@@ -80,7 +80,7 @@ class _Cell:
     record: OutputRecord = field(default_factory=OutputRecord)
 
 
-class Program(nn.Module):
+class FlatModule(nn.Module):
     """`loss_fn(module(*args, **kwargs), target)` as a function of the flat tensor inputs."""
 
     def __init__(

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from fxdp.capture.captured import Captured, LayoutRead
-from fxdp.capture.export.flat_module import Program, flatten_inputs
+from fxdp.capture.export.flat_module import FlatModule, flatten_inputs
 from fxdp.capture.patches.deferred import deferring
 from fxdp.capture.patches.module_state import unchanged
 from fxdp.capture.patches.numbers import numbers_of
@@ -47,7 +47,7 @@ def check_layouts(
     usual = [_usual(*pair) for pair in zip(inputs.tensors, orders, strict=True)]
     given = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in inputs.tensors]
     with compile_lock, unchanged(module), capture_patches(module, loss_fn):
-        program = Program(module, inputs, loss_fn, numbers_of(module, set(found.numbers), set()))
+        program = FlatModule(module, inputs, loss_fn, numbers_of(module, set(found.numbers), set()))
         expected = _exported(program, usual)
         try:
             own = _exported(program, given)
@@ -105,7 +105,7 @@ def _usual(tensor: Tensor, order: Arrangement) -> Tensor:
 
 
 def _exported(
-    program: Program, tensors: Sequence[Tensor]
+    program: FlatModule, tensors: Sequence[Tensor]
 ) -> tuple[tuple[LayoutRead, ...], list[tuple[Any, str]]]:
     """What the code reads, and the ops that it calls but for copies."""
     with deferring():

@@ -10,14 +10,14 @@ from fxdp.errors import InputError
 
 
 @dataclass(frozen=True)
-class Layout:
+class MicrobatchSizes:
     """The size symbols of each micro-batch, and of the whole local batch under None; where each begins."""
 
     sizes: Mapping[int | None, Mapping[str, int]]
     bounds: tuple[tuple[int, int], ...]
 
     @classmethod
-    def of(cls, whole: Mapping[str, int], microbatches: int) -> Layout:
+    def of(cls, whole: Mapping[str, int], microbatches: int) -> MicrobatchSizes:
         """From the sizes of the rank's whole batch (`B`, `b`, `offset`, ...).
 
         Raises

@@ -12,7 +12,7 @@ from fxdp.ir.ops.parts import combine
 from fxdp.ir.placements import Partial, R
 from fxdp.ir.types import local_shape
 from fxdp.rules.proof import samples
-from fxdp.rules.registry import Recipe, Step, Term
+from fxdp.rules.registry import Recipe, RecipeStep, Term
 
 _Terms = dict[int, tuple[list[torch.Tensor], Any]]
 
@@ -26,7 +26,7 @@ def run(recipe: Recipe, parts: Sequence[list[torch.Tensor]], split: Sequence[int
             for rank in range(len(split))]  # fmt: skip
 
 
-def _step(step: Step, terms: _Terms, rank: int, split: Sequence[int]) -> torch.Tensor:
+def _step(step: RecipeStep, terms: _Terms, rank: int, split: Sequence[int]) -> torch.Tensor:
     sizes = (sum(split), split[rank], sum(split[:rank]))
 
     def concrete(leaf: Any) -> Any:

@@ -10,7 +10,7 @@ import torch
 from expecttest import assert_expected_inline
 from torch import Tensor, fx, nn
 
-from fxdp.pipeline.write.microbatches import Layout
+from fxdp.pipeline.write.microbatches import MicrobatchSizes
 from fxdp.runtime import p2p
 from tests.pipeline.cut.cuts import program
 
@@ -33,7 +33,7 @@ def _programs(
     """What each rank calls, in order, but for taking results apart, events, and waits for what was sent."""
     options |= {"stages": stages, "microbatches": 2, "schedule": schedule}
     cut = program(model or Two(), torch.randn(4, 4), ranks=2, **options)
-    layout = Layout.of({"B": 4, "b": 4, "offset": 0, "b_max": 4}, 2)
+    layout = MicrobatchSizes.of({"B": 4, "b": 4, "offset": 0, "b_max": 4}, 2)
     lines = []
     for rank in range(2):
         graph = cut.writer(layout, rank).write()
@@ -146,7 +146,7 @@ def test_events() -> None:
     """Two data ranks: another stream waits before a send, a receive or a reduction, and compute after it."""
     cut = program(Two(), torch.randn(4, 4), ranks=2, dp=2, stages=["b"], gradients="owner")
     sizes = {"B": 8, "b": 4, "offset": 0, "b_max": 4}
-    assert_expected_inline(_text(cut.writer(Layout.of(sizes, 1), 0).write()), """\
+    assert_expected_inline(_text(cut.writer(MicrobatchSizes.of(sizes, 1), 0).write()), """\
 microbatch_0 = microbatch(batch, 0, 0, 4, [0])
 forward_0_mb0 = forward_0(microbatch_0)
 relu_mb0 = getitem(forward_0_mb0, 0)
@@ -171,7 +171,7 @@ unpacked_of1 = unpack(results_of1, [[]], [torch.float32])
 wait = getitem(unpacked_of1, 0)
 after_finish_0 = record_event(reduce)
 compute_waits = wait_event(compute, after_finish_0, batch, t_8_mb0)""")
-    assert_expected_inline(_text(cut.writer(Layout.of(sizes, 1), 1).write()), """\
+    assert_expected_inline(_text(cut.writer(MicrobatchSizes.of(sizes, 1), 1).write()), """\
 after_batch = record_event(compute)
 p2p_forward_waits = wait_event(p2p_forward, after_batch)
 receive_relu_mb0_from0 = receive_forward([4, 4], torch.float32, 0, 0, stream=p2p_forward)
