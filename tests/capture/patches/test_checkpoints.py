@@ -120,5 +120,5 @@ REFUSED: dict[str, tuple[Callable[[Net, Tensor], Tensor], str]] = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_other_writes_are_refused(name: str) -> None:
     body, words = REFUSED[name]
-    with pytest.raises(CaptureError, match=rf"at .*test_recomputed.py:(.|\n)*{words}"):
+    with pytest.raises(CaptureError, match=rf"at .*test_checkpoints.py:(.|\n)*{words}"):
         fxdp.plan(Net(body), (torch.randn(8, 6),))

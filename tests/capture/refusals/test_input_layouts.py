@@ -46,7 +46,7 @@ REFUSED: dict[str, tuple[Callable[[nn.Linear, Tensor], Tensor], Tensor]] = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_other_strides_are_refused_with_line_and_remedy(name: str) -> None:
     body, x = REFUSED[name]
-    said = r"test_layouts.py:\d+ `.*: the model's code reads how its .*Pass x.clone\(memory_format=torch.cont"
+    said = r"test_input_layouts.py:\d+ `.*: the model's code reads how its .*Pass x.clone\(memory_format="
     with pytest.raises(InputError, match=said):
         fxdp.plan(_Model(body), (x,), mesh={"dp": 2})
     fxdp.plan(_Model(body), (x.clone(memory_format=torch.contiguous_format),), mesh={"dp": 2})
