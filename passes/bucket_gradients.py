@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from fxdp.ir import conversions
+from fxdp.ir.graphs import reachable
 from fxdp.ir.level import Level
 from fxdp.ir.notes import Cause, Reason, note, tensor_operands
 from fxdp.ir.placements import P, Placement, R
@@ -135,15 +136,8 @@ class _Bucketing:
 
     def _downstream(self, roots: set[fx.Node]) -> list[fx.Node]:
         """All that is computed from the reduced values, in order, the roots aside."""
-        reached: set[fx.Node] = set(roots)
-        ordered = []
-        for node in self.graph.nodes:
-            if node.op != "call_function" or node in roots:
-                continue
-            if any(a in reached for a in node.all_input_nodes):
-                reached.add(node)
-                ordered.append(node)
-        return ordered
+        reached = reachable(roots) - roots
+        return [n for n in self.graph.nodes if n in reached and n.op == "call_function"]
 
     def _start(self, dtype: torch.dtype, members: list[_Reduction]) -> list[tuple[fx.Node, _Chosen]]:
         members = sorted(members, key=lambda r: self.position[r.value])

@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from fxdp.errors import PlacementError
+from fxdp.ir.graphs import erase_unused
 from fxdp.ir.level import Level
 from fxdp.ir.notes import copy_note, example_layout, memory_layout, note
 from fxdp.ir.sizes import product
@@ -76,7 +77,7 @@ class Canonicalize:
                 _hand_on_skip(node, node.args[0])
                 node.replace_all_uses_with(node.args[0])
                 gm.graph.erase_node(node)
-        _erase_unused(gm.graph)
+        erase_unused(gm.graph)
         if unclear and mesh.size > 1:
             _refuse(unclear)
         return gm
@@ -208,9 +209,3 @@ def _is_empty(type_: object, dim: int) -> bool:
     if not isinstance(type_, TensorType):
         return False
     return type_.shape == (0,) or (dim < len(type_.shape) and type_.shape[dim] == 0)
-
-
-def _erase_unused(graph: fx.Graph) -> None:
-    for node in reversed(list(graph.nodes)):
-        if node.op == "call_function" and not node.users and not node.is_impure():
-            graph.erase_node(node)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from fxdp.compiler.emit import copy_graph
 from fxdp.ir import conversions
 from fxdp.ir.graph_text import target_text
+from fxdp.ir.graphs import copy_graph
 from fxdp.ir.notes import is_host_size, note
 from fxdp.ir.sizes import batch_factor
 from fxdp.ir.slots import Size

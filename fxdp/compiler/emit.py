@@ -20,8 +20,9 @@ from fxdp.compiler.refused_ops import refuse_fallbacks, refuse_unclear_draws
 from fxdp.errors import FxdpError
 from fxdp.ir.draws import node_draws
 from fxdp.ir.graph_text import graph_text
+from fxdp.ir.graphs import copy_graph
 from fxdp.ir.level import Level
-from fxdp.ir.notes import copy_note, note
+from fxdp.ir.notes import note
 from fxdp.ir.slots import Buffer, Constant, Parameter, Slot
 from fxdp.lowering import Halves, lower_eager, lower_inductor
 from fxdp.lowering.inductor.turns import Turn
@@ -43,7 +44,6 @@ from fxdp.ranks.resolve import DataMesh
 from fxdp.reports.coverage import coverage
 from fxdp.reports.plan import Plan, communication, program_text, replicated_ops
 from fxdp.runtime.program import Program
-from fxdp.torch_compat import graph_module
 
 _log = logging.getLogger("fxdp")
 
@@ -180,19 +180,6 @@ def _lower(
 
 def _barrier(mesh: DataMesh) -> None:
     gather_objects(mesh, None)
-
-
-def copy_graph(gm: fx.GraphModule) -> fx.GraphModule:
-    """A graph module with nodes and notes of its own."""
-    graph = fx.Graph()
-    mapping: dict[fx.Node, fx.Node] = {}
-    result = graph.graph_copy(gm.graph, mapping)
-    output = graph.output(result)
-    mapping[gm.graph.output_node()] = output
-    for old, new in mapping.items():
-        new.meta = dict(old.meta)
-        copy_note(old, new)
-    return graph_module(gm, graph)
 
 
 def slot_values(gm: fx.GraphModule, module: nn.Module, captured: Captured) -> dict[Slot, Any]:

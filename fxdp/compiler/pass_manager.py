@@ -16,8 +16,8 @@ from typing import Protocol
 from torch import fx
 
 from fxdp.errors import VerifierError
-from fxdp.ir.collection import no_collection
 from fxdp.ir.graph_text import graph_text
+from fxdp.ir.graphs import no_collection
 from fxdp.ir.level import Level
 from fxdp.ranks.resolve import DataMesh
 

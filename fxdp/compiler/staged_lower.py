@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from fxdp.compiler.emit import copy_graph, slot_values
+from fxdp.compiler.emit import slot_values
 from fxdp.compiler.pass_manager import PassManager
 from fxdp.compiler.staged_program import StagedProgram
 from fxdp.ir import conversions
 from fxdp.ir.draws import node_draws
+from fxdp.ir.graphs import copy_graph
 from fxdp.ir.level import Level
 from fxdp.ir.notes import note
 from fxdp.ir.slots import Size, Slot

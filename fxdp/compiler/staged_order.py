@@ -8,11 +8,12 @@ from pathlib import Path
 from torch import fx
 
 from fxdp.capture import Captured
-from fxdp.compiler.emit import copy_graph, global_passes
+from fxdp.compiler.emit import global_passes
 from fxdp.compiler.pass_manager import Pass, PassManager
 from fxdp.compiler.refused_ops import refuse_fallbacks
 from fxdp.compiler.staged_program import StagedProgram
 from fxdp.errors import MeshError, StageError
+from fxdp.ir.graphs import copy_graph
 from fxdp.ir.level import Level
 from fxdp.ir.notes import note
 from fxdp.ir.slots import Crossing, ResultSlot, Tangent

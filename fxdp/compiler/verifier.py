@@ -15,6 +15,7 @@ from fxdp.capture.export.skip_marks import MARK
 from fxdp.errors import VerifierError
 from fxdp.ir import conversions
 from fxdp.ir.graph_text import node_text
+from fxdp.ir.graphs import given_arguments
 from fxdp.ir.level import Level
 from fxdp.ir.notes import is_host_size, note, tensor_operands
 from fxdp.ir.placements import Partial, Placement, Replicate, Shard
@@ -193,8 +194,7 @@ def _is_linear(node: fx.Node, wanted: tuple[Placement | None, ...]) -> bool:
         return True
     if target is torch.ops.aten.masked_fill.Scalar:
         return bool(node.args[2] == 0)
-    named = [(a.name, v) for a, v in zip(target._schema.arguments, node.args, strict=False)]
-    tensors = [n for n, v in [*named, *node.kwargs.items()] if _is_tensor(v)]
+    tensors = [name for name, value in given_arguments(node).items() if _is_tensor(value)]
     terms = {n for n, p in zip(tensors, wanted, strict=True) if isinstance(p, Partial)}
     return any(terms == set(group).intersection(tensors) for group in LINEAR.get(target, ()))
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from fxdp.ir.graphs import argument_of
 from fxdp.torch_compat import OpOverload
 
 
@@ -16,7 +17,7 @@ def draws(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Whether the call takes numbers from a generator (attention without dropout does not)."""
     if not isinstance(target, OpOverload) or torch.Tag.nondeterministic_seeded not in target.tags:
         return False
-    probability = _argument(target, "dropout_p", args, kwargs)
+    probability = argument_of(target, "dropout_p", args, kwargs)
     return probability is None or probability != 0.0
 
 
@@ -26,10 +27,3 @@ def node_draws(node: fx.Node) -> bool:
         source = node.args[0]
         return isinstance(source, fx.Node) and node_draws(source)
     return node.op == "call_function" and draws(node.target, node.args, node.kwargs)
-
-
-def _argument(target: OpOverload, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    for position, argument in enumerate(target._schema.arguments):
-        if argument.name == name:
-            return args[position] if position < len(args) else kwargs.get(name, argument.default_value)
-    return None

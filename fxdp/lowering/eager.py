@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from fxdp.ir.graphs import ancestors
 from fxdp.ir.notes import note
 from fxdp.ir.slots import Crossing, Gradient, Mutation, Output, Tangent
 from fxdp.ir.types import TensorType
@@ -100,10 +101,8 @@ def _crosses(slot: object, *, backward: bool) -> bool:
 def _forward_nodes(graph: fx.Graph) -> set[fx.Node]:
     """Nodes of the forward: all but tangents, what they reach, and what the capture called backward."""
     later: set[fx.Node] = set()
-    needed = {*forward_results(graph), *(n for s, n in results(graph) if isinstance(s, Mutation))}
-    for node in reversed(graph.nodes):
-        if node in needed:
-            needed.update(node.all_input_nodes)
+    mutations = [n for s, n in results(graph) if isinstance(s, Mutation)]
+    needed = ancestors([*forward_results(graph), *mutations])
     for node in graph.nodes:
         reads_later = any(a in later for a in node.all_input_nodes)
         called_backward = note(node).backward and node.op == "call_function" and node not in needed

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from fxdp.ir.graphs import ancestors
 from fxdp.torch_compat import graph_module, sizes_behind
 
 aten = torch.ops.aten
@@ -29,8 +30,8 @@ def split_backward(gm: fx.GraphModule, first: Sequence[int]) -> tuple[fx.GraphMo
     results = list(gm.graph.output_node().args[0])  # type: ignore[arg-type]
     early = [results[i] for i in first]
     late = [r for i, r in enumerate(results) if i not in set(first)]
-    ahead = _ancestors(gm.graph, early)
-    needed = _ancestors(gm.graph, late)
+    ahead = ancestors(early)
+    needed = ancestors(late)
     for node in gm.graph.nodes:  # tensors are handed on, not the tuples that hold them
         if node in needed and node.target is operator.getitem and node.args[0] in ahead:
             ahead.add(node)
@@ -74,14 +75,6 @@ def _only(convolution: fx.Node, mask: list[Any]) -> None:
     if "val" in convolution.meta:
         values = zip(convolution.meta["val"], mask, strict=True)
         convolution.meta["val"] = tuple(value if wanted else None for value, wanted in values)
-
-
-def _ancestors(graph: fx.Graph, roots: Sequence[fx.Node | None]) -> set[fx.Node]:
-    found = {r for r in roots if isinstance(r, fx.Node)}
-    for node in reversed(graph.nodes):
-        if node in found and node.op != "output":
-            found.update(node.all_input_nodes)
-    return found
 
 
 def _inputs(

@@ -14,8 +14,9 @@ from torch.utils import _pytree as pytree
 from fxdp.capture import Captured, capture, check_layouts, unusual
 from fxdp.capture.export.flat_module import flatten_inputs
 from fxdp.capture.refusals.twins import twin_of
-from fxdp.compiler.emit import LocalProgram, copy_graph, prepare
+from fxdp.compiler.emit import LocalProgram, prepare
 from fxdp.errors import InputError, VerifierError
+from fxdp.ir.graphs import copy_graph
 from fxdp.ir.memory_layout import arrangement
 from fxdp.ir.sizes import B, named_size
 from fxdp.module.call import CallReader, check_arguments

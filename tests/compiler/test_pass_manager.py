@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import fx
 
-from fxdp.compiler.emit import copy_graph
 from fxdp.compiler.pass_manager import PassManager
 from fxdp.errors import VerifierError
+from fxdp.ir.graphs import copy_graph
 from fxdp.ir.level import Level
 from fxdp.ir.notes import note
 from fxdp.ir.placements import S

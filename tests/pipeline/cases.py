@@ -12,8 +12,8 @@ import torch
 from torch import fx
 
 from fxdp.capture import Captured, capture
-from fxdp.compiler.emit import copy_graph
 from fxdp.compiler.staged_order import prepare_staged
+from fxdp.ir.graphs import copy_graph
 from fxdp.options import Options
 from fxdp.pipeline.schedule import SCHEDULES
 from fxdp.pipeline.write.microbatches import MicrobatchSizes

@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import fxdp
 from fxdp.capture import Captured, capture
-from fxdp.compiler.emit import copy_graph
+from fxdp.ir.graphs import copy_graph
 from tests.capture import zoo
 from tests.exactness.models import step_both, twin_of
 from tests.pipeline import models

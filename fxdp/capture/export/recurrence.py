@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from fxdp.ir.graphs import given_arguments
 from fxdp.torch_compat import stacks_lstm_states
 
 aten = torch.ops.aten
@@ -43,7 +44,7 @@ def part_layers(gm: fx.GraphModule) -> None:
     """Call recurrent layers that have dropout between them one by one; in place."""
     for node in list(gm.graph.nodes):
         if node.target in _LAYERS:
-            given = _arguments(node)
+            given = given_arguments(node)
             if given["train"] and given["dropout"] > 0 and given["num_layers"] > 1:
                 _part(gm.graph, node, given)
     if stacks_lstm_states():
@@ -61,11 +62,6 @@ def _merge_state_dims(lstm: fx.Node) -> None:
         merged.meta = dict(pick.meta)
         for reader in readers:
             reader.replace_input_with(pick, merged)
-
-
-def _arguments(node: fx.Node) -> dict[str, Any]:
-    names = [a.name for a in node.target._schema.arguments]  # type: ignore[union-attr]
-    return {**dict(zip(names, node.args, strict=False)), **node.kwargs}
 
 
 def _part(graph: fx.Graph, node: fx.Node, given: dict[str, Any]) -> None:

@@ -26,7 +26,7 @@ from fxdp.capture.patches.ctc_loss import capturable_ctc_loss
 from fxdp.capture.patches.substitutes import SUBSTITUTES
 from fxdp.capture.sites import site_of_call
 from fxdp.errors import CaptureError
-from fxdp.ir.collection import no_collection
+from fxdp.ir.graphs import no_collection
 
 _WRONGLY_DECOMPOSED = torch.ops.aten.multilabel_margin_loss_forward.default
 """torch 2.13's Python decomposition counts targets after the first -1; its kernel does not."""

@@ -14,6 +14,7 @@ from itertools import pairwise
 
 from torch import fx
 
+from fxdp.ir.graphs import ancestors
 from fxdp.lowering.halves import Halves
 
 __all__ = ["collectives", "order_lines", "put_in_order"]
@@ -36,7 +37,8 @@ def put_in_order(gm: fx.GraphModule, names: Sequence[str]) -> None:
     inputs = graph.find_nodes(op="placeholder")
     order: dict[fx.Node, None] = dict.fromkeys(inputs)
     for node in wanted:
-        order |= dict.fromkeys(_needed(graph, node))
+        needed = ancestors([node])
+        order |= dict.fromkeys(other for other in graph.nodes if other in needed)
     order |= dict.fromkeys(graph.nodes)
     for before, node in pairwise(order):
         before.append(node)
@@ -47,15 +49,6 @@ def order_lines(halves: Halves) -> list[str]:
     """The order as text, to be compared between ranks."""
     graphs = {"forward": halves.forward_graph, "backward": halves.backward_graph}
     return [f"{half}: {name}" for half, gm in graphs.items() if gm for name in collectives(gm.graph)]
-
-
-def _needed(graph: fx.Graph, node: fx.Node) -> list[fx.Node]:
-    """The node and all that it depends on, in the graph's order."""
-    found = {node}
-    for other in reversed(graph.nodes):
-        if other in found:
-            found.update(other.all_input_nodes)
-    return [other for other in graph.nodes if other in found]
 
 
 def _starts(node: fx.Node) -> bool:

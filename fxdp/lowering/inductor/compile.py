@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from fxdp.errors import StateError
+from fxdp.ir.graphs import keep_ancestors
 from fxdp.ir.notes import note
 from fxdp.ir.ops.whole_draws import is_twin
 from fxdp.ir.placements import Shard
@@ -202,7 +203,7 @@ class _Compiler:
         With it go collectives of the forward that the partitioner repeats in the backward, and their inputs:
         it keeps them because they have side effects. Draws that nobody reads stay, as others follow them.
         """
-        _keep_ancestors(backward.graph, [])
+        keep_ancestors(backward.graph)
         placeholders = [n for n in backward.graph.nodes if n.op == "placeholder"]
         saved = placeholders[: len(placeholders) - tangents]
         # sizes stay: `8 * B` may be read as one number, whose code is then written in terms of `B`
@@ -214,7 +215,7 @@ class _Compiler:
         first = self.outputs + len(self.mutations)
         read = [n for n in results[first:] if n.name in names]
         forward.graph.output_node().args = ((*results[:first], *read),)
-        _keep_ancestors(forward.graph, [n for n in forward.graph.nodes if is_twin(n.target)])
+        keep_ancestors(forward.graph, [n for n in forward.graph.nodes if is_twin(n.target)])
         position = {n.name: i for i, n in enumerate(read)}
         return tuple(position[name] for name in names)
 
@@ -234,17 +235,6 @@ class _Compiler:
                 copy = forward.graph.call_function(aten.copy_.default, (target, value))
                 copy.meta["val"] = target.meta["val"]
         output.args = (tuple(kept),)
-
-
-def _keep_ancestors(graph: fx.Graph, also: list[fx.Node]) -> None:
-    """Erase everything that neither a result nor one of `also` depends on, collectives included."""
-    needed = {graph.output_node(), *also}
-    for node in reversed(graph.nodes):
-        if node in needed:
-            needed.update(node.all_input_nodes)
-    for node in reversed(list(graph.nodes)):
-        if node not in needed and node.op != "placeholder":
-            graph.erase_node(node)
 
 
 def _not_compiled(_: list[Any]) -> Any:

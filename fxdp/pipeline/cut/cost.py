@@ -16,12 +16,12 @@ count as `symbols.hint` says. Closed forms:
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from math import prod
 from typing import Any
 
 from torch import fx
 
+from fxdp.ir.graphs import argument, given_arguments
 from fxdp.ir.notes import note, tensor_operands
 from fxdp.ir.sizes import hint
 from fxdp.ir.types import ScalarType, TensorType
@@ -56,8 +56,8 @@ def node_flops(node: fx.Node, batch: int = 64) -> int:
     if name in _CONVOLUTIONS:
         return _convolution(node, batch, _shape(node, batch))
     if name == "convolution_backward":
-        wanted = sum(map(bool, _argument(node, "output_mask")[:2]))
-        return wanted * _convolution(node, batch, _shape(_argument(node, "grad_output"), batch))
+        wanted = sum(map(bool, argument(node, "output_mask")[:2]))
+        return wanted * _convolution(node, batch, _shape(argument(node, "grad_output"), batch))
     if _ATTENTION.fullmatch(name):
         return _attention(node, name, batch)
     if name.removesuffix("_backward") in _RECURRENT:
@@ -85,12 +85,12 @@ def type_bytes(node: fx.Node, batch: int = 64) -> int:
 
 
 def _convolution(node: fx.Node, batch: int, output: tuple[int, ...]) -> int:
-    weight, x = (_shape(_argument(node, name), batch) for name in ("weight", "input"))
-    return 2 * prod(x if _argument(node, "transposed") else output) * prod(weight[1:])
+    weight, x = (_shape(argument(node, name), batch) for name in ("weight", "input"))
+    return 2 * prod(x if argument(node, "transposed") else output) * prod(weight[1:])
 
 
 def _attention(node: fx.Node, name: str, batch: int) -> int:
-    query, key, value = (_shape(_argument(node, n), batch) for n in ("query", "key", "value"))
+    query, key, value = (_shape(argument(node, n), batch) for n in ("query", "key", "value"))
     positions = key[1] if _BY_POSITION.fullmatch(name) else key[-2]
     scores = prod(query[:-1]) * positions
     if name.endswith("_backward"):
@@ -99,10 +99,10 @@ def _attention(node: fx.Node, name: str, batch: int) -> int:
 
 
 def _recurrent(node: fx.Node, batch: int) -> int:
-    rows = prod(_shape(_argument(node, "input"), batch)[:-1])
+    rows = prod(_shape(argument(node, "input"), batch)[:-1])
     weights: list[tuple[int, ...]] = []
-    for argument, value in _arguments(node):
-        if re.fullmatch(r"weight\d?", argument):
+    for name, value in given_arguments(node).items():
+        if re.fullmatch(r"weight\d?", name):
             weights += [_shape(w, batch) for w in (value if isinstance(value, list | tuple) else [value])]
     return 2 * rows * sum(prod(shape) for shape in weights if len(shape) > 1)
 
@@ -118,19 +118,6 @@ def _is_view(node: fx.Node) -> bool:
     assert isinstance(node.target, OpOverload)
     returns = node.target._schema.returns
     return any(r.alias_info is not None and not r.alias_info.is_write for r in returns)
-
-
-def _arguments(node: fx.Node) -> Iterator[tuple[str, Any]]:
-    """The arguments by their names in the schema, as given."""
-    assert isinstance(node.target, OpOverload)
-    for argument, value in zip(node.target._schema.arguments, node.args, strict=False):
-        yield argument.name, value
-    yield from node.kwargs.items()
-
-
-def _argument(node: fx.Node, name: str) -> Any:
-    """The argument of that name, or None."""
-    return next((value for given, value in _arguments(node) if given == name), None)
 
 
 def _shapes(node: fx.Node, batch: int) -> list[tuple[int, ...]]:

@@ -1,0 +1,112 @@
+"""What every room asks of a graph: a copy, what a node needs or serves, an argument by its name."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from torch import fx
+
+from fxdp.ir.notes import copy_note
+from fxdp.torch_compat import graph_module
+
+__all__ = [
+    "ancestors",
+    "argument",
+    "argument_of",
+    "copy_graph",
+    "erase_unused",
+    "given_arguments",
+    "keep_ancestors",
+    "no_collection",
+    "reachable",
+]
+
+
+def copy_graph(gm: fx.GraphModule) -> fx.GraphModule:
+    """A graph module with nodes and notes of its own."""
+    graph = fx.Graph()
+    mapping: dict[fx.Node, fx.Node] = {}
+    result = graph.graph_copy(gm.graph, mapping)
+    output = graph.output(result)
+    mapping[gm.graph.output_node()] = output
+    for old, new in mapping.items():
+        # a note of its own: with the same one, a pass on the copy would change the original
+        new.meta = dict(old.meta)
+        copy_note(old, new)
+    return graph_module(gm, graph)
+
+
+def ancestors(roots: Iterable[fx.Node | None]) -> set[fx.Node]:
+    """The roots and all that they are computed from; None, an absent result, is no root."""
+    pending = [root for root in roots if root is not None]
+    found = set(pending)
+    while pending:
+        new = [source for source in pending.pop().all_input_nodes if source not in found]
+        found.update(new)
+        pending += new
+    return found
+
+
+def reachable(roots: Iterable[fx.Node]) -> set[fx.Node]:
+    """The roots and all that is computed from them, the output node among it."""
+    pending = list(roots)
+    found = set(pending)
+    while pending:
+        new = [user for user in pending.pop().users if user not in found]
+        found.update(new)
+        pending += new
+    return found
+
+
+def erase_unused(graph: fx.Graph) -> None:
+    """Erase the calls that nobody reads and that do nothing but compute."""
+    # from the end, so that what only an erased call read goes, too
+    for node in reversed(list(graph.nodes)):
+        if node.op == "call_function" and not node.users and not node.is_impure():
+            graph.erase_node(node)
+
+
+def keep_ancestors(graph: fx.Graph, also: Iterable[fx.Node] = ()) -> None:
+    """Erase what neither a result nor one of `also` is computed from: collectives, too; inputs stay."""
+    needed = ancestors([graph.output_node(), *also])
+    for node in reversed(list(graph.nodes)):
+        if node not in needed and node.op != "placeholder":
+            graph.erase_node(node)
+
+
+def given_arguments(node: fx.Node) -> dict[str, Any]:
+    """The arguments that an op's node gives, by their names in the op's schema."""
+    names = [a.name for a in node.target._schema.arguments]  # type: ignore[union-attr]
+    return {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+
+
+def argument(node: fx.Node, name: str) -> Any:
+    """The argument of that name, else its default; None where the op has no such argument."""
+    return argument_of(node.target, name, node.args, node.kwargs)
+
+
+def argument_of(target: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """The same for a call that is no node."""
+    for position, known in enumerate(target._schema.arguments):
+        if known.name == name:
+            return args[position] if position < len(args) else kwargs.get(name, known.default_value)
+    return None
+
+
+@contextlib.contextmanager
+def no_collection() -> Iterator[None]:
+    """Keep Python from collecting garbage: tracing and passes make a million objects that live on.
+
+    A full collection goes through all of them, and all that a model holds in memory, again and again: a
+    fifth of the time of a trace, and more than the passes take themselves.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:  # whoever has switched it off has a reason of his own
+            gc.enable()
