@@ -20,7 +20,7 @@ from fxdp.placing.chooser import cheapest, choose, conversion_cost, size_bytes
 from fxdp.placing.iota import iota_dim
 from fxdp.placing.memory_order import memory_gaps, memory_order
 from fxdp.placing.op_view import op_view
-from fxdp.rules.families.one_device_draws import drawn_whole
+from fxdp.rules.families.random import drawn_whole
 from fxdp.rules.registry import Alternative, Op, Operand, is_cheap, registry
 
 _MAX_STEPS = 16  # ops computed whole to save a gather

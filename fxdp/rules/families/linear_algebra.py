@@ -1,17 +1,18 @@
-"""Batched linear algebra.
+"""Batched linear algebra, and Fourier transforms.
 
 Law: the dims before a matrix count independent problems, so they split; every result, be it a matrix, a
-vector or a number per problem, leads with them.
+vector or a number per problem, leads with them. A transform mixes only the dims it names, and is linear.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from fxdp.ir.ops.empty_parts import local_op
 from fxdp.ir.ops.library import aten
 from fxdp.ir.placements import R
-from fxdp.rules.labels import by_labels, leading, letters, trailing
-from fxdp.rules.registry import Alternative, Op, existing, rule
+from fxdp.rules.labels import by_labels, leading, letters, linear, trailing
+from fxdp.rules.registry import Alternative, Op, Rewrite, existing, rule
 
 
 @rule(
@@ -67,3 +68,15 @@ def cross_product(op: Op) -> Iterator[Alternative]:
     names = names[:dim] + "_" + names[dim + 1 :]
     inputs = [(a, names), (b, trailing(names, b.ndim))]
     yield from by_labels(op, inputs, [names], broadcast=True)
+
+
+@rule("fourier", aten._fft_c2c.default, aten._fft_r2c.default, aten._fft_c2r.default)
+def transform(op: Op) -> Iterator[Alternative]:
+    """Real or complex transforms over `dim`."""
+    (x,) = op.operands
+    mixed = {d % x.ndim for d in op.arg("dim")}
+    names = "".join("_" if d in mixed else c for d, c in enumerate(letters(x.ndim)))
+    # MKL refuses empty parts, though a transform of no rows is no rows
+    rewrite = Rewrite(target=local_op(op.target))
+    yield from by_labels(op, [(x, names)], [names], rewrite=rewrite)
+    yield from linear(op, [x])

@@ -2,19 +2,27 @@
 
 Law: each element's loss depends on its own prediction and target, so it splits; the sum is partial. The
 mean divides by a count over the whole batch and has no rule: capture decomposes it into sum and count.
+
+Classes may be spread over the ranks as well: contrastive losses have one class per sample, so the class dim
+is sharded where the similarities are a transposed product. Every rank sees whether a sample's class is among
+its own, and the losses add up: one sum, which is the loss itself. Gathering would send the whole matrix of
+log-probabilities.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch
+
 from fxdp.ir.ops.ctc import CTC_BACKWARD_OP, CTC_OP
 from fxdp.ir.ops.empty_parts import local_op
 from fxdp.ir.ops.library import aten
-from fxdp.ir.placements import Placement, R
-from fxdp.rules.families.classes import nll_backward_in_parts, nll_in_parts
+from fxdp.ir.placements import Dim, P, Placement, R, Shard
+from fxdp.ir.types import TensorType
 from fxdp.rules.labels import by_labels, leading, letters, trailing
-from fxdp.rules.registry import Alternative, Op, Operand, Rewrite, rule
+from fxdp.rules.recipe import Cook
+from fxdp.rules.registry import Alternative, Op, Operand, Rewrite, Term, rule
 
 _NONE, _MEAN, _SUM = 0, 1, 2
 
@@ -67,7 +75,7 @@ def nll_loss(op: Op) -> Iterator[Alternative]:
     chosen = names.replace("_", "")
     outputs: list[str | Placement] = ["", ""] if op.arg("reduction") == _SUM else [chosen, R]
     yield from by_labels(op, [(prediction, names), (target, chosen)], outputs)
-    yield from nll_in_parts(op)
+    yield from _nll_in_parts(op)
 
 
 @rule("losses", aten.nll_loss_backward.default, aten.nll_loss2d_backward.default)
@@ -80,7 +88,7 @@ def nll_loss_backward(op: Op) -> Iterator[Alternative]:
     chosen = names.replace("_", "")
     inputs = [(prediction, names), (target, chosen), (grad, chosen if grad.ndim else "")]
     yield from by_labels(op, inputs, [names], unread=[op.arg("total_weight")])
-    yield from nll_backward_in_parts(op)
+    yield from _nll_backward_in_parts(op)
 
 
 @rule(
@@ -129,3 +137,63 @@ def _sequences(op: Op) -> list[tuple[Operand, str]]:
     """Log-probabilities and targets of sequences, with their lengths."""
     labels = {"log_probs": "_n_", "targets": "n_", "input_lengths": "n", "target_lengths": "n"}
     return [(op.arg(name), names) for name, names in labels.items()]
+
+
+def _nll_in_parts(op: Op) -> Iterator[Alternative]:
+    """`nll_loss(x, target)` of `x` sharded on its class dim, unless classes have weights or it is a mean."""
+    for shard in _class_shards(op):
+        yield _nll_forward(op, shard)
+
+
+def _class_shards(op: Op) -> Iterator[Shard]:
+    x = op.arg("self")
+    if op.arg("weight") is None and op.arg("reduction") != _MEAN and x.ndim >= 2:
+        yield from (shard for shard in x.shards if shard.dim == 1)
+
+
+def _nll_forward(op: Op, shard: Shard) -> Alternative:
+    cook, operand = Cook(op), op.arg("self")
+    x, target = cook.operand(operand, shard), cook.operand(op.arg("target"))
+    hit, valid = _hits(cook, operand, target, shard)
+    picked = cook.pointwise(aten.where.ScalarOther, hit, x, 0, dtype=operand.type.dtype)
+    loss = cook.pointwise(aten.neg.default, picked)
+    scalar = TensorType(op.output.dtype, ())
+    if op.arg("reduction") == _NONE:
+        losses = cook.reshaped(cook.reduce(aten.sum.dim_IntList, loss, [1], P), op.output.shape)
+        weight = cook.call(aten.full.default, (), 0, type=scalar, at=R, dtype=scalar.dtype)
+        return cook.serves(losses, weight)
+    total = cook.call(aten.sum.default, loss, type=scalar, at=P)
+    weight = cook.call(aten.sum.default, cook.cast(valid, scalar.dtype), type=scalar, at=R)
+    return cook.serves(total, weight)
+
+
+def _nll_backward_in_parts(op: Op) -> Iterator[Alternative]:
+    """The gradient: minus the loss's own at each sample's class, zero elsewhere."""
+    for shard in _class_shards(op):
+        yield _nll_backward(op, shard)
+
+
+def _nll_backward(op: Op, shard: Shard) -> Alternative:
+    cook, operand = Cook(op), op.arg("self")
+    cook.unread(operand)
+    cook.unread(op.arg("total_weight"))
+    target, grad = cook.operand(op.arg("target")), cook.operand(op.arg("grad_output"))
+    hit, _ = _hits(cook, operand, target, shard)
+    if grad.type.shape:
+        grad = cook.reshaped(grad, _column(grad))
+    minus = cook.pointwise(aten.neg.default, grad)
+    return cook.serves(cook.pointwise(aten.where.ScalarOther, hit, minus, 0, dtype=op.output.dtype))
+
+
+def _hits(cook: Cook, x: Operand, target: Term, shard: Shard) -> tuple[Term, Term]:
+    """Where a part's class is the sample's own and not ignored; which samples are not ignored."""
+    classes = cook.reshaped(target, _column(target))
+    ignored = cook.op.arg("ignore_index")
+    valid = cook.pointwise(aten.ne.Scalar, classes, ignored, dtype=torch.bool)
+    rows = cook.positions(classes, x.ndim, x.shape[1], shard)
+    own = cook.pointwise(aten.eq.Tensor, rows, classes, dtype=torch.bool)
+    return cook.pointwise(aten.logical_and.default, own, valid), valid
+
+
+def _column(term: Term) -> tuple[Dim, ...]:
+    return (term.type.shape[0], 1, *term.type.shape[1:])

@@ -1,7 +1,8 @@
-"""Resizing, padding, sliding windows and grids over batches of samples.
+"""Batches of images: convolutions, pooling, resizing, padding, sliding windows and grids.
 
-Law: the ops move or mix values within one sample only, so the batch dim splits. Padding with a constant
-and pixel shuffling leave all the dims alone that they do not name.
+Law: samples never meet, so the batch dim splits; the gradients of a convolution's weight and bias sum over
+samples. A pooling window lies in one sample, and its indices count within a plane of it. Padding with a
+constant and pixel shuffling leave all the dims alone that they do not name.
 """
 
 from __future__ import annotations
@@ -15,6 +16,72 @@ from fxdp.rules.labels import by_labels, leading, letters, linear
 from fxdp.rules.registry import Alternative, Op, Rewrite, existing, rule
 
 _SPATIAL = {"1d": 1, "2d": 2, "3d": 3}
+
+
+def _has_batch_dim(op: Op) -> bool:
+    """Whether the first operand is `[N, C, ...]`; a single sample `[C, ...]` has nothing to split."""
+    spatial = next(n for suffix, n in _SPATIAL.items() if suffix in op.target._schema.name)
+    return op.operands[0].ndim == spatial + 2
+
+
+@rule(
+    "convolution",
+    aten.convolution.default, aten._convolution.default, aten.mkldnn_convolution.default,
+    aten.cudnn_convolution.default, aten.cudnn_convolution_transpose.default,
+    *existing("cudnn_convolution_relu"),
+)  # fmt: skip
+def convolution(op: Op) -> Iterator[Alternative]:
+    """Any convolution, also transposed, of `[N, C, ...]`."""
+    x, weight = op.operands[:2]
+    if x.ndim == weight.ndim:  # else a single sample without a batch dim
+        yield from by_labels(op, [(x, leading("n", x.ndim))], [leading("n", len(op.output.shape))])
+
+
+@rule("convolution", *existing("cudnn_convolution_add_relu"))
+def convolution_onto(op: Op) -> Iterator[Alternative]:
+    """`relu(convolution(x) + alpha * z)`."""
+    x, weight, z = op.operands[:3]
+    if x.ndim == weight.ndim:
+        samples = leading("n", x.ndim)
+        yield from by_labels(op, [(x, samples), (z, samples)], [samples])
+
+
+@rule("convolution", aten.convolution_backward.default, kind="contracted")
+def convolution_backward(op: Op) -> Iterator[Alternative]:
+    """Gradients of the input (sharded), weight and bias (partial)."""
+    grad, x, weight = op.operands
+    if x.ndim == weight.ndim:
+        samples = leading("n", x.ndim)
+        yield from by_labels(op, [(grad, samples), (x, samples)], [samples, "_" * weight.ndim, "_"])
+
+
+@rule("convolution", aten.conv_tbc.default)
+def convolution_time_batch_channel(op: Op) -> Iterator[Alternative]:
+    """A convolution of `[T, B, C]`."""
+    yield from by_labels(op, [(op.operands[0], "_n_")], ["_n_"])
+
+
+@rule(
+    "pooling",
+    aten.avg_pool1d.default, aten.adaptive_avg_pool1d.default,
+    aten.avg_pool2d.default, aten.avg_pool2d_backward.default,
+    aten.avg_pool3d.default, aten.avg_pool3d_backward.default,
+    aten.max_pool2d_with_indices.default, aten.max_pool2d_with_indices_backward.default,
+    aten.max_pool3d_with_indices.default, aten.max_pool3d_with_indices_backward.default,
+    aten._adaptive_avg_pool2d.default, aten._adaptive_avg_pool2d_backward.default,
+    aten._adaptive_avg_pool3d.default, aten._adaptive_avg_pool3d_backward.default,
+    aten.adaptive_max_pool2d.default, aten.adaptive_max_pool2d_backward.default,
+    aten.adaptive_max_pool3d.default, aten.adaptive_max_pool3d_backward.default,
+    aten.fractional_max_pool2d.default, aten.fractional_max_pool2d_backward.default,
+    aten.fractional_max_pool3d.default, aten.fractional_max_pool3d_backward.default,
+    aten.max_unpool2d.default, aten.max_unpool3d.default,
+)  # fmt: skip
+def pooling(op: Op) -> Iterator[Alternative]:
+    """All tensors, also indices and the random samples of fractional pooling, lead with the batch."""
+    if not _has_batch_dim(op):
+        return
+    inputs = [(o, leading("n", o.ndim)) for o in op.operands]
+    yield from by_labels(op, inputs, [leading("n", len(t.shape)) if t else "" for t in op.outputs])
 
 
 @rule(
@@ -47,11 +114,9 @@ _SPATIAL = {"1d": 1, "2d": 2, "3d": 3}
 )  # fmt: skip
 def resampling(op: Op) -> Iterator[Alternative]:
     """Interpolation and padding that reads the sample itself; forward and backward are linear."""
-    name = op.target._schema.name
-    spatial = next(n for suffix, n in _SPATIAL.items() if suffix in name)
-    if op.operands[0].ndim != spatial + 2:  # a single sample without a batch dim
+    if not _has_batch_dim(op):
         return
-    samples = leading("n", spatial + 2)
+    samples = leading("n", op.operands[0].ndim)
     yield from by_labels(op, [(o, samples) for o in op.operands], [samples])
     yield from linear(op, op.operands[:1])
 
