@@ -25,7 +25,7 @@ from fxdp.lowering.inductor.turns import Turn
 from fxdp.lowering.shapes import Shapes, SizesFixedError
 from fxdp.passes import EmitProgram
 from fxdp.pipeline.cut import Part
-from fxdp.pipeline.cut.gives import backward_gives, halves_of, summed
+from fxdp.pipeline.cut.partition import backward_gives, halves_of, summed
 from fxdp.pipeline.schedule import Kind, Schedule
 from fxdp.pipeline.write.events import RECORD, WAIT
 from fxdp.pipeline.write.step_graph import evaluate

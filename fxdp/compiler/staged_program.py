@@ -8,10 +8,10 @@ from typing import cast
 
 from fxdp.compiler.emit import LocalProgram
 from fxdp.pipeline.cut import Partition
-from fxdp.pipeline.cut.gives import halves_of
+from fxdp.pipeline.cut.partition import halves_of
 from fxdp.pipeline.schedule import Edge, Schedule
 from fxdp.pipeline.write.microbatches import MicrobatchSizes
-from fxdp.pipeline.write.step_graph import Pen, Sent
+from fxdp.pipeline.write.step_graph import Sent, StepGraph
 from fxdp.pipeline.write.writer import Recompute, Writer
 from fxdp.reports.plan import CommRow, Plan, communication
 from fxdp.reports.stages import stage_rows
@@ -43,7 +43,7 @@ class StagedProgram(LocalProgram):
     def writer(self, layout: MicrobatchSizes, rank: int) -> Writer:
         """What writes the program of one pipeline rank."""
         return Writer(
-            Pen(rank, layout.sizes),
+            StepGraph(rank, layout.sizes),
             self.partition,
             self.run_schedule,
             layout.bounds,
@@ -66,7 +66,7 @@ class StagedProgram(LocalProgram):
         for rank in range(len(self.schedule.ranks)):
             writer = self.writer(layout, rank)
             writer.write()
-            sent += writer.pen.sent
+            sent += writer.step.sent
         edges = tuple(Edge(e.name, e.source, e.target, e.backward, e.once) for e in self.partition.edges)
         return replace(
             super().plan(sizes),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import fx
 
@@ -14,7 +15,7 @@ from fxdp.ir.types import TensorType
 
 
 @dataclass(frozen=True)
-class Edge:
+class CutEdge:
     """A value that one stage sends to another for every micro-batch, or `once` for all of them."""
 
     name: str
@@ -75,7 +76,7 @@ class Partition:
     """Per stage, forward and backward of one micro-batch."""
     epilogues: tuple[Part | None, ...]
     """Per stage, what runs once per step after its last micro-batch."""
-    edges: tuple[Edge, ...]
+    edges: tuple[CutEdge, ...]
     totals: dict[str, Total]
     """Values of micro-batches that epilogues or results read, by name."""
     results: tuple[tuple[ResultSlot, str, int], ...]
@@ -99,3 +100,29 @@ class Partition:
                 found.setdefault(total.stage, set()).add(name)
         parts = [replace(p, summed=frozenset(found.get(s, ()))) for s, p in enumerate(self.parts)]
         return replace(self, parts=tuple(parts))
+
+
+def forward_gives(part: Part) -> list[str]:
+    """The names of what a part's forward gives, in its order."""
+    return [s.name for s in _slots(part) if isinstance(s, Crossing) and not s.backward]
+
+
+def backward_gives(part: Part) -> list[str]:
+    """The names of what a part's backward gives, in its order."""
+    return [s.name for s in _slots(part) if isinstance(s, Crossing) and s.backward]
+
+
+def summed(part: Part) -> tuple[int, ...]:
+    """The numbers of the backward's results that it adds to buffers."""
+    return tuple(i for i, name in enumerate(backward_gives(part)) if name in part.summed)
+
+
+def halves_of(partition: Partition, stage: int) -> tuple[list[str], list[str]]:
+    """What a stage's backward gives: what other stages wait for, and the rest."""
+    urgent = {e.name for e in partition.edges if e.source == stage and e.backward}
+    gives = backward_gives(partition.parts[stage])
+    return [g for g in gives if g in urgent], [g for g in gives if g not in urgent]
+
+
+def _slots(part: Part) -> tuple[Any, ...]:
+    return note(part.gm.graph.output_node()).results

@@ -11,7 +11,6 @@ backward (BatchNorm's statistics) would need all micro-batches at once: with sev
 
 from __future__ import annotations
 
-import enum
 import operator
 from dataclasses import dataclass, field, replace
 
@@ -26,14 +25,6 @@ from fxdp.ir.placements import R
 from fxdp.ir.slots import Input, Mutation
 from fxdp.ir.types import TensorType
 from fxdp.pipeline.cut.node_roles import free_nodes, input_only, parameter_views
-
-
-class Phase(enum.Enum):
-    """When a node runs."""
-
-    PROLOGUE = "prologue"
-    MICROBATCH = "microbatch"
-    EPILOGUE = "epilogue"
 
 
 @dataclass
@@ -55,12 +46,6 @@ class Phases:
         if node.op != "call_function" or node in self.epilogue:
             return False
         return node not in self.free and node not in self.views
-
-    def of(self, node: fx.Node) -> Phase:
-        """When a node runs that belongs to one part alone."""
-        if node in self.epilogue:
-            return Phase.EPILOGUE
-        return Phase.PROLOGUE if node in self.prologue else Phase.MICROBATCH
 
 
 def find_phases(graph: fx.Graph, microbatches: int) -> Phases:

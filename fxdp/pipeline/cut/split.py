@@ -12,7 +12,7 @@ from fxdp.ir.placements import R
 from fxdp.ir.slots import Crossing, Gradient, ResultSlot, Tangent
 from fxdp.ir.types import TensorType
 from fxdp.pipeline.cut.node_roles import VIEWS, same_in_all, tensor_bytes
-from fxdp.pipeline.cut.partition import Edge, Part, Partition, Total
+from fxdp.pipeline.cut.partition import CutEdge, Part, Partition, Total
 from fxdp.pipeline.cut.phases import Phases
 from fxdp.torch_compat import graph_module
 
@@ -165,7 +165,7 @@ class _Cut:
         reads = [builders[stage].crossing[n] for n in sorted(builders[stage].crossing, key=order.__getitem__)]
         return Part(gm, tuple(reads), tuple(slot.name for slot, _ in chosen))
 
-    def _edges(self, builders: list[_Builder]) -> list[Edge]:
+    def _edges(self, builders: list[_Builder]) -> list[CutEdge]:
         order = {n: i for i, n in enumerate(self.graph.nodes)}
         same = same_in_all(self.graph)
         found = []
@@ -181,7 +181,7 @@ class _Cut:
                 backward, site = builder.crossing[node].backward, note(node).site
                 skip = note(node).skip or ""
                 once = node in same and not backward
-                found.append(Edge(node.name, source, target, backward, type_, placement, site, skip, once))
+                found.append(CutEdge(node.name, source, target, backward, type_, placement, site, skip, once))
         return sorted(found, key=lambda e: (e.backward, e.source, e.target))
 
     def _total(self, crossing: Crossing, node: fx.Node) -> Total:

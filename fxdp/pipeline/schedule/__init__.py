@@ -2,7 +2,7 @@
 
 from fxdp.pipeline.schedule.action import Action, Kind
 from fxdp.pipeline.schedule.catalogue import SCHEDULES, make
-from fxdp.pipeline.schedule.deadlock import check, reorder
+from fxdp.pipeline.schedule.deadlock import check
 from fxdp.pipeline.schedule.schedule import Schedule
 from fxdp.pipeline.schedule.timeline import Costs, Slot, Timeline
 from fxdp.pipeline.schedule.transfers import Edge, End, Event, Programs, Transfer, programs
@@ -23,5 +23,4 @@ __all__ = [
     "check",
     "make",
     "programs",
-    "reorder",
 ]

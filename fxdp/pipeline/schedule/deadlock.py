@@ -19,8 +19,7 @@ import networkx
 
 from fxdp.errors import DeadlockError
 from fxdp.pipeline.schedule.action import Action, Kind
-from fxdp.pipeline.schedule.schedule import Schedule
-from fxdp.pipeline.schedule.transfers import Edge, End, Event, Programs, Transfer, programs
+from fxdp.pipeline.schedule.transfers import Edge, End, Event, Transfer
 
 
 def check(ranks: Sequence[Sequence[Event]]) -> None:
@@ -45,23 +44,7 @@ def check(ranks: Sequence[Sequence[Event]]) -> None:
     raise DeadlockError("these ranks wait for one another:\n" + "\n".join(lines) + f"\n{_REMEDY}")
 
 
-_REMEDY = "expected each send to meet its receive: let `fxdp.schedule.programs` place the transfers"
-
-
-def reorder(ranks: Sequence[Sequence[Event]]) -> Programs:
-    """The same actions and edges with the transfers placed anew, so that they cannot block.
-
-    Raises `DeadlockError` with the circle if already the ranks' actions wait for one another, which no
-    placement of transfers can cure.
-    """
-    actions = tuple(tuple(event for event in row if isinstance(event, Action)) for row in ranks)
-    every = [action for row in actions for action in row]
-    stages = 1 + max(action.stage for action in every)
-    microbatches = 1 + max(action.microbatch for action in every)
-    home = {action.stage: rank for rank, row in enumerate(actions) for action in row}
-    placement = tuple(home.get(stage, -1) for stage in range(stages))
-    edges = dict.fromkeys(event.edge for row in ranks for event in row if isinstance(event, Transfer))
-    return programs(Schedule("reordered", stages, microbatches, placement, actions), tuple(edges))
+_REMEDY = "expected each send to meet its receive: let `fxdp.pipeline.schedule.programs` place the transfers"
 
 
 def _advance(ranks: Sequence[Sequence[Event]]) -> list[int]:

@@ -18,7 +18,7 @@ from fxdp.ir.slots import Gradient, Parameter, ResultSlot
 from fxdp.ir.types import TensorType
 from fxdp.pipeline.cut import Part, Partition
 from fxdp.pipeline.schedule import Schedule
-from fxdp.pipeline.write.step_graph import Pen
+from fxdp.pipeline.write.step_graph import StepGraph
 from fxdp.runtime import p2p
 
 
@@ -42,7 +42,7 @@ class Finish:
     parallel : whether other ranks hold parts of the batch, so that sums go over ranks.
     """
 
-    pen: Pen
+    step: StepGraph
     partition: Partition
     schedule: Schedule
     whole: fx.Node
@@ -59,11 +59,11 @@ class Finish:
                 continue
             for crossing in part.reads:
                 self._bring(crossing.name, stage)
-            if self.schedule.placement[stage] == self.pen.rank:
-                args = [self.pen.value(c.name, None) for c in part.reads]
-                call = self.pen.reduce if self.parallel and _communicates(part) else self.pen.module
+            if self.schedule.placement[stage] == self.step.rank:
+                args = [self.step.value(c.name, None) for c in part.reads]
+                call = self.step.reduce if self.parallel and _communicates(part) else self.step.module
                 made = call(f"finish_{stage}", (self.whole, *args), f"finish_{stage}")
-                self.pen.keep_items(made, part.gives)
+                self.step.keep_items(made, part.gives)
         for rank in range(len(self.schedule.ranks)):
             self._deliver(rank)
         return [self._result(slot, name) for slot, name, _ in self.partition.results]
@@ -94,13 +94,13 @@ class Finish:
             return
         self._brought.add((name, stage))
         self.tag += 1
-        shape, dtype = self.pen.shape(source.type, source.placement, None), source.type.dtype
-        if self.pen.rank == here:
-            self.pen.send(self.pen.value(name, None), there, self.tag, name, backward=True)
-            self.pen.record(name, (here, there), None, shape, dtype, backward=True)
-        elif self.pen.rank == there:
-            pending = self.pen.receive(shape, dtype, here, self.tag, name, backward=True)
-            self.pen.expect(name, None, pending)
+        shape, dtype = self.step.shape(source.type, source.placement, None), source.type.dtype
+        if self.step.rank == here:
+            self.step.send(self.step.value(name, None), there, self.tag, name, backward=True)
+            self.step.record(name, (here, there), None, shape, dtype, backward=True)
+        elif self.step.rank == there:
+            pending = self.step.receive(shape, dtype, here, self.tag, name, backward=True)
+            self.step.expect(name, None, pending)
 
     def _deliver(self, rank: int) -> None:
         """One rank's results for all others, to each in one row of bytes; those alike are packed once."""
@@ -114,28 +114,28 @@ class Finish:
 
     def _hand_over(self, names: tuple[str, ...], rank: int, peers: list[int]) -> None:
         sources = [s for n in names if (s := self._source(n)) is not None]
-        shapes = [self.pen.shape(s.type, s.placement, None) for s in sources]
+        shapes = [self.step.shape(s.type, s.placement, None) for s in sources]
         dtypes = [s.type.dtype for s in sources]
         size = sum(prod(s) * d.itemsize for s, d in zip(shapes, dtypes, strict=True))
         self.tag += 1
         label = f"results_of{rank}"
-        if self.pen.rank == rank:
-            values = [self.pen.value(n, None) for n in names]
-            packed = self.pen.function(p2p.pack, (values,), label)
+        if self.step.rank == rank:
+            values = [self.step.value(n, None) for n in names]
+            packed = self.step.function(p2p.pack, (values,), label)
             for peer in peers:
-                self.pen.send(packed, peer, self.tag, label, backward=False)
-                self.pen.record("results", (rank, peer), None, [size], torch.uint8, backward=False)
-        elif self.pen.rank in peers:
-            pending = self.pen.receive([size], torch.uint8, rank, self.tag, "results", backward=False)
-            packed = self.pen.function(p2p.wait, (pending,), label)
+                self.step.send(packed, peer, self.tag, label, backward=False)
+                self.step.record("results", (rank, peer), None, [size], torch.uint8, backward=False)
+        elif self.step.rank in peers:
+            pending = self.step.receive([size], torch.uint8, rank, self.tag, "results", backward=False)
+            packed = self.step.function(p2p.wait, (pending,), label)
             self._unpack(packed, names, shapes, dtypes, rank)
 
     def _unpack(
         self, packed: fx.Node, names: Sequence[str], shapes: list[list[int]], dtypes: list[torch.dtype],
         rank: int,
     ) -> None:  # fmt: skip
-        values = self.pen.function(p2p.unpack, (packed, shapes, dtypes), f"unpacked_of{rank}")
-        self.pen.keep_items(values, names)
+        values = self.step.function(p2p.unpack, (packed, shapes, dtypes), f"unpacked_of{rank}")
+        self.step.keep_items(values, names)
 
     def _delivered(self, rank: int, peer: int) -> tuple[str, ...]:
         """The names of the results that a rank has and another one gets."""
@@ -159,8 +159,8 @@ class Finish:
 
     def _result(self, slot: ResultSlot, name: str) -> fx.Node | None:
         source = self._source(name)
-        here = source is None or self.schedule.placement[source.stage] == self.pen.rank
-        return self.pen.value(name, None) if here or self._is_for(self.pen.rank, slot) else None
+        here = source is None or self.schedule.placement[source.stage] == self.step.rank
+        return self.step.value(name, None) if here or self._is_for(self.step.rank, slot) else None
 
 
 def _communicates(part: Part) -> bool:

@@ -38,7 +38,7 @@ class Sent:
 
 
 @dataclass
-class Pen:
+class StepGraph:
     """Writes one rank's graph.
 
     `sizes` are the values of the size symbols in each micro-batch, and in the whole local batch under None.

@@ -28,13 +28,12 @@ from typing import Any
 from torch import fx
 
 from fxdp.ir.placements import Partial, Shard
-from fxdp.pipeline.cut import Edge, Partition
-from fxdp.pipeline.cut.gives import backward_gives, forward_gives, halves_of
-from fxdp.pipeline.schedule import Action, End, Kind, Schedule, Transfer, check, programs
-from fxdp.pipeline.schedule import Edge as Route
+from fxdp.pipeline.cut import CutEdge, Partition
+from fxdp.pipeline.cut.partition import backward_gives, forward_gives, halves_of
+from fxdp.pipeline.schedule import Action, Edge, End, Kind, Schedule, Transfer, check, programs
 from fxdp.pipeline.write.finish import Finish
 from fxdp.pipeline.write.happens_before import check_order
-from fxdp.pipeline.write.step_graph import Pen, evaluate, suffix
+from fxdp.pipeline.write.step_graph import StepGraph, evaluate, suffix
 from fxdp.runtime import p2p
 
 
@@ -57,7 +56,7 @@ class Writer:
 
     Parameters
     ----------
-    pen : knows the rank and the sizes of all micro-batches.
+    step : knows the rank and the sizes of all micro-batches.
     partition : the parts.
     schedule : who does what when.
     bounds : start and size of each micro-batch within the local batch.
@@ -67,7 +66,7 @@ class Writer:
     data_ranks : how many ranks hold parts of the batch.
     """
 
-    pen: Pen
+    step: StepGraph
     partition: Partition
     schedule: Schedule
     bounds: Sequence[tuple[int, int]]
@@ -90,13 +89,13 @@ class Writer:
         DeadlockError : ranks that could wait for one another forever.
         VerifierError : a stream that does not wait for what it reads; a bug in fxdp.
         """
-        self.whole = self.pen.input("batch")
+        self.whole = self.step.input("batch")
         self._prologue()
         edges = {(e.name, e.source, e.target): e for e in self.partition.edges}
-        routes = [Route(e.name, e.source, e.target, e.backward, e.once) for e in self._edges()]
+        routes = [Edge(e.name, e.source, e.target, e.backward, e.once) for e in self._edges()]
         order = programs(self.schedule, routes)
         check(order)
-        for event in order[self.pen.rank]:
+        for event in order[self.step.rank]:
             if isinstance(event, Transfer):
                 self._transfer(edges[event.edge.name, event.edge.source, event.edge.target], event)
             else:
@@ -104,16 +103,16 @@ class Writer:
         self._put_together()
         tag = len(self.partition.edges) * self.schedule.microbatches
         finish = Finish(
-            self.pen, self.partition, self.schedule, self.whole, tag, self.everywhere, self.data_ranks > 1
+            self.step, self.partition, self.schedule, self.whole, tag, self.everywhere, self.data_ranks > 1
         )
-        self.pen.end(tuple(finish.write()))
-        check_order(self.pen.graph)
-        return self.pen.graph
+        self.step.end(tuple(finish.write()))
+        check_order(self.step.graph)
+        return self.step.graph
 
-    def _edges(self) -> list[Edge]:
+    def _edges(self) -> list[CutEdge]:
         """The edges between ranks; of several stages on one rank, the first gets the value for all."""
         placement = self.schedule.placement
-        found: dict[tuple[str, int, int], Edge] = {}
+        found: dict[tuple[str, int, int], CutEdge] = {}
         for edge in self.partition.edges:
             if placement[edge.source] != placement[edge.target]:
                 found.setdefault((edge.name, edge.source, placement[edge.target]), edge)
@@ -122,14 +121,14 @@ class Writer:
     def _prologue(self) -> None:
         part = self.partition.prologue
         if part is not None:
-            made = self.pen.module("prologue", (self.whole,), "prologue")
-            self.pen.keep_items(made, part.gives)
+            made = self.step.module("prologue", (self.whole,), "prologue")
+            self.step.keep_items(made, part.gives)
 
     def _batch(self, microbatch: int) -> fx.Node:
         if microbatch not in self._batches:
             start, size = self.bounds[microbatch]
             args = (self.whole, microbatch, start, size, list(self.batch_dims))
-            self._batches[microbatch] = self.pen.function(
+            self._batches[microbatch] = self.step.function(
                 p2p.microbatch, args, f"microbatch_{microbatch}"
             )
         return self._batches[microbatch]
@@ -141,7 +140,7 @@ class Writer:
         if action.kind is Kind.FORWARD:
             self._forward(stage, microbatch)
         elif not self._has_backward(stage):
-            self.pen.settle((stage, microbatch))
+            self.step.settle((stage, microbatch))
         elif action.kind is Kind.BACKWARD:
             self._backward(stage, microbatch)
         elif action.kind is Kind.INPUT_GRADIENT:
@@ -162,32 +161,32 @@ class Writer:
 
     def _call_forward(self, word: str, stage: int, microbatch: int) -> fx.Node:
         reads = self.partition.parts[stage].reads
-        args = [self.pen.value(c.name, microbatch) for c in reads if not c.backward]
+        args = [self.step.value(c.name, microbatch) for c in reads if not c.backward]
         name = f"{word}_{stage}{suffix(microbatch)}"
-        return self.pen.module(f"forward_{stage}", (self._batch(microbatch), *args), name)
+        return self.step.module(f"forward_{stage}", (self._batch(microbatch), *args), name)
 
     def _save(self, made: fx.Node, index: int, stage: int, microbatch: int) -> None:
         name = f"saved_{stage}{suffix(microbatch)}"
-        self._saved[stage, microbatch] = self.pen.item(made, index, name)
+        self._saved[stage, microbatch] = self.step.item(made, index, name)
 
     def _call_backward(self, word: str, stage: int, microbatch: int) -> fx.Node:
         part = self.partition.parts[stage]
         if microbatch in self.recompute:
             again = self._call_forward("recompute", stage, microbatch)
             self._save(again, len(forward_gives(part)), stage, microbatch)
-        args = [self.pen.value(c.name, microbatch) for c in part.reads if c.backward]
-        self.pen.settle((stage, microbatch))
+        args = [self.step.value(c.name, microbatch) for c in part.reads if c.backward]
+        self.step.settle((stage, microbatch))
         saved: list[Any] = [self._saved.pop((stage, microbatch))]
         if word == "backward":
             saved.append(self._sums_of(stage))
-        return self.pen.module(f"{word}_{stage}", (*saved, *args), f"{word}_{stage}{suffix(microbatch)}")
+        return self.step.module(f"{word}_{stage}", (*saved, *args), f"{word}_{stage}{suffix(microbatch)}")
 
     def _sums_of(self, stage: int) -> fx.Node | tuple[()]:
         """The buffers of a stage that every backward adds to, made before the first."""
         if not self.partition.parts[stage].summed:
             return ()
         if stage not in self._sums:
-            self._sums[stage] = self.pen.module(f"sums_{stage}", (), f"sums_{stage}")
+            self._sums[stage] = self.step.module(f"sums_{stage}", (), f"sums_{stage}")
         return self._sums[stage]
 
     def _backward(self, stage: int, microbatch: int) -> None:
@@ -199,12 +198,12 @@ class Writer:
         first, _ = halves_of(self.partition, stage)
         self._give_all(made, first, stage, microbatch)
         name = f"rest_{stage}{suffix(microbatch)}"
-        self._rest[stage, microbatch] = self.pen.item(made, len(first), name)
+        self._rest[stage, microbatch] = self.step.item(made, len(first), name)
 
     def _weight_gradient(self, stage: int, microbatch: int) -> None:
         name = f"weight_gradient_{stage}{suffix(microbatch)}"
         args = (self._rest.pop((stage, microbatch)), self._sums_of(stage))
-        made = self.pen.module(f"weight_gradient_{stage}", args, name)
+        made = self.step.module(f"weight_gradient_{stage}", args, name)
         _, later = halves_of(self.partition, stage)
         self._give_all(made, later, stage, microbatch)
 
@@ -213,8 +212,8 @@ class Writer:
     def _give_all(self, made: fx.Node, names: Sequence[str], stage: int, microbatch: int) -> None:
         summed = self.partition.parts[stage].summed
         for index, name in enumerate(n for n in names if n not in summed):
-            value = self.pen.item(made, index, f"{name}{suffix(microbatch)}")
-            self.pen.keep(name, microbatch, value)
+            value = self.step.item(made, index, f"{name}{suffix(microbatch)}")
+            self.step.keep(name, microbatch, value)
             total = self.partition.totals.get(name)
             if total is not None and total.stage == stage:
                 self._add_up(name, microbatch, value)
@@ -228,7 +227,7 @@ class Writer:
             ((first, total),) = found.items()
             args = (total, value, placement.op, name in self._summed)
             self._summed.add(name)
-            found[first] = self.pen.function(p2p.accumulate, args, f"total_{name}")
+            found[first] = self.step.function(p2p.accumulate, args, f"total_{name}")
         else:  # the same in every micro-batch
             self._totals[name] = {microbatch: value}
 
@@ -236,34 +235,34 @@ class Writer:
         """Totals become values of the whole step."""
         for stage, sums in self._sums.items():
             part = self.partition.parts[stage]
-            self.pen.keep_items(sums, [n for n in backward_gives(part) if n in part.summed])
+            self.step.keep_items(sums, [n for n in backward_gives(part) if n in part.summed])
         for name, found in self._totals.items():
             placement = self.partition.totals[name].placement
             value, *others = (found[microbatch] for microbatch in sorted(found))
             if isinstance(placement, Shard) and others:
-                outer = evaluate(placement.outer, self.pen.sizes[None])
+                outer = evaluate(placement.outer, self.step.sizes[None])
                 args = ([value, *others], placement.dim, outer, [size for _, size in self.bounds])
-                value = self.pen.function(p2p.concatenate, args, f"whole_{name}")
-            self.pen.keep(name, None, value)
+                value = self.step.function(p2p.concatenate, args, f"whole_{name}")
+            self.step.keep(name, None, value)
 
     def _first(self, stage: int) -> int:
         """The micro-batch that a stage runs first, after which values of the step leave it."""
-        row = self.schedule.ranks[self.pen.rank]
+        row = self.schedule.ranks[self.step.rank]
         return next(a.microbatch for a in row if a.stage == stage and a.kind is Kind.FORWARD)
 
-    def _transfer(self, edge: Edge, event: Transfer) -> None:
+    def _transfer(self, edge: CutEdge, event: Transfer) -> None:
         microbatch, dtype = event.microbatch, edge.type.dtype
         # the same number at both ends, another for every transfer of the step
         tag = self.partition.edges.index(edge) * self.schedule.microbatches + (microbatch or 0)
         name = f"{edge.name}{suffix(microbatch)}"
-        shape = self.pen.shape(edge.type, edge.placement, microbatch)
+        shape = self.step.shape(edge.type, edge.placement, microbatch)
         if event.end is End.SEND:
             made = self._first(edge.source) if microbatch is None else microbatch
-            value = self.pen.value(edge.name, made)
+            value = self.step.value(edge.name, made)
             origin = None if edge.backward else (edge.source, made)
-            self.pen.send(value, event.peer, tag, name, backward=edge.backward, origin=origin)
-            ends = (self.pen.rank, event.peer)
-            self.pen.record(edge.name, ends, microbatch, shape, dtype, backward=edge.backward)
+            self.step.send(value, event.peer, tag, name, backward=edge.backward, origin=origin)
+            ends = (self.step.rank, event.peer)
+            self.step.record(edge.name, ends, microbatch, shape, dtype, backward=edge.backward)
         else:
-            pending = self.pen.receive(shape, dtype, event.peer, tag, name, backward=edge.backward)
-            self.pen.expect(edge.name, microbatch, pending)
+            pending = self.step.receive(shape, dtype, event.peer, tag, name, backward=edge.backward)
+            self.step.expect(edge.name, microbatch, pending)
