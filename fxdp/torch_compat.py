@@ -48,6 +48,7 @@ from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 from torch.export import _trace as export_trace
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.experimental import proxy_tensor
@@ -555,6 +556,11 @@ def dtensor_spec(
     return DTensorSpec(
         mesh, tuple(spelled(*p) for p in placements), tensor_meta=TensorMeta(size, stride, dtype)
     )
+
+
+def local_shard(tensor: DTensor) -> torch.Tensor:
+    """What this rank holds of a `DTensor`: the very tensor; `to_local()` may make a view at each call."""
+    return tensor._local_tensor
 
 
 @contextlib.contextmanager

@@ -22,8 +22,8 @@ from fxdp.ir.draws import node_draws
 from fxdp.ir.graph_text import graph_text
 from fxdp.ir.graphs import copy_graph
 from fxdp.ir.level import Level
-from fxdp.ir.notes import note
-from fxdp.ir.slots import Buffer, Constant, Parameter, Slot
+from fxdp.ir.model_tensors import slot_values
+from fxdp.ir.slots import Slot
 from fxdp.lowering import Halves, lower_eager, lower_inductor
 from fxdp.lowering.inductor.turns import Turn
 from fxdp.lowering.shapes import Shapes, SizesFixedError
@@ -133,7 +133,7 @@ def emit(
     """
     manager = PassManager(local.mesh, local.options.verify, level=Level.LOCAL)
     gm = manager.run(copy_graph(local.gm), emission_passes(None if generic else sizes, even))
-    values = slot_values(gm, module, local.captured)
+    values = slot_values(gm.graph, module, local.captured.constants)
     start = time.perf_counter()
     halves = _lower(gm, values, sizes, local, generic=generic, device=_device(module, local.mesh))
     seeded = (
@@ -180,20 +180,6 @@ def _lower(
 
 def _barrier(mesh: DataMesh) -> None:
     gather_objects(mesh, None)
-
-
-def slot_values(gm: fx.GraphModule, module: nn.Module, captured: Captured) -> dict[Slot, Any]:
-    """The real tensors of the program's parameters, buffers and constants."""
-    values: dict[Slot, Any] = {}
-    for node in gm.graph.nodes:
-        match note(node).slot:
-            case Parameter(name) as slot:
-                values[slot] = module.get_parameter(name)
-            case Buffer(name) as slot:
-                values[slot] = module.get_buffer(name)
-            case Constant(name) as slot if name in captured.constants:
-                values[slot] = captured.constants[name]
-    return values
 
 
 def _device(module: nn.Module, mesh: DataMesh) -> torch.device:

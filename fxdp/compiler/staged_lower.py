@@ -10,15 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from fxdp.compiler.emit import slot_values
 from fxdp.compiler.pass_manager import PassManager
 from fxdp.compiler.staged_program import StagedProgram
 from fxdp.ir import conversions
 from fxdp.ir.draws import node_draws
 from fxdp.ir.graphs import copy_graph
 from fxdp.ir.level import Level
+from fxdp.ir.model_tensors import slot_values
 from fxdp.ir.notes import note
-from fxdp.ir.slots import Size, Slot
+from fxdp.ir.slots import Size
 from fxdp.ir.types import TensorType, local_shape
 from fxdp.lowering import Halves, lower_eager, lower_inductor
 from fxdp.lowering.inductor.turns import Turn
@@ -73,7 +73,7 @@ class Lowering:
             emitted = self._lower(part, sizes, split, rows is None, False, index, first)
             self.halves[*kind, exact] = emitted
         gm, halves = emitted
-        values = slot_values(gm, self.module, self.local.captured)
+        values = slot_values(gm.graph, self.module, self.local.captured.constants)
         seed = None
         if any(map(node_draws, part.gm.graph.nodes)):
             seed = rank * _MOST_PARTS + _number(name)
@@ -115,7 +115,7 @@ class Lowering:
         gm = manager.run(copy_graph(part.gm), [EmitProgram(bound, even, split)])
         if self.local.options.compute == "eager" or index is None:
             return gm, lower_eager(gm, frozenset(), summed(part))
-        values: dict[Slot, Any] = slot_values(gm, self.module, self.local.captured)
+        values = slot_values(gm.graph, self.module, self.local.captured.constants)
         single = mesh.size * self.local.options.microbatches == 1
         shapes = Shapes(dict(sizes), generic, single)
         halves = lower_inductor(gm, values, shapes, self.device, Turn(), frozenset(), summed(part), first)

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from fxdp.ir.model_tensors import held
+
 Layout: TypeAlias = "tuple[torch.dtype, torch.device, torch.Size, tuple[int, ...]]"
 
 
@@ -21,33 +23,33 @@ class Held:
     """
 
     def __init__(self, module: nn.Module) -> None:
-        found = [(f"{path}.{key}".lstrip("."), held, key) for path, held, key in _registered(module)]
+        found = [(f"{path}.{key}".lstrip("."), owner, key) for path, owner, key in _registered(module)]
         self._names = [name for name, _, _ in found]
-        self._held = [held for _, held, _ in found]
+        self._owners = [owner for _, owner, _ in found]
         self._keys = [key for _, _, key in found]
-        self._values = [held[key] for _, held, key in found]
-        self._tensors = [value for value in self._values if _has_memory(value)]
+        self._values = [owner[key] for _, owner, key in found]
+        self._kept = [value for value in self._values if _has_memory(value)]
+        self._tensors = list(map(held, self._kept))
+        # a DTensor can stay the same object and get another shard; a plain tensor is its own memory
+        self._shards = [(v, t) for v, t in zip(self._kept, self._tensors, strict=True) if v is not t]
         self._layouts = list(map(_layout, self._tensors))
         self._places = self._find_places()
 
     def unchanged(self) -> bool:
         """Whether all are the same objects, of the same types and strides; called at each step."""
         try:
-            same = all(map(is_, map(getitem, self._held, self._keys), self._values))
+            same = all(map(is_, map(getitem, self._owners, self._keys), self._values))
         except KeyError:
             return False
-        return same and self._are_laid_out_alike()
+        return same and all(held(v) is t for v, t in self._shards) and self._are_laid_out_alike()
 
     def changes(self) -> list[str]:
         """The names of those that were replaced, converted or deleted."""
-        converted = {
-            id(tensor)
-            for tensor, layout in zip(self._tensors, self._layouts, strict=True)
-            if _layout(tensor) != layout
-        }
-        rows = zip(self._names, self._held, self._keys, self._values, strict=True)
+        before = zip(self._kept, self._tensors, self._layouts, strict=True)
+        converted = {id(v) for v, t, layout in before if held(v) is not t or _layout(t) != layout}
+        rows = zip(self._names, self._owners, self._keys, self._values, strict=True)
         return [
-            name for name, held, key, value in rows if held.get(key) is not value or id(value) in converted
+            name for name, owner, key, value in rows if owner.get(key) is not value or id(value) in converted
         ]
 
     def _are_laid_out_alike(self) -> bool:
@@ -73,6 +75,6 @@ def _layout(tensor: Tensor) -> Layout:
 
 def _registered(module: nn.Module) -> Iterator[tuple[str, dict[str, Any], str]]:
     for path, owner in module.named_modules():
-        for held in (owner._parameters, owner._buffers, owner._modules):
-            for key in held:
-                yield path, held, key
+        for registry in (owner._parameters, owner._buffers, owner._modules):
+            for key in registry:
+                yield path, registry, key

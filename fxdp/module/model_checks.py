@@ -7,10 +7,10 @@ from typing import Any
 from torch import nn
 
 from fxdp.errors import InputError
+from fxdp.ir.model_tensors import held, is_sharded
 from fxdp.module.stand_in import StandIn
 
 _WRAPPERS = ("torch.nn.parallel.", "torch.distributed.fsdp.")
-_SHARDED = "torch.distributed.tensor"
 
 
 def check_model(model: Any) -> None:
@@ -28,7 +28,7 @@ def check_model(model: Any) -> None:
     children = [(f"its part {n!r}", m) for n, m in _children(model)]
     for where, module in [("the model", model), *children]:
         _check_plain(where, module)
-    sharded = [n for n, p in model.named_parameters() if type(p).__module__.startswith(_SHARDED)]
+    sharded = [n for n, p in model.named_parameters() if is_sharded(p)]
     if sharded:
         raise InputError(
             f"parameters of the model are DTensors ({', '.join(sharded[:3])}, ...), which somebody sharded "
@@ -43,7 +43,7 @@ def device_type(model: nn.Module) -> str:
     ------
     InputError : its tensors are on several types of devices.
     """
-    types = sorted({t.device.type for t in [*model.parameters(), *model.buffers()]})
+    types = sorted({held(t).device.type for t in [*model.parameters(), *model.buffers()]})
     if len(types) > 1:
         raise InputError(f"the model's parameters and buffers are on several device types {types}; use one")
     return types[0] if types else "cpu"

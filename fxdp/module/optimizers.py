@@ -15,6 +15,7 @@ from torch import nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from fxdp.errors import StateError
+from fxdp.ir.model_tensors import held
 
 
 class OptimizerWatch:
@@ -28,7 +29,8 @@ class OptimizerWatch:
 
     def __init__(self, module: nn.Module) -> None:
         trainable = [p for p in module.parameters() if p.requires_grad]
-        self._own = {id(p): weakref.ref(p) for p in trainable}
+        # of a DTensor an optimizer may step on the local shard alone, for speed
+        self._own = {id(t): weakref.ref(t) for p in trainable for t in (p, held(p))}
         self._shapes = Counter(tuple(p.shape) for p in trainable)
         self._handle = register_optimizer_step_pre_hook(self._check)
         self._done = not trainable
@@ -46,17 +48,18 @@ class OptimizerWatch:
     def _check(self, optimizer: Optimizer, *_: Any) -> None:
         if self._done:
             return
-        held = [p for group in optimizer.param_groups for p in group["params"]]
-        self._done = any(id(p) in self._own for p in held)
-        if not self._done and self._is_misdirected(held):
+        stepped = [p for group in optimizer.param_groups for p in group["params"]]
+        self._done = any(id(p) in self._own for p in stepped)
+        if not self._done and self._is_misdirected(stepped):
             raise StateError(
-                f"{type(optimizer).__name__} was built on {len(held)} tensors of which none is a parameter "
-                "of the compiled model, though they have the same shapes (a copy of the model, or the model "
-                "before .to()?). Build it on compiled.parameters()"
+                f"{type(optimizer).__name__} was built on {len(stepped)} tensors of which none is a "
+                "parameter of the compiled model, though they have the same shapes (a copy of the model, "
+                "or the model before .to()?). Build it on compiled.parameters()"
             )
 
-    def _is_misdirected(self, held: list[torch.Tensor]) -> bool:
-        if any(p.grad is not None for p in held) or Counter(tuple(p.shape) for p in held) != self._shapes:
+    def _is_misdirected(self, stepped: list[torch.Tensor]) -> bool:
+        shapes = Counter(tuple(p.shape) for p in stepped)
+        if shapes != self._shapes or any(p.grad is not None for p in stepped):
             return False
         return any(
             (own := reference()) is not None and own.grad is not None for reference in self._own.values()

@@ -3,7 +3,7 @@
 from fxdp.oracle.compare import difference
 from fxdp.oracle.fault import Fault, OperandState
 from fxdp.oracle.lockstep import LockStep
-from fxdp.oracle.one_device import EagerRun, first_samples, run_eager, slot_values
+from fxdp.oracle.one_device import EagerRun, first_samples, input_values, run_eager
 from fxdp.oracle.reference import Reference
 from fxdp.oracle.results import ResultError, compare_results
 from fxdp.oracle.splits import check_splits, default_splits
@@ -23,6 +23,6 @@ __all__ = [
     "default_splits",
     "difference",
     "first_samples",
+    "input_values",
     "run_eager",
-    "slot_values",
 ]

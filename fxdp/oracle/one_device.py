@@ -13,10 +13,10 @@ from torch.utils import _pytree as pytree
 from fxdp.capture import Captured, OutputLeaf
 from fxdp.capture.refusals.twins import twin_of
 from fxdp.ir.memory_layout import arrangement, copied
+from fxdp.ir.model_tensors import slot_values
 from fxdp.ir.notes import note
 from fxdp.ir.slots import (
     Buffer,
-    Constant,
     Gradient,
     Input,
     Mutation,
@@ -92,7 +92,7 @@ def run_eager(
     return EagerRun(values, tangents, changed)
 
 
-def slot_values(
+def input_values(
     module: nn.Module,
     captured: Captured,
     args: tuple[Any, ...],
@@ -100,16 +100,13 @@ def slot_values(
     tangents: Mapping[int, Tensor],
 ) -> dict[Slot, Any]:
     """The global value of every input of the captured program but its sizes."""
-    tensors = _tensors((args, kwargs))
-    values: dict[Slot, Any] = {}
-    for node in captured.gm.graph.nodes:
+    tensors, graph = _tensors((args, kwargs)), captured.gm.graph
+    values: dict[Slot, Any] = {
+        slot: value.clone() if isinstance(slot, Buffer) else value.detach()  # a run writes into buffers
+        for slot, value in slot_values(graph, module, captured.constants).items()
+    }
+    for node in graph.find_nodes(op="placeholder"):
         match note(node).slot:
-            case Parameter(name) as slot:
-                values[slot] = module.get_parameter(name).detach()
-            case Buffer(name) as slot:
-                values[slot] = module.get_buffer(name).clone()
-            case Constant(name) as slot:
-                values[slot] = captured.constants[name]
             case Input(index) as slot:
                 values[slot] = tensors[index].detach()
             case Tangent(index) as slot:

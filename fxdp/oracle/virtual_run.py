@@ -16,7 +16,7 @@ from fxdp.ir.slots import ResultSlot, Slot
 from fxdp.options import Options
 from fxdp.oracle.fault import Fault
 from fxdp.oracle.lockstep import LockStep
-from fxdp.oracle.one_device import first_samples, run_eager, slot_values, symbol_values
+from fxdp.oracle.one_device import first_samples, input_values, run_eager, symbol_values
 from fxdp.oracle.reference import Reference
 from fxdp.oracle.results import ResultError, compare_results
 
@@ -71,7 +71,7 @@ class Subject:
         with torch.random.fork_rng(enabled=True):
             torch.manual_seed(seed)
             eager = run_eager(self.module, args, kwargs, reference, self.options.loss_fn)
-            slots = slot_values(self.module, reference, args, kwargs, eager.tangents)
+            slots = input_values(self.module, reference, args, kwargs, eager.tangents)
             runner = self._runner(split, symbol_values(reference, args, kwargs))
             torch.manual_seed(seed)
             found = runner.run(slots)

@@ -9,14 +9,16 @@ from __future__ import annotations
 import hashlib
 import pickle
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from fxdp.errors import AgreementError, RankFailedError
+from fxdp.ir.model_tensors import held
 from fxdp.ranks.failure import convert
 from fxdp.ranks.resolve import DataMesh
 
@@ -96,6 +98,7 @@ def broadcast_tensors(mesh: DataMesh, tensors: Sequence[Tensor], bucket_bytes: i
 
     All ranks pass tensors of the same shapes and dtypes in the same order, of any dtype and strides, 0-dim
     and empty ones included. Tensors that share all their memory (tied weights) may be passed more than once.
+    Of a `DTensor` the local shard is sent and overwritten: pass one only where all ranks hold the same shard.
 
     Raises:
         RankFailedError: another rank failed or died.
@@ -103,7 +106,7 @@ def broadcast_tensors(mesh: DataMesh, tensors: Sequence[Tensor], bucket_bytes: i
     if mesh.links is None or mesh.links.whole_group is None:
         return
     with torch.no_grad():
-        for bucket in _buckets(_distinct(tensors), bucket_bytes):
+        for bucket in _buckets(_distinct(map(held, tensors)), bucket_bytes):
             flat = torch.cat([_as_bytes(tensor) for tensor in bucket])
             _guarded(mesh, lambda flat=flat: _broadcast(mesh, flat))  # type: ignore[misc]
             if mesh.links.rank != 0:
@@ -124,8 +127,14 @@ def model_lines(module: nn.Module) -> list[str]:
     for kind, named in (("parameter", module.named_parameters()), ("buffer", module.named_buffers())):
         for name, t in named:
             frozen = "" if t.requires_grad or kind == "buffer" else " frozen"
-            lines.append(f"{kind} {name} {str(t.dtype).removeprefix('torch.')}{list(t.shape)}{frozen}")
+            dtype = str(t.dtype).removeprefix("torch.")
+            lines.append(f"{kind} {name} {dtype}{list(t.shape)}{frozen}{_cut(t)}")
     return lines
+
+
+def _cut(tensor: Tensor) -> str:
+    """How a `DTensor` is cut: shards may differ from rank to rank, its whole shape and its cut must not."""
+    return f" as {tensor.placements}" if isinstance(tensor, DTensor) else ""
 
 
 def content_digest(tensor: Tensor) -> str:
@@ -138,7 +147,7 @@ def _broadcast(mesh: DataMesh, flat: Tensor) -> None:
     dist.broadcast(flat, src=mesh.links.ranks[0], group=mesh.links.whole_group)
 
 
-def _distinct(tensors: Sequence[Tensor]) -> list[Tensor]:
+def _distinct(tensors: Iterable[Tensor]) -> list[Tensor]:
     """`tensors` without empty ones and without repetitions of the same memory."""
     seen: set[tuple[Any, ...]] = set()
     distinct: list[Tensor] = []

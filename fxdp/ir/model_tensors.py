@@ -1,0 +1,47 @@
+"""The tensors of a model that programs read: one seam, so that only this file knows what a parameter is.
+
+A parameter may be a `DTensor`, whose own memory is its local shard. Programs, the watch over replaced tensors
+and the exchanges between ranks deal with memory, so all of them ask `held`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor, fx, nn
+from torch.distributed.tensor import DTensor
+
+from fxdp.ir.notes import note
+from fxdp.ir.slots import Buffer, Constant, Parameter, Slot
+from fxdp.torch_compat import local_shard
+
+
+def held(tensor: Tensor) -> Tensor:
+    """What this rank holds of a parameter or buffer: the tensor itself, or a `DTensor`'s local shard.
+
+    It is the same object at each call, until somebody replaces it. A shard is no leaf of autograd's graph:
+    gradients belong to the `DTensor`.
+    """
+    return local_shard(tensor) if isinstance(tensor, DTensor) else tensor
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether the ranks of a mesh may hold different parts of it."""
+    return isinstance(tensor, DTensor)
+
+
+def slot_values(graph: fx.Graph, module: nn.Module, constants: Mapping[str, Tensor]) -> dict[Slot, Tensor]:
+    """What this rank holds for the parameters, buffers and (captured) constants that a program reads.
+
+    A constant that is not among `constants` is made for each step, and is left out.
+    """
+    values: dict[Slot, Tensor] = {}
+    for node in graph.find_nodes(op="placeholder"):
+        match note(node).slot:
+            case Parameter(name) as slot:
+                values[slot] = held(module.get_parameter(name))
+            case Buffer(name) as slot:
+                values[slot] = held(module.get_buffer(name))
+            case Constant(name) as slot if name in constants:
+                values[slot] = constants[name]
+    return values
