@@ -2,10 +2,9 @@
 
 from fxdp.capture.captured import Captured, Check, Condition, OutputLeaf, Route, SizeLeaf
 from fxdp.capture.driver import capture
-from fxdp.capture.export.flat_module import register_containers
-from fxdp.capture.inputs import resolve_batch_dims, several_rows
-from fxdp.capture.refusals.attributes import own_attributes
+from fxdp.capture.inputs import register_containers, resolve_batch_dims, run_model, several_rows
 from fxdp.capture.refusals.input_layouts import check_layouts, unusual
+from fxdp.capture.refusals.stateful import copy_of, own_attributes
 
 __all__ = [
     "Captured",
@@ -16,9 +15,11 @@ __all__ = [
     "SizeLeaf",
     "capture",
     "check_layouts",
+    "copy_of",
     "own_attributes",
     "register_containers",
     "resolve_batch_dims",
+    "run_model",
     "several_rows",
     "unusual",
 ]

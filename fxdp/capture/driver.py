@@ -15,10 +15,10 @@ from fxdp.capture.export.canonical_sizes import Sizes
 from fxdp.capture.export.conditions import find_conditions, guards_of, kept_dims
 from fxdp.capture.export.convert import convert
 from fxdp.capture.export.examples import batch_hint
-from fxdp.capture.export.flat_module import FlatModule, flatten_inputs
+from fxdp.capture.export.flat_module import FlatModule
 from fxdp.capture.export.single_sample import draws_numbers, for_one, for_several
 from fxdp.capture.export.static import StaticMismatchError, capture_static
-from fxdp.capture.inputs import batch_size, resolve_batch_dims
+from fxdp.capture.inputs import batch_size, flatten_inputs, resolve_batch_dims
 from fxdp.capture.joint import Request, trace
 from fxdp.capture.patches.generators import seeding_error
 from fxdp.capture.patches.hooks import check_module_hooks

@@ -1,16 +1,115 @@
-"""Which dim of which input is the batch: the caller's `batch_dims` spread over the tensor leaves."""
+"""The inputs of a call: its tensors, what errors call them, and which dim of which is the batch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils import _pytree as pytree
 
 from fxdp.errors import InputError
 
 _DEFAULT = object()
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The leaves of `(args, kwargs)`: tensors by index, everything else a constant of the program."""
+
+    leaves: tuple[Any, ...]
+    spec: pytree.TreeSpec
+    tensors: tuple[torch.Tensor, ...]
+    paths: tuple[str, ...]
+    """One readable path per tensor: `x`, `batch['image']`."""
+
+    def rebuild(self, tensors: Iterable[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """`(args, kwargs)` with these tensors in place of the given ones."""
+        rest = iter(tensors)
+        leaves = [next(rest) if isinstance(leaf, torch.Tensor) else leaf for leaf in self.leaves]
+        args, kwargs = pytree.tree_unflatten(leaves, self.spec)
+        return args, kwargs
+
+    def copies(self, tensors: Iterable[torch.Tensor] | None = None) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """`(args, kwargs)` with copies of the tensors, or of others in their place."""
+        given = self.tensors if tensors is None else tensors
+        return self.rebuild(tensor.clone() for tensor in given)
+
+
+def run_model(
+    module: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    loss_fn: Callable[..., Any] | None,
+) -> Any:
+    """`module(*args, **kwargs)`, or what a loss function makes of that and the keyword `target`."""
+    if loss_fn is None:
+        return module(*args, **kwargs)
+    rest = dict(kwargs)
+    target = rest.pop("target")
+    return loss_fn(module(*args, **rest), target)
+
+
+def flatten_inputs(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inputs:
+    """Split `(args, kwargs)` into tensors with readable paths, and constants."""
+    register_containers((args, kwargs))
+    with_paths, spec = pytree.tree_flatten_with_path((args, kwargs))
+    names = _argument_names(module, len(args))
+    tensors, paths = [], []
+    for path, leaf in with_paths:
+        if isinstance(leaf, torch.Tensor):
+            tensors.append(leaf)
+            paths.append(_path_text(path, names))
+    return Inputs(tuple(leaf for _, leaf in with_paths), spec, tuple(tensors), tuple(paths))
+
+
+def register_containers(tree: Any) -> bool:
+    """Teach torch's pytree the classes in `tree` that carry tensors and that it takes for leaves.
+
+    Such are plain dataclasses and objects like transformers' caches, whose attributes hold tensors. Returns
+    whether there were any.
+    """
+    found = False
+    while unknown := {type(leaf) for leaf in pytree.tree_leaves(tree) if _carries_tensors(leaf)}:
+        found = True
+        for cls in unknown:
+            pytree.register_pytree_node(
+                cls, _flatten_object, _unflattener(cls), flatten_with_keys_fn=_flatten_with_keys
+            )
+    return found
+
+
+def _carries_tensors(value: Any, depth: int = 3) -> bool:
+    """Whether an object that pytree takes for a leaf has tensors among its attributes."""
+    if isinstance(value, (torch.Tensor, nn.Module, type)) or not hasattr(value, "__dict__") or depth == 0:
+        return False
+    held = pytree.tree_leaves(list(vars(value).values()))
+    return any(isinstance(leaf, torch.Tensor) or _carries_tensors(leaf, depth - 1) for leaf in held)
+
+
+def _flatten_object(value: Any) -> tuple[list[Any], tuple[str, ...]]:
+    names = tuple(f.name for f in dataclasses.fields(value)) if dataclasses.is_dataclass(value) else None
+    names = names or tuple(vars(value))
+    return [getattr(value, name) for name in names], names
+
+
+def _flatten_with_keys(value: Any) -> tuple[list[tuple[pytree.KeyEntry, Any]], tuple[str, ...]]:
+    values, names = _flatten_object(value)
+    return [(pytree.GetAttrKey(name), one) for name, one in zip(names, values, strict=True)], names
+
+
+def _unflattener(cls: type) -> Callable[[Iterable[Any], Any], Any]:
+    def unflatten(values: Iterable[Any], names: Any) -> Any:
+        made: Any = object.__new__(cls)
+        for name, value in zip(names, values, strict=True):
+            object.__setattr__(made, name, value)
+        return made
+
+    return unflatten
 
 
 def resolve_batch_dims(
@@ -96,3 +195,20 @@ def _leaf_dim(prefix: Any, leaf: torch.Tensor, path: str) -> int | None:
         )
     dim: int = prefix % leaf.dim()
     return dim
+
+
+def _argument_names(module: nn.Module, count: int) -> list[str]:
+    """The names of the positional arguments of the module's forward, as far as it names them."""
+    try:
+        parameters = list(inspect.signature(module.forward).parameters.values())
+    except (TypeError, ValueError):
+        parameters = []
+    named = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return [named[i] if i < len(named) else f"input_{i}" for i in range(count)]
+
+
+def _path_text(path: tuple[Any, ...], names: list[str]) -> str:
+    """`x`, `batch['image']`, `pair[1]` of a pytree path into `(args, kwargs)`."""
+    positional = path[0].idx == 0
+    head = names[path[1].idx] if positional else str(path[1].key)
+    return head + "".join(str(key) for key in path[2:])

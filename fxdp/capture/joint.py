@@ -15,10 +15,10 @@ from fxdp import torch_compat
 from fxdp.capture.captured import Route
 from fxdp.capture.couplings import BatchSymbols, coupling_table
 from fxdp.capture.export.examples import make_examples
-from fxdp.capture.export.flat_module import FlatModule, Inputs, OutputRecord
-from fxdp.capture.export.joins import rejoin
-from fxdp.capture.export.recurrence import part_layers, unfused_recurrence
+from fxdp.capture.export.flat_module import FlatModule, OutputRecord
+from fxdp.capture.export.rewrites import part_layers, rejoin, unfused_recurrence
 from fxdp.capture.export.skip_marks import route_skips
+from fxdp.capture.inputs import Inputs
 from fxdp.capture.patches.deferred import deferring
 from fxdp.capture.patches.module_state import read_old_values
 from fxdp.errors import CaptureError

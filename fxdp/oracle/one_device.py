@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from fxdp.capture import Captured, OutputLeaf
-from fxdp.capture.refusals.twins import twin_of
+from fxdp.capture import Captured, OutputLeaf, copy_of, run_model
 from fxdp.ir.memory_layout import arrangement, copied
 from fxdp.ir.model_tensors import slot_values
 from fxdp.ir.notes import note
@@ -67,13 +66,9 @@ def run_eager(
     given = _tensors((args, kwargs))
     args, inputs = first_samples((args, dict(kwargs)), (None,) * len(given), 0)
     tensors = _tensors((args, inputs))
-    twin = twin_of(module)
+    twin = copy_of(module)
     twin.zero_grad(set_to_none=True)
-    target = inputs.pop("target", None) if loss_fn is not None else None
-    result = twin(*args, **inputs)
-    if loss_fn is not None:
-        result = loss_fn(result, target)
-    leaves = pytree.tree_leaves(result)
+    leaves = pytree.tree_leaves(run_model(twin, args, inputs, loss_fn))
     kinds = zip(leaves, captured.leaves, strict=True)
     outputs = [leaf for leaf, kind in kinds if isinstance(kind, OutputLeaf)]
     tangents = {i: _tangent(i, output) for i, output in enumerate(outputs) if output.requires_grad}

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
-from fxdp.capture.refusals.twins import twin_of
+from fxdp.capture import copy_of
 from fxdp.ir.notes import Site, note
 from fxdp.ir.types import TensorType
 
@@ -30,7 +30,7 @@ def widen(tree: Any) -> Any:
 
 def widened(module: nn.Module) -> nn.Module:
     """A copy of the module in float64."""
-    wide: nn.Module = twin_of(module)._apply(_wide)  # type: ignore[no-untyped-call]
+    wide: nn.Module = copy_of(module)._apply(_wide)  # type: ignore[no-untyped-call]
     return wide
 
 

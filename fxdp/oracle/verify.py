@@ -11,9 +11,8 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils import _pytree as pytree
 
-from fxdp.capture import Captured, capture, check_layouts, unusual
-from fxdp.capture.export.flat_module import flatten_inputs
-from fxdp.capture.refusals.twins import twin_of
+from fxdp.capture import Captured, capture, check_layouts, copy_of, unusual
+from fxdp.capture.inputs import flatten_inputs
 from fxdp.compiler.emit import LocalProgram, prepare
 from fxdp.errors import InputError, VerifierError
 from fxdp.ir.graphs import copy_graph
@@ -119,12 +118,12 @@ def _captured(
 ) -> tuple[nn.Module, Any, Captured, str]:
     """The module and the inputs that are run, their capture, and how precise they are, in words."""
     if precision == "own":
-        module = twin_of(model)
+        module = copy_of(model)
         return module, inputs, _capture_at(module, inputs, options, batch), "in the model's own types"
     module, wide = widened(model), widen(inputs)
     reason = _why_not_wide(module, wide, options)
     if reason:
-        module, wide = twin_of(model), inputs
+        module, wide = copy_of(model), inputs
     found = _capture_at(module, wide, options, batch)
     if reason:
         return module, wide, found, f"in the model's own types, because it fails in float64 ({reason})"
@@ -133,7 +132,7 @@ def _captured(
 
 def _why_not_wide(module: nn.Module, inputs: Any, options: Options) -> str:
     """What eager says of the model in float64, where its code has types of its own; else nothing."""
-    twin, (args, kwargs) = twin_of(module), widen(inputs)
+    twin, (args, kwargs) = copy_of(module), widen(inputs)
     if options.loss_fn is not None:
         kwargs = {name: value for name, value in kwargs.items() if name != "target"}
     try:

@@ -12,11 +12,11 @@ from torch import fx, nn
 
 from fxdp import torch_compat
 from fxdp.capture.export.canonical_sizes import Sizes
-from fxdp.capture.export.effects import strip_effects
-from fxdp.capture.export.flat_module import Inputs
+from fxdp.capture.export.rewrites import strip_effects
 from fxdp.capture.export.skip_marks import label_of
+from fxdp.capture.inputs import Inputs
 from fxdp.capture.joint import RawJoint
-from fxdp.capture.refusals.refused import changed_parameter, check_dense, check_written
+from fxdp.capture.refusals.diagnose import changed_parameter, check_dense, check_written
 from fxdp.capture.sites import SiteIndex, module_path
 from fxdp.errors import CaptureError
 from fxdp.ir.notes import Note, note

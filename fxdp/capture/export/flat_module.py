@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,6 +14,7 @@ from torch.utils import _pytree as pytree
 from fxdp.capture.captured import Check, LayoutRead, OutputLeaf
 from fxdp.capture.export.skip_marks import SkipPoint
 from fxdp.capture.export.skip_tracker import captured_skips
+from fxdp.capture.inputs import Inputs, register_containers, run_model
 from fxdp.capture.patches.checkpoints import repeated_updates
 from fxdp.capture.patches.data import traced_data
 from fxdp.capture.patches.functions import whole_functions
@@ -28,27 +27,9 @@ from fxdp.capture.patches.patches import refuse_autograd
 from fxdp.capture.patches.python_draws import refused_draws
 from fxdp.capture.patches.raise_checks import Asked, noting_checks
 from fxdp.capture.patches.unit_draws import answered_draws
-from fxdp.capture.refusals.attributes import Attributes
+from fxdp.capture.refusals.stateful import Attributes
 from fxdp.errors import CaptureError
 from fxdp.ir.notes import Site
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """The leaves of `(args, kwargs)`: tensors by index, everything else a constant of the program."""
-
-    leaves: tuple[Any, ...]
-    spec: pytree.TreeSpec
-    tensors: tuple[torch.Tensor, ...]
-    paths: tuple[str, ...]
-    """One readable path per tensor: `x`, `batch['image']`."""
-
-    def rebuild(self, tensors: Iterable[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """`(args, kwargs)` with these tensors in place of the given ones."""
-        rest = iter(tensors)
-        leaves = [next(rest) if isinstance(leaf, torch.Tensor) else leaf for leaf in self.leaves]
-        args, kwargs = pytree.tree_unflatten(leaves, self.spec)
-        return args, kwargs
 
 
 @dataclass
@@ -144,12 +125,10 @@ class FlatModule(nn.Module):
         return (*results, *asked.tensors)
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torch.Tensor, ...]:
-        if self.loss_fn is None:
-            return self._flatten(self.module(*args, **kwargs))
-        target = kwargs.pop("target")
-        loss = self.loss_fn(self.module(*args, **kwargs), target)
-        _check_loss(loss)
-        return self._flatten(loss)
+        output = run_model(self.module, args, kwargs, self.loss_fn)
+        if self.loss_fn is not None:
+            _check_loss(output)
+        return self._flatten(output)
 
     def _flatten(self, output: Any) -> tuple[torch.Tensor, ...]:
         output = pytree.tree_map_only(torch.Size, tuple, output)
@@ -174,64 +153,6 @@ class FlatModule(nn.Module):
         return tuple(tensors)
 
 
-def flatten_inputs(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inputs:
-    """Split `(args, kwargs)` into tensors with readable paths, and constants."""
-    register_containers((args, kwargs))
-    with_paths, spec = pytree.tree_flatten_with_path((args, kwargs))
-    names = _argument_names(module, len(args))
-    tensors, paths = [], []
-    for path, leaf in with_paths:
-        if isinstance(leaf, torch.Tensor):
-            tensors.append(leaf)
-            paths.append(_path_text(path, names))
-    return Inputs(tuple(leaf for _, leaf in with_paths), spec, tuple(tensors), tuple(paths))
-
-
-def register_containers(tree: Any) -> bool:
-    """Teach torch's pytree the classes in `tree` that carry tensors and that it takes for leaves.
-
-    Such are plain dataclasses and objects like transformers' caches, whose attributes hold tensors. Returns
-    whether there were any.
-    """
-    found = False
-    while unknown := {type(leaf) for leaf in pytree.tree_leaves(tree) if _carries_tensors(leaf)}:
-        found = True
-        for cls in unknown:
-            pytree.register_pytree_node(
-                cls, _flatten_object, _unflattener(cls), flatten_with_keys_fn=_flatten_with_keys
-            )
-    return found
-
-
-def _carries_tensors(value: Any, depth: int = 3) -> bool:
-    """Whether an object that pytree takes for a leaf has tensors among its attributes."""
-    if isinstance(value, (torch.Tensor, nn.Module, type)) or not hasattr(value, "__dict__") or depth == 0:
-        return False
-    held = pytree.tree_leaves(list(vars(value).values()))
-    return any(isinstance(leaf, torch.Tensor) or _carries_tensors(leaf, depth - 1) for leaf in held)
-
-
-def _flatten_object(value: Any) -> tuple[list[Any], tuple[str, ...]]:
-    names = tuple(f.name for f in dataclasses.fields(value)) if dataclasses.is_dataclass(value) else None
-    names = names or tuple(vars(value))
-    return [getattr(value, name) for name in names], names
-
-
-def _flatten_with_keys(value: Any) -> tuple[list[tuple[pytree.KeyEntry, Any]], tuple[str, ...]]:
-    values, names = _flatten_object(value)
-    return [(pytree.GetAttrKey(name), one) for name, one in zip(names, values, strict=True)], names
-
-
-def _unflattener(cls: type) -> Callable[[Iterable[Any], Any], Any]:
-    def unflatten(values: Iterable[Any], names: Any) -> Any:
-        made: Any = object.__new__(cls)
-        for name, value in zip(names, values, strict=True):
-            object.__setattr__(made, name, value)
-        return made
-
-    return unflatten
-
-
 def _named_loss(output: Any) -> Any:
     """What a dict, or an object such as transformers' outputs, has under the name `loss`."""
     return output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
@@ -250,20 +171,3 @@ def _check_loss(loss: Any) -> None:
         f"loss_fn must return a scalar floating-point tensor, but it returned {got}. "
         "Reduce it, for instance with .mean() or .sum()"
     )
-
-
-def _argument_names(module: nn.Module, count: int) -> list[str]:
-    """The names of the positional arguments of the module's forward, as far as it names them."""
-    try:
-        parameters = list(inspect.signature(module.forward).parameters.values())
-    except (TypeError, ValueError):
-        parameters = []
-    named = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    return [named[i] if i < len(named) else f"input_{i}" for i in range(count)]
-
-
-def _path_text(path: tuple[Any, ...], names: list[str]) -> str:
-    """`x`, `batch['image']`, `pair[1]` of a pytree path into `(args, kwargs)`."""
-    positional = path[0].idx == 0
-    head = names[path[1].idx] if positional else str(path[1].key)
-    return head + "".join(str(key) for key in path[2:])

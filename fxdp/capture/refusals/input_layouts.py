@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, fx, nn
 
 from fxdp.capture.captured import Captured, LayoutRead
-from fxdp.capture.export.flat_module import FlatModule, flatten_inputs
+from fxdp.capture.export.flat_module import FlatModule
+from fxdp.capture.inputs import flatten_inputs
 from fxdp.capture.patches.deferred import deferring
 from fxdp.capture.patches.module_state import unchanged
 from fxdp.capture.patches.numbers import numbers_of

@@ -6,16 +6,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import logging
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from fxdp.capture.export.flat_module import Inputs
-from fxdp.capture.refusals.twins import twin_of
+from fxdp.capture.inputs import Inputs, run_model
 from fxdp.errors import CaptureError
 from fxdp.skip.tracker import SkipTracker, use_skip_tracker
 
@@ -51,7 +53,7 @@ def check_memory(
 
 def _remembers(module: nn.Module, inputs: Inputs, loss_fn: Callable[..., Any] | None) -> bool:
     """Whether a second call with all the same tensors differs from the first."""
-    twin = twin_of(module)
+    twin = copy_of(module)
     first = _run(twin, inputs, loss_fn)
     if first is None:
         return False
@@ -66,14 +68,11 @@ def _remembers(module: nn.Module, inputs: Inputs, loss_fn: Callable[..., Any] | 
 
 def _run(module: nn.Module, inputs: Inputs, loss_fn: Callable[..., Any] | None) -> list[Any] | None:
     """The leaves of the model's output; None where the model raises an error."""
-    args, kwargs = pytree.tree_map_only(Tensor, torch.clone, inputs.rebuild(inputs.tensors))
+    args, kwargs = inputs.copies()
     try:
-        with torch.random.fork_rng(), torch.no_grad(), use_skip_tracker(SkipTracker()):
+        with aside():
             torch.manual_seed(0)
-            if loss_fn is None:
-                return pytree.tree_leaves(module(*args, **kwargs))
-            target = kwargs.pop("target")
-            return pytree.tree_leaves(loss_fn(module(*args, **kwargs), target))
+            return pytree.tree_leaves(run_model(module, args, kwargs, loss_fn))
     except Exception:  # whatever the user's code raises; capture reports what it finds itself
         return None
 
@@ -92,3 +91,82 @@ def _same(a: Any, b: Any) -> bool:
     finite = b[b.isfinite()]  # the mean of an empty local batch is not
     largest = float(finite.abs().max()) if finite.numel() else 0.0
     return torch.allclose(a, b, _CLOSE, _CLOSE * largest, equal_nan=True)
+
+
+def copy_of(module: nn.Module) -> nn.Module:
+    """A deep copy; tensors that were computed from parameters and left in attributes are copied as values.
+
+    `copy.deepcopy` refuses such tensors: the `weight` that `torch.nn.utils.weight_norm` computes anew before
+    each forward, or what a forward kept, in lists and dicts, too.
+    """
+    computed = {
+        id(value): value.detach().clone()
+        for child in module.modules()
+        for value in pytree.tree_leaves(vars(child))
+        if isinstance(value, Tensor) and not value.is_leaf
+    }
+    return copy.deepcopy(module, dict(computed))
+
+
+@contextlib.contextmanager
+def aside() -> Iterator[None]:
+    """Around the run of a copy: random numbers, the autograd tape and skips stay as if nothing had run."""
+    with torch.random.fork_rng(), torch.no_grad(), use_skip_tracker(SkipTracker()):
+        yield
+
+
+class Attributes:
+    """The Python attributes of all modules, beside parameters and buffers, at one moment.
+
+    A buffer that is registered or made in a forward is none yet: it counts as an attribute.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._found = {
+            name: (type(child).__name__, _own(child)) for name, child in module.named_modules() if _own(child)
+        }
+
+    def changed(self, later: Attributes) -> tuple[str, ...]:
+        """The attributes that differ at a later moment: `step of blocks.2 (Block)`."""
+        return tuple(
+            f"{key} of {path or 'the model'} ({kind})"
+            for path, (kind, now) in later._found.items()
+            for key, value in now.items()
+            if not _unchanged(self._found.get(path, ("", {}))[1], key, value)
+        )
+
+
+def own_attributes(module: nn.Module) -> list[str]:
+    """The user's attributes: not torch's, nor what is made of a parameter before each forward."""
+    parameters = {name.rpartition("_")[0] for name in module._parameters}
+    return [name for name in vars(module) if name not in _TORCHS and name not in parameters]
+
+
+def _own(module: nn.Module) -> dict[str, Any]:
+    made = {name: buffer is not None for name, buffer in module._buffers.items()}
+    return made | {name: _content(vars(module)[name]) for name in own_attributes(module)}
+
+
+_TORCHS = frozenset({*vars(nn.Module()), "_flat_weights", "_flat_weight_refs"})
+"""The last two are lists that `nn.LSTM` and its kin make of their parameters, anew where these changed."""
+
+
+def _content(value: Any) -> Any:
+    """A container by what is in it now, anything else as itself."""
+    if isinstance(value, (list, tuple, set, deque)):
+        return list(value)
+    return dict(value) if isinstance(value, dict) else value
+
+
+def _unchanged(before: Mapping[str, Any], key: str, now: Any) -> bool:
+    return key in before and _is(before[key], now)
+
+
+def _is(old: Any, new: Any) -> bool:
+    if isinstance(old, list) and isinstance(new, list):
+        return len(old) == len(new) and all(map(_is, old, new))
+    if isinstance(old, dict) and isinstance(new, dict):
+        return old.keys() == new.keys() and all(_is(old[key], new[key]) for key in old)
+    if isinstance(old, (int, float, str, torch.Size)) and type(old) is type(new):
+        return bool(old == new)
+    return old is new

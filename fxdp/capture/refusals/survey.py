@@ -17,11 +17,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from fxdp import torch_compat
-from fxdp.capture.export.flat_module import Inputs
-from fxdp.capture.refusals.twins import twin_of
+from fxdp.capture.inputs import Inputs, run_model
+from fxdp.capture.refusals.stateful import aside, copy_of
 from fxdp.capture.sites import is_user_file
 from fxdp.ir.notes import Site
-from fxdp.skip.tracker import SkipTracker, use_skip_tracker
 
 _READS: dict[Any, str] = {
     Tensor.item: ".item()",
@@ -118,16 +117,9 @@ def survey(
     """Run a copy of the module on copies of the inputs (of `tensors` in their place), as far as it gets."""
     path: list[str] = []
     try:
-        with (
-            torch.random.fork_rng(),
-            torch.no_grad(),
-            torch_compat.as_if_exporting(),
-            use_skip_tracker(SkipTracker()),
-        ):
-            twin = twin_of(module)
-            args, kwargs = pytree.tree_map_only(
-                Tensor, torch.clone, inputs.rebuild(tensors or inputs.tensors)
-            )
+        with aside(), torch_compat.as_if_exporting():
+            twin = copy_of(module)
+            args, kwargs = inputs.copies(tensors)
             _name_modules(twin, path)
             before = _states(twin)
             sources = {id(b): (b, frozenset({name})) for name, b in twin.named_buffers()}
@@ -135,7 +127,7 @@ def survey(
             raised: Exception | None = None
             try:
                 with listener:
-                    _run(twin, args, kwargs, loss_fn)
+                    run_model(twin, args, kwargs, loss_fn)
             except Exception as error:
                 raised = error
             after = _states(twin)
@@ -157,14 +149,6 @@ def _same(before: _State, after: _State | None) -> bool:
     if after is None or before[0] is not after[0] or before[1] != after[1]:
         return False
     return torch.equal(before[2], after[2])
-
-
-def _run(module: nn.Module, args: Any, kwargs: dict[str, Any], loss_fn: Callable[..., Any] | None) -> None:
-    if loss_fn is None:
-        module(*args, **kwargs)
-    else:
-        target = kwargs.pop("target")
-        loss_fn(module(*args, **kwargs), target)
 
 
 def _name_modules(module: nn.Module, path: list[str]) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import fxdp
-from fxdp.capture import capture
+from fxdp.capture import capture, copy_of
 from fxdp.errors import CaptureError
 
 
@@ -108,3 +108,28 @@ def test_a_rank_without_samples_has_a_mean_of_nothing() -> None:
 
     captured = capture(_Model(body), (torch.randn(0, 4),), {})
     assert len(captured.leaves) == 1
+
+
+class Keeps(nn.Module):
+    """Keeps what it computed, as hooks that gather features do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(3, 2)
+        self.features: dict[str, list[Tensor]] = {}
+        self.last: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.last = self.fc(x)
+        self.features["fc"] = [self.last]
+        return self.last.sum()
+
+
+def test_what_a_forward_left_is_copied_as_values() -> None:
+    model = Keeps()
+    model(torch.randn(4, 3)).backward()
+    twin = copy_of(model)
+    assert twin.last is twin.features["fc"][0]
+    assert torch.equal(twin.last, model.last)
+    assert not twin.last.requires_grad
+    assert twin.fc.weight is not model.fc.weight

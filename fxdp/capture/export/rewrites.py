@@ -1,0 +1,202 @@
+"""Rewrites of graphs that torch's tracing leaves in a form which the next step cannot read.
+
+    with_effects(token, op, x)          op(x)                       what torch orders by tokens
+    cat(unbind(x))                      flatten(x, 0, 1)            lists with a member for each sample
+    lstm(num_layers=2, dropout=0.5)     lstm, dropout, lstm         layers that torch decomposes wrongly
+"""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import fx
+
+from fxdp import torch_compat
+from fxdp.ir.graphs import given_arguments
+from fxdp.torch_compat import stacks_lstm_states
+
+aten = torch.ops.aten
+
+_APART = frozenset({aten.unbind.int, aten.split.Tensor, aten.split_with_sizes.default, aten.chunk.default})
+_TOGETHER = frozenset({aten.cat.default, aten.stack.default})
+
+_LAYERS = frozenset(
+    {
+        aten.lstm.input, aten.gru.input, aten.rnn_tanh.input, aten.rnn_relu.input,
+        aten.lstm.data, aten.gru.data, aten.rnn_tanh.data, aten.rnn_relu.data,
+    }
+)  # fmt: skip
+_LSTMS = (aten.lstm.input, aten.lstm.data)
+
+
+def strip_effects(graph: fx.Graph) -> None:
+    """Turn `with_effects(token, op, x)` into `op(x)`, and drop the tokens.
+
+    Before:  %w = with_effects(%token, op, %x);  %new = getitem(%w, 0);  %y = getitem(%w, 1)
+    After:   %y = op(%x)
+    """
+    for node in graph.find_nodes(op="call_function", target=torch_compat.with_effects):
+        _token, op, *args = node.args
+        with graph.inserting_before(node):
+            plain = graph.call_function(op, tuple(args), dict(node.kwargs))
+        plain.meta = dict(node.meta)
+        values: Any = node.meta.get("val") or (None,)
+        plain.meta["val"] = values[1] if len(values) == 2 else tuple(values[1:])
+        for user in list(node.users):
+            _redirect(user, plain, single=len(values) == 2)
+        graph.erase_node(node)
+
+
+def _redirect(user: fx.Node, plain: fx.Node, *, single: bool) -> None:
+    """Let a `getitem` of the wrapped op read the plain one."""
+    assert user.target is operator.getitem
+    index: Any = user.args[1]
+    if index == 0:
+        user.replace_all_uses_with(None)  # type: ignore[arg-type]
+        user.graph.erase_node(user)
+    elif single:
+        user.replace_all_uses_with(plain)
+        user.graph.erase_node(user)
+    else:
+        user.args = (plain, index - 1)
+
+
+def rejoin(gm: fx.GraphModule) -> None:
+    """Replace every joining of all parts of a tensor, in order, by an op on the tensor; in place.
+
+    unbind: x[0], x[1], ..., x[b - 1]
+    cat(x[0], x[1], ...)                      ->      flatten(x, 0, 1)
+
+    A list over the batch has as many members as there are samples, so static traces of several batch sizes
+    would not fit together. Where all members only meet again in a `cat` or `stack`, the list is not needed.
+    """
+    for node in list(gm.graph.nodes):
+        source = _taken_apart(node) if node.target in _TOGETHER else None
+        if source is None:
+            continue
+        with gm.graph.inserting_before(node):
+            whole = _joined(gm.graph, source, node)
+        if whole is not None:
+            whole.meta = dict(node.meta)
+            node.replace_all_uses_with(whole)
+            gm.graph.erase_node(node)
+    for node in reversed(gm.graph.nodes):
+        if not node.users and (node.target in _APART or node.target is operator.getitem):
+            gm.graph.erase_node(node)
+    gm.recompile()
+
+
+def _taken_apart(join: fx.Node) -> fx.Node | None:
+    """The op whose results, all and in order, a `cat` or `stack` joins."""
+    parts: Any = join.args[0]
+    picked = [part for part in parts if isinstance(part, fx.Node) and part.target is operator.getitem]
+    if not picked or len(picked) != len(parts) or {part.args[0] for part in picked} != {picked[0].args[0]}:
+        return None
+    source = picked[0].args[0]
+    assert isinstance(source, fx.Node)
+    complete = [part.args[1] for part in picked] == list(range(len(source.meta["val"])))
+    return source if source.target in _APART and complete else None
+
+
+def _joined(graph: fx.Graph, apart: fx.Node, join: fx.Node) -> fx.Node | None:
+    """`join(apart(x))` as one op on `x`."""
+    x: Any = apart.args[0]
+    unbound, stacked = apart.target is aten.unbind.int, join.target is aten.stack.default
+    split = _joined_dim(apart, 1 if unbound else 2) % x.meta["val"].dim()
+    dim = _joined_dim(join, 1) % (join.meta["val"].dim())
+    if split != dim or (stacked and not unbound):
+        return None
+    if unbound and not stacked:
+        return graph.call_function(aten.flatten.using_ints, (x, dim, dim + 1))
+    return graph.call_function(aten.clone.default, (x,))
+
+
+def _joined_dim(node: fx.Node, position: int) -> int:
+    value: Any = node.args[position] if len(node.args) > position else node.kwargs.get("dim", 0)
+    return int(value)
+
+
+@contextlib.contextmanager
+def unfused_recurrence() -> Iterator[None]:
+    """Trace LSTMs and GRUs as steps of known ops, not as one library call whose workspace is opaque."""
+    with torch.backends.mkldnn.flags(enabled=False), torch.backends.cudnn.flags(enabled=False):
+        yield
+
+
+def part_layers(gm: fx.GraphModule) -> None:
+    """Call recurrent layers that have dropout between them one by one; in place.
+
+    lstm(x, ..., num_layers=2, dropout=0.5)   ->      y  = lstm(x, ..., num_layers=1, dropout=0)
+                                                      y1 = dropout(y, 0.5)
+                                                      y2 = lstm(y1, ..., num_layers=1, dropout=0)
+
+    torch's own decomposition of several layers (2.13) leaves out the dropout between them. The one of torch
+    2.11 gives an LSTM's states the shape (layers, 1, batch, features).
+    """
+    for node in list(gm.graph.nodes):
+        if node.target in _LAYERS:
+            given = given_arguments(node)
+            if given["train"] and given["dropout"] > 0 and given["num_layers"] > 1:
+                _part(gm.graph, node, given)
+    if stacks_lstm_states():
+        for node in [n for n in gm.graph.nodes if n.target in _LSTMS]:
+            _merge_state_dims(node)
+    gm.recompile()
+
+
+def _merge_state_dims(lstm: fx.Node) -> None:
+    """Make states of (layers, 1, batch, features) those of (layers, batch, features); others stay."""
+    for pick in [user for user in lstm.users if user.target is operator.getitem and user.args[1] != 0]:
+        readers = list(pick.users)
+        with lstm.graph.inserting_after(pick):
+            merged = lstm.graph.call_function(aten.flatten.using_ints, (pick, 0, -3))
+        merged.meta = dict(pick.meta)
+        for reader in readers:
+            reader.replace_input_with(pick, merged)
+
+
+def _part(graph: fx.Graph, node: fx.Node, given: dict[str, Any]) -> None:
+    sequence, target = next(iter(given)), node.target
+    count = len(target._schema.returns)  # type: ignore[union-attr]
+    batch_first = given.get("batch_first", False)
+    alone = {**given, "num_layers": 1, "dropout": 0.0} | ({"batch_first": False} if batch_first else {})
+    meta = {key: value for key, value in node.meta.items() if key not in ("val", "tensor_meta")}
+
+    def call(target: Any, *args: Any) -> fx.Node:
+        made = graph.call_function(target, args)
+        made.meta = dict(meta)
+        return made
+
+    with graph.inserting_before(node):
+        x = call(aten.transpose.int, given[sequence], 0, 1) if batch_first else given[sequence]
+        last: list[list[fx.Node]] = []
+        for layer in range(given["num_layers"]):
+            x = call(aten.dropout.default, x, given["dropout"], True) if layer else x
+            own = {sequence: x, "hx": _states(call, given, layer), "params": _parameters(given, layer)}
+            made = call(target, *{**alone, **own}.values())
+            x, *states = (call(operator.getitem, made, i) for i in range(count))
+            last.append(states)
+        x = call(aten.transpose.int, x, 0, 1) if batch_first else x
+        results = [x, *(call(aten.cat.default, list(states), 0) for states in zip(*last, strict=True))]
+    for user in list(node.users):
+        user.replace_all_uses_with(results[user.args[1]])  # type: ignore[index]
+        graph.erase_node(user)
+    graph.erase_node(node)
+
+
+def _parameters(given: dict[str, Any], layer: int) -> Any:
+    size = len(given["params"]) // given["num_layers"]
+    return given["params"][layer * size : (layer + 1) * size]
+
+
+def _states(call: Any, given: dict[str, Any], layer: int) -> Any:
+    """The initial states of a layer: both directions' rows."""
+    directions = 2 if given["bidirectional"] else 1
+    rows = layer * directions, (layer + 1) * directions
+    if isinstance(given["hx"], (list, tuple)):
+        return [call(aten.slice.Tensor, state, 0, *rows) for state in given["hx"]]
+    return call(aten.slice.Tensor, given["hx"], 0, *rows)
