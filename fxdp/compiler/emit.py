@@ -43,7 +43,7 @@ from fxdp.ranks.failure import guard
 from fxdp.ranks.resolve import DataMesh
 from fxdp.reports.coverage import coverage
 from fxdp.reports.plan import Plan, communication, program_text, replicated_ops
-from fxdp.runtime.program import Program
+from fxdp.runtime.bound import Bound
 
 _log = logging.getLogger("fxdp")
 
@@ -126,7 +126,7 @@ def prepare(captured: Captured, mesh: DataMesh, options: Options) -> LocalProgra
 
 def emit(
     local: LocalProgram, module: nn.Module, sizes: Mapping[str, int], *, generic: bool, even: bool
-) -> tuple[Program, fx.GraphModule]:
+) -> tuple[Bound, fx.GraphModule]:
     """This rank's executable program, for these sizes or (`generic`) for any.
 
     `sizes` has `B`, `b`, `offset`, `b_max` and the program's further symbols.
@@ -139,7 +139,7 @@ def emit(
     seeded = (
         local.mesh.size > 1 and not local.options.single_device_rng and any(map(node_draws, gm.graph.nodes))
     )
-    program = Program.bind(gm, halves, values, world=local.mesh.size, rank=local.mesh.rank, seeded=seeded)
+    program = Bound.bind(gm, halves, values, world=local.mesh.size, rank=local.mesh.rank, seeded=seeded)
     program.guarded = lambda: guard(local.mesh)
     local.seconds["emit-program"] = local.seconds.get("emit-program", 0.0) + manager.seconds["emit-program"]
     local.seconds["lowering"] = local.seconds.get("lowering", 0.0) + time.perf_counter() - start

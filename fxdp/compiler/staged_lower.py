@@ -32,6 +32,7 @@ from fxdp.pipeline.write.step_graph import evaluate
 from fxdp.runtime.p2p import Receive, Send
 from fxdp.runtime.stage_calls import Backward, Code, Forward, InputGradient, Once, Sums, WeightGradient
 from fxdp.runtime.streams import RecordEvent, Streams, WaitEvent
+from fxdp.runtime.template import Template
 
 _log = logging.getLogger("fxdp")
 
@@ -77,7 +78,7 @@ class Lowering:
         seed = None
         if any(map(node_draws, part.gm.graph.nodes)):
             seed = rank * _MOST_PARTS + _number(name)
-        return Code.bind(gm, halves, values, sizes, rows, seed)
+        return Code(halves, Template.of(gm, values).with_numbers(sizes, rows), seed)
 
     def _for_any_sizes(
         self,

@@ -46,7 +46,7 @@ class Served:
     """A program with what a call needs around it."""
 
     program: Any
-    """A `Program`, or the `Step` of a staged one."""
+    """A `Bound`, or the `Step` of a staged one."""
     graph: fx.GraphModule
     local: LocalProgram
     sizes: dict[str, int]
@@ -250,10 +250,10 @@ class Programs:
         """Run a call; the model's own output structure."""
         captured, program = served.local.captured, served.program
         sizes: dict[str, int] = {}
-        if program.sizes or has_size_leaves(captured):
+        if program.takes_sizes or has_size_leaves(captured):
             sizes = size_values(captured, call, batches, self._mesh.rank)
         rows = None
-        if program.rows is not None:
+        if program.takes_rows:
             rows = served.rows.get(batches)
             if rows is None:
                 device = call.tensors[0].device

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, fx, nn
 
 from fxdp.capture import Captured
@@ -14,7 +13,7 @@ from fxdp.compiler.owners import Homes
 from fxdp.compiler.staged_lower import Lowering, modules_of
 from fxdp.compiler.staged_order import check_options, prepare_staged
 from fxdp.compiler.staged_program import StagedProgram
-from fxdp.ir.draws import node_draws
+from fxdp.ir.draws import drawn_seed, node_draws
 from fxdp.ir.notes import note
 from fxdp.ir.slots import Buffer, Mutation, Parameter
 from fxdp.module.call import Call
@@ -107,8 +106,8 @@ class StagedPrograms(Programs):
         """Numbers that all stages share are drawn by each rank for itself, so from the same seed."""
         prologue = local.partition.prologue
         if prologue is not None and self._mesh.pipeline.size > 1 and _draws(prologue.gm):
-            return lambda: Agreement(self._mesh).exchange((_drawn(),))[0][0]
-        return _drawn if _draws(local.gm) else int
+            return lambda: Agreement(self._mesh).exchange((drawn_seed(),))[0][0]
+        return drawn_seed if _draws(local.gm) else int
 
     def run(self, served: Served, call: Call, batches: tuple[int, ...]) -> Any:
         """Run a call; the model's own output structure."""
@@ -121,8 +120,3 @@ class StagedPrograms(Programs):
 
 def _draws(gm: fx.GraphModule) -> bool:
     return any(map(node_draws, gm.graph.nodes))
-
-
-def _drawn() -> int:
-    """A seed from the user's generator."""
-    return int(torch.randint(0, 2**62, ()).item())

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fxdp.ir import seeds
+from fxdp.ir.draws import drawn_seed, random_state, set_random_state
 from fxdp.ir.placements import Placement, Shard
 
-_State: TypeAlias = "tuple[Tensor, Tensor | None]"
 _CHANCE = 1e-6
 _BLOCK = 16  # torch fills normal numbers in blocks and draws the last, partial one anew
 
@@ -21,31 +21,31 @@ class RankGenerators:
     """One generator per rank, seeded from one draw of the user's (`rng="sharded"`)."""
 
     def __init__(self, world: int) -> None:
-        seed = int(torch.randint(0, 2**62, ()).item())
-        before = _state()
+        seed = drawn_seed()
+        before = random_state()
         self._states = []
         for rank in range(world):
             torch.manual_seed(seeds.rank_seed(seed, rank))
-            self._states.append(_state())
-        _restore(before)
+            self._states.append(random_state())
+        set_random_state(before)
 
     @contextmanager
     def of(self, rank: int) -> Iterator[None]:
         """Draw from this rank's generator."""
-        before = _state()
-        _restore(self._states[rank])
+        before = random_state()
+        set_random_state(self._states[rank])
         try:
             yield
         finally:
-            self._states[rank] = _state()
-            _restore(before)
+            self._states[rank] = random_state()
+            set_random_state(before)
 
 
 def draw_alike(world: int, draw: Callable[[int], Any]) -> list[Any]:
     """Every rank draws what one device would (`rng="single-device"`)."""
-    before, values = _state(), []
+    before, values = random_state(), []
     for rank in range(world):
-        _restore(before)
+        set_random_state(before)
         values.append(draw(rank))
     return values
 
@@ -75,13 +75,3 @@ def _same(a: Tensor, b: Tensor) -> bool:
         return False
     frequencies = torch.unique(a[:n], return_counts=True)[1].double() / n
     return float(frequencies.square().sum()) ** n < _CHANCE
-
-
-def _state() -> _State:
-    return torch.get_rng_state(), torch.cuda.get_rng_state() if torch.cuda.is_available() else None
-
-
-def _restore(state: _State) -> None:
-    torch.set_rng_state(state[0])
-    if state[1] is not None:
-        torch.cuda.set_rng_state(state[1])

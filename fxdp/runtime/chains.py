@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fxdp.runtime.program import STEP_BACKWARD
+from fxdp.runtime.bound import STEP_BACKWARD
 
 
 def chained(tensors: Sequence[Tensor], batch_dims: Sequence[int | None], world: int) -> Sequence[Tensor]:

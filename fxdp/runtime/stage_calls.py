@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 
-from fxdp.ir.notes import note
-from fxdp.ir.slots import Buffer, Constant, Crossing, Input, Parameter, Size, Slot
+from fxdp.ir.draws import own_generator
+from fxdp.ir.seeds import rank_seed
 from fxdp.lowering import Halves
-from fxdp.lowering.eager import backward_inputs, forward_inputs, tensor_type
 from fxdp.lowering.halves import Boxed
 from fxdp.runtime.p2p import Microbatch
 from fxdp.runtime.streams import COMPUTE, Streams
+from fxdp.runtime.template import Template
 
-_PRIME = 0x9E3779B97F4A7C15
+_MICROBATCH = 0xBF58476D1CE4E5B9  # an odd number unlike that of ranks: their sums do not meet
 
 
 @dataclass
@@ -26,62 +26,15 @@ class Code:
     """A part lowered for one set of sizes."""
 
     halves: Halves
-    template: list[Any]
-    inputs: tuple[tuple[int, int], ...]
-    """Pairs of position in the template and index among the step's inputs."""
-    crossing: tuple[tuple[int, str], ...]
-    """Pairs of position in the template and name of what comes from elsewhere."""
-    numbers: tuple[tuple[int, Any], ...]
-    """Pairs of position and host value: sizes, rows of padded gathers."""
-    tangents: tuple[torch.dtype | str, ...]
-    """For each input of the backward after the saved ones: the loss's dtype, or the name of what comes."""
+    template: Template
     seed: int | None = None
     """Set where the part draws random numbers: differs between stages and ranks."""
     input_half: Boxed | None = None
     weight_half: Boxed | None = None
 
-    @classmethod
-    def bind(
-        cls, gm: fx.GraphModule, halves: Halves, values: Mapping[Slot, Any], sizes: Mapping[str, int],
-        rows: Tensor | None, seed: int | None,
-    ) -> Code:  # fmt: skip
-        """Bind an emitted part to the model's tensors."""
-        template: list[Any] = []
-        inputs: list[tuple[int, int]] = []
-        crossing: list[tuple[int, str]] = []
-        numbers: list[tuple[int, Any]] = []
-        for position, node in enumerate(forward_inputs(gm.graph)):
-            slot, value = note(node).slot, None
-            match slot:
-                case Parameter() | Buffer():
-                    value = values[slot]
-                case Constant() if slot in values:
-                    value = values[slot]
-                case Constant():
-                    numbers.append((position, rows))
-                case Input(index):
-                    inputs.append((position, index))
-                case Size(name):
-                    numbers.append((position, sizes[name]))
-                case Crossing(name):
-                    crossing.append((position, name))
-            template.append(value)
-        later: list[torch.dtype | str] = []
-        for node in backward_inputs(gm.graph):
-            slot = note(node).slot
-            later.append(slot.name if isinstance(slot, Crossing) else tensor_type(node).dtype)
-        return cls(halves, template, tuple(inputs), tuple(crossing), tuple(numbers), tuple(later), seed)
-
     def forward(self, batch: Microbatch, values: Mapping[str, Tensor]) -> tuple[Any, ...]:
         """The part's results, and after them everything that its backward needs, as one tuple."""
-        arguments = self.template.copy()
-        for position, index in self.inputs:
-            arguments[position] = batch.inputs[index]
-        for position, name in self.crossing:
-            # as if received: a stage of this rank hands on what it has, which may be channels last
-            arguments[position] = values[name].contiguous()
-        for position, number in self.numbers:
-            arguments[position] = number
+        arguments = self.template.filled(batch.inputs, crossing=values)
         with self._generator(batch):
             results = self.halves.forward(arguments)
         count = self.halves.outputs
@@ -90,12 +43,12 @@ class Code:
     def backward_arguments(self, saved: list[Any], values: Mapping[str, Tensor]) -> list[Any]:
         """The backward's inputs: what was saved, then the loss's tangent or what other stages sent."""
         arguments = [saved[i] for i in self.halves.saved_order]
-        for tangent in self.tangents:
+        for tangent in self.template.tangents:
             if isinstance(tangent, str):
                 arguments.append(values[tangent].contiguous())
             else:
-                device = next((v.device for v in self.template if isinstance(v, Tensor)), None)
-                arguments.append(torch.ones((), dtype=tangent, device=device))
+                device = next((v.device for v in self.template.values if isinstance(v, Tensor)), None)
+                arguments.append(torch.ones((), dtype=tangent.dtype, device=device))
         return arguments
 
     @property
@@ -109,22 +62,11 @@ class Code:
         if self.halves.trains:
             self.input_half, self.weight_half = self.halves.halved(first)
 
-    @contextlib.contextmanager
-    def _generator(self, batch: Microbatch) -> Iterator[None]:
+    def _generator(self, batch: Microbatch) -> AbstractContextManager[None]:
         """Numbers of this stage's, rank's and micro-batch's own, the same in a repeated forward."""
         if self.seed is None:
-            yield
-            return
-        state = torch.get_rng_state()
-        cuda = torch.cuda.get_rng_state() if torch.cuda.is_available() else None
-        number = batch.seed + _PRIME * (self.seed + 1) + (batch.index or 0) * 0xBF58476D1CE4E5B9
-        torch.manual_seed(number % 2**63)
-        try:
-            yield
-        finally:
-            torch.set_rng_state(state)
-            if cuda is not None:
-                torch.cuda.set_rng_state(cuda)
+            return nullcontext()
+        return own_generator(rank_seed(batch.seed + (batch.index or 0) * _MICROBATCH, self.seed))
 
 
 def _nothing(_: list[Any]) -> tuple[()]:

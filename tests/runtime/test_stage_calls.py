@@ -10,6 +10,7 @@ from torch import Tensor, fx
 from fxdp.lowering import Halves
 from fxdp.runtime.p2p import Microbatch
 from fxdp.runtime.stage_calls import Code
+from fxdp.runtime.template import Template
 
 
 def _as_it_lies(arguments: list[Any]) -> list[Tensor]:
@@ -19,7 +20,8 @@ def _as_it_lies(arguments: list[Any]) -> list[Tensor]:
 def test_values_of_other_stages_lie_in_order() -> None:
     """Compiled code asserts it: what a stage of the same rank hands on may be channels last."""
     graph = fx.GraphModule({}, fx.Graph())
-    code = Code(Halves(_as_it_lies, 1, graph, graph), [None], (), ((0, "h"),), (), ("g",))
+    template = Template((None,), crossing=((0, "h"),), tangents=("g",))
+    code = Code(Halves(_as_it_lies, 1, graph, graph), template)
     value = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
     found, _ = code.forward(Microbatch(0, (), 0), {"h": value})
     (gradient,) = code.backward_arguments([], {"g": value})

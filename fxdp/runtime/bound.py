@@ -11,27 +11,17 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, fx
 
-from fxdp.ir import seeds
-from fxdp.ir.draws import node_draws
+from fxdp.ir.draws import drawn_seed, node_draws, own_generator
 from fxdp.ir.notes import note
-from fxdp.ir.placements import Shard
-from fxdp.ir.slots import Buffer, Constant, Input, Mutation, Parameter, Size, Slot, Tangent
-from fxdp.ir.types import TensorType
+from fxdp.ir.seeds import rank_seed
+from fxdp.ir.slots import Input, Mutation, Slot
 from fxdp.lowering.eager import forward_inputs, results
 from fxdp.lowering.halves import Halves
 from fxdp.runtime.first_only import first_only
+from fxdp.runtime.template import TangentSlot, Template
 from fxdp.torch_compat import backward_class, release_saved_tensors
 
 _log = logging.getLogger("fxdp")
-
-
-@dataclass(frozen=True)
-class TangentSlot:
-    """What the backward expects for one output: its number, dtype, and whether the ranks hold parts."""
-
-    output: int
-    dtype: torch.dtype
-    sharded: bool
 
 
 Like: TypeAlias = "tuple[torch.Size, torch.device]"
@@ -39,37 +29,32 @@ Like: TypeAlias = "tuple[torch.Size, torch.device]"
 
 
 @dataclass
-class Program:
+class Bound:
     """The forward and backward of one rank for one kind of call.
 
-    A call fills `template` (the model's own tensors, in the order of the program's inputs) with the call's
-    inputs and sizes, and runs `halves`. Nothing else happens at a step.
+    A call fills the template with its inputs and sizes, and runs `halves`. Nothing else happens at a step.
     """
 
     halves: Halves
-    template: list[Any]
-    inputs: tuple[tuple[int, int], ...]
-    """Pairs of position in the template and index among the call's tensor inputs."""
-    sizes: tuple[tuple[int, str], ...]
-    rows: int | None
-    """Position of the row numbers of padded gathers."""
-    tangents: tuple[TangentSlot, ...]
+    template: Template
     world: int
+    rank: int
     seeded: bool
     """Whether the program draws random numbers of its own on each rank."""
     seeded_backward: bool = False
     """Whether the backward, too (a hook that adds noise to gradients)."""
     written: tuple[tuple[int, int], ...] = ()
-    """Those of `inputs` that the program writes."""
-    rank: int = 0
+    """Pairs of position and index of the inputs that the program writes."""
     guarded: Callable[[], AbstractContextManager[None]] = nullcontext
     """Around each backward: errors of this rank reach the others, theirs reach this one."""
+    tangents: tuple[TangentSlot, ...] = field(init=False)
     differentiable: frozenset[int] = field(init=False)
     number_positions: tuple[int, ...] | None = None
     """Which of the saved values are host numbers; learnt at the first run."""
     _warned: bool = field(default=False, repr=False)
 
     def __post_init__(self) -> None:
+        self.tangents = tuple(t for t in self.template.tangents if isinstance(t, TangentSlot))
         self.differentiable = frozenset(t.output for t in self.tangents)
 
     @classmethod
@@ -82,45 +67,42 @@ class Program:
         world: int,
         rank: int,
         seeded: bool,
-    ) -> Program:
+    ) -> Bound:
         """Bind an emitted graph's halves to the tensors in `values`."""
-        slots = [note(n).slot for n in forward_inputs(gm.graph)]
-        rows = [i for i, s in enumerate(slots) if isinstance(s, Constant) and s not in values]
-        return cls(
-            halves,
-            [
-                values[s] if isinstance(s, (Parameter, Buffer, Constant)) and s in values else None
-                for s in slots
-            ],
-            tuple((i, s.index) for i, s in enumerate(slots) if isinstance(s, Input)),
-            tuple((i, s.name) for i, s in enumerate(slots) if isinstance(s, Size)),
-            rows[0] if rows else None,
-            tuple(_tangent_slot(n) for n in gm.graph.nodes if isinstance(note(n).slot, Tangent)),
-            world,
-            seeded,
-            seeded and any(note(n).backward for n in gm.graph.nodes if node_draws(n)),
-            _written(gm.graph, slots),
-            rank,
-        )
+        backward = any(note(n).backward for n in gm.graph.nodes if node_draws(n))
+        written = _written(gm.graph)
+        return cls(halves, Template.of(gm, values), world, rank, seeded, seeded and backward, written)
+
+    @property
+    def takes_sizes(self) -> bool:
+        """Whether a call must bring its sizes."""
+        return bool(self.template.sizes)
+
+    @property
+    def takes_rows(self) -> bool:
+        """Whether a call must bring the row numbers of padded gathers."""
+        return self.template.rows is not None
 
     def run(
         self, inputs: Sequence[Tensor], sizes: Mapping[str, int], rows: Tensor | None
     ) -> Sequence[Tensor]:
         """This rank's outputs; with a backward if the program has one and gradients are on."""
-        values = self.template.copy()
-        for position, index in self.inputs:
-            values[position] = inputs[index].contiguous()
-        for position, name in self.sizes:
-            values[position] = sizes[name]
-        if self.rows is not None:
-            values[self.rows] = rows
+        values = self.template.filled(inputs, sizes, rows)
+        # what the model writes in place reaches the caller, also where a copy stood for his tensor
         copies = [(inputs[i], values[p]) for p, i in self.written if values[p] is not inputs[i]]
-        with _rank_generator(self.rank) if self.seeded else nullcontext():
+        with self._generator(self.seeded):
             outputs = self._run(values)
         with torch.no_grad():
             for given, copy in copies:
                 given.copy_(copy)
         return outputs
+
+    def _generator(self, seeded: bool) -> AbstractContextManager[None]:
+        """Numbers of this rank's own, which one draw from the user's generator seeds.
+
+        So one seed reproduces a run on a given mesh, and the user's generator moves on equally on all ranks.
+        """
+        return own_generator(rank_seed(drawn_seed(), self.rank)) if seeded else nullcontext()
 
     def _run(self, values: list[Any]) -> Sequence[Tensor]:
         if not self.halves.trains:
@@ -134,7 +116,7 @@ class Program:
         tangents = [self._tangent(self.tangents[i], grads, outputs) for i in backward.tangents]
         inputs = [*[saved[i] for i in self.halves.saved_order], *tangents]
         saved.clear()  # the callee empties `inputs`, so that activations are freed as they are used up
-        with _rank_generator(self.rank) if self.seeded_backward else nullcontext():
+        with self._generator(self.seeded_backward):
             return backward.run(inputs)
 
     def _tangent(self, slot: TangentSlot, grads: Sequence[Tensor | None], outputs: Sequence[Like]) -> Tensor:
@@ -161,7 +143,7 @@ class _Step(torch.autograd.Function):
     """One forward and backward as a single autograd node."""
 
     @staticmethod
-    def forward(ctx: Any, program: Program, *values: Any) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, program: Bound, *values: Any) -> tuple[Tensor, ...]:
         results = program.halves.forward(list(values))
         count = program.halves.outputs
         # no views, into which a caller could not write (`loss /= 4`); a write is seen by what is saved
@@ -181,7 +163,7 @@ class _Step(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        program: Program = ctx.program
+        program: Bound = ctx.program
         saved = list(ctx.saved_tensors)
         release_saved_tensors(ctx)
         for position, number in zip(program.number_positions or (), reversed(ctx.numbers), strict=True):
@@ -195,35 +177,7 @@ STEP_BACKWARD = backward_class(_Step)
 """The autograd node of every output that a compiled module computed."""
 
 
-class _rank_generator:  # noqa: N801 - reads as a statement
-    """Draw from a generator of this rank's own while a program runs.
-
-    One draw from the user's generator seeds it, so one seed reproduces a run on a given mesh and the
-    user's generator moves on equally on all ranks.
-    """
-
-    def __init__(self, rank: int) -> None:
-        self._rank = rank
-
-    def __enter__(self) -> None:
-        seed = int(torch.randint(0, 2**62, ()).item())
-        self._state = torch.get_rng_state()
-        self._cuda = torch.cuda.get_rng_state() if torch.cuda.is_available() else None
-        torch.manual_seed(seeds.rank_seed(seed, self._rank))
-
-    def __exit__(self, *_: object) -> None:
-        torch.set_rng_state(self._state)
-        if self._cuda is not None:
-            torch.cuda.set_rng_state(self._cuda)
-
-
-def _written(graph: fx.Graph, slots: list[Slot | None]) -> tuple[tuple[int, int], ...]:
+def _written(graph: fx.Graph) -> tuple[tuple[int, int], ...]:
+    slots = [note(n).slot for n in forward_inputs(graph)]
     writes = [s.of for s, _ in results(graph) if isinstance(s, Mutation) and isinstance(s.of, Input)]
     return tuple((slots.index(of), of.index) for of in writes)
-
-
-def _tangent_slot(node: fx.Node) -> TangentSlot:
-    known = note(node)
-    assert isinstance(known.slot, Tangent)
-    assert isinstance(known.type, TensorType)
-    return TangentSlot(known.slot.index, known.type.dtype, isinstance(known.placement, Shard))
