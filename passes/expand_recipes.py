@@ -11,8 +11,8 @@ from torch import fx
 from fxdp.ir.graph_text import target_text
 from fxdp.ir.level import Level
 from fxdp.ir.notes import copy_note, note, tensor_operands
+from fxdp.ir.recipes import Recipe, RecipeStep, Rewrite, Term
 from fxdp.ranks.resolve import DataMesh
-from fxdp.rules.registry import Recipe, RecipeStep, Rewrite, Term
 
 
 def _expand(node: fx.Node, recipe: Recipe) -> None:
@@ -89,7 +89,7 @@ class ExpandRecipes:
     before: `%_log_softmax {dp=S(1)} = aten._log_softmax(%mm, 1, False)` with `%mm {dp=S(1)}`
     after:  `%amax {dp=P(max)} = fxdp.amax(%mm, [1], True)`, ..., `%_log_softmax = aten.sub(%sub, %log)`
 
-    The rule that placed the op wrote the steps (`rules/recipe.py`); where a step reads a partial value whole,
+    The rule that placed the op wrote the steps (`rules/cook.py`); where a step reads a partial value whole,
     `insert-collectives` reduces it.
     """
 

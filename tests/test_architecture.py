@@ -13,6 +13,7 @@ import pytest
 
 import fxdp
 import fxdp.passes
+import fxdp.rules
 from tests.rooms import contributing, floor
 
 ROOT = Path(fxdp.__file__).parent
@@ -148,6 +149,13 @@ def _is_private_torch(node: ast.AST) -> bool:
     )
 
 
+def test_rules_know_no_graph() -> None:
+    for name, tree in trees():
+        if room(name) == "rules":
+            assert not {other for other in imported(tree) if other.startswith("torch.fx")}, name
+            assert not {other for other in ours(tree) if other in ("ir.graphs", "ir.notes")}, name
+
+
 def test_passes_are_imported_as_fxdp_passes() -> None:
     for name, tree in trees():
         assert not {other for other in imported(tree) if other.split(".")[0] == "passes"}, name
@@ -175,7 +183,7 @@ def test_passes_touch_meta_through_notes() -> None:
             assert not uses, name
 
 
-@pytest.mark.parametrize("module", [fxdp, fxdp.passes])
+@pytest.mark.parametrize("module", [fxdp, fxdp.passes, fxdp.rules])
 def test_all_is_sorted_and_real(module: object) -> None:
     names = module.__all__  # type: ignore[attr-defined]
     assert list(names) == sorted(names)

@@ -13,6 +13,7 @@ import torch
 from torch import fx
 
 from fxdp.ir.placements import Placement
+from fxdp.ir.recipes import Recipe, Rewrite
 from fxdp.ir.sizes import hint
 from fxdp.ir.slots import ResultSlot, Slot
 from fxdp.ir.types import NodeType, ScalarType, TensorType
@@ -76,10 +77,10 @@ class Note:
     derived: bool = False  # its whole value is computed from its operands' whole values, not gathered
     skip: str | None = None  # which skip connections carry this value: `a`, `a@1`, or `a, b`
     spells: str = ""  # the op of which this is a step
-    recipe: Any = None  # the ops that run instead (`rules.registry.Recipe`)
+    recipe: Recipe | None = None  # the ops that run instead
     stage: int | None = None  # of a program that is cut into stages; None: belongs to no single one
     once: bool = False  # runs once per step, after the last micro-batch
-    rewrite: Any = None  # how a rule wants its size arguments localized (`rules.registry.Rewrite`)
+    rewrite: Rewrite | None = None  # how a rule wants its size arguments localized
     draws_for: MemoryLayout | None = None  # what a random op draws for, where it lies other than was captured
 
 

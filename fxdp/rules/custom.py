@@ -55,7 +55,8 @@ def register_rule(
         may pass unreduced. A backward is linear in its incoming gradients.
 
     Without either, returns a decorator for a rule: a pure function `Op -> iterable of Alternative` that
-    yields all exact ways to run the op on parts; "all whole" is always one. `fxdp.check_rule` proves any.
+    yields all exact ways to run the op on parts; "all whole" is always one. `fxdp.rules` has the words for
+    it; `fxdp.check_rule` proves any.
 
     Raises
     ------

@@ -18,9 +18,10 @@ from string import ascii_letters
 from typing import TypeAlias
 
 from fxdp.ir.placements import Dim, P, Placement, Shard
+from fxdp.ir.recipes import Rewrite
 from fxdp.ir.sizes import batch_factor
 from fxdp.ir.types import TensorType
-from fxdp.rules.registry import Alternative, Op, Operand, Rewrite
+from fxdp.rules.registry import Alternative, Op, Operand
 
 Labelled: TypeAlias = Iterable[tuple[Operand | None, str]]
 _Places: TypeAlias = list[tuple[Operand, int]]

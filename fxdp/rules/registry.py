@@ -2,7 +2,7 @@
 
 A rule is a pure function `Op -> iterable of Alternative`: the ways in which running the op on every
 rank's local operands gives the local parts of the global result. "Everything replicated" is always
-one of them and need not be said. The chooser (`rules.chooser`) adds the cost of bringing each operand
+one of them and need not be said. The chooser (`placing/chooser.py`) adds the cost of bringing each operand
 to the placement an alternative asks for and takes the cheapest, so a rule never decides between a
 gather and a reduction itself. A rule knows no graph and no mesh.
 """
@@ -17,6 +17,7 @@ import torch
 
 from fxdp.errors import InputError
 from fxdp.ir.placements import Dim, Placement, R, Shard
+from fxdp.ir.recipes import Recipe, Rewrite
 from fxdp.ir.sizes import batch_factor
 from fxdp.ir.types import TensorType
 from fxdp.torch_compat import OpOverload, OpOverloadPacket
@@ -57,60 +58,6 @@ class Operand:
     def batch_dims(self) -> tuple[int, ...]:
         """The dims whose size is a multiple of the batch: those that may be sharded."""
         return tuple(d for d, n in enumerate(self.type.shape) if batch_factor(n) is not None)
-
-
-@dataclass(frozen=True, slots=True)
-class Rewrite:
-    """What localization must do to the arguments beyond the general rules (design.md 5).
-
-    `local`: names of schema arguments whose sizes count the rank's own batch (slice bounds on the
-    sharded dim, group_norm's N); every other number stays global.
-    `minus_offset`: operands whose values are global row numbers and must count from the rank's first.
-    `arguments`: schema arguments with their new values, in `B`, `b` and `offset` (a diagonal's offset).
-    `target`: the op that runs instead, where the op itself cannot say it for 0 or 1 local samples
-    (`split` of an empty part, `squeeze` of a single sample); it has the op's tensor arguments.
-    """
-
-    local: tuple[str, ...] = ()
-    minus_offset: tuple[int, ...] = ()
-    arguments: tuple[tuple[str, Any], ...] = ()
-    target: OpOverload | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Term:
-    """A value in a recipe: operand `index` of the op, or (negative) the step `-index`, counted from 1."""
-
-    index: int
-    type: TensorType
-    at: Placement
-
-
-@dataclass(frozen=True, slots=True)
-class RecipeStep:
-    """One op of a recipe: its arguments, with terms in the placement in which they are read, and its result.
-
-    Sizes among the arguments are those of the rank.
-    """
-
-    target: OpOverload
-    args: tuple[Any, ...]
-    kwargs: tuple[tuple[str, Any], ...]
-    type: TensorType
-    at: Placement
-
-
-@dataclass(frozen=True, slots=True)
-class Recipe:
-    """Ops that together do what one op does on a dim that is in parts (`rules/recipe.py`).
-
-    `results`: the term of each output, or None for one that is no tensor. `bytes`: what the reductions
-    between the steps send, in the chooser's units.
-    """
-
-    steps: tuple[RecipeStep, ...]
-    results: tuple[Term | None, ...]
-    bytes: int
 
 
 @dataclass(frozen=True, slots=True)

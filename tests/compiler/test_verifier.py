@@ -20,8 +20,8 @@ from fxdp.ir.level import Level
 from fxdp.ir.notes import Cause, Site
 from fxdp.ir.ops.moments import MOMENTS_OP
 from fxdp.ir.placements import MOMENTS, P, R, S
+from fxdp.ir.recipes import Recipe
 from fxdp.ir.slots import Buffer, Gradient, Input, Mutation, Output, Parameter
-from fxdp.rules.registry import Recipe
 from tests.graphs import Sketch
 
 aten = torch.ops.aten

@@ -7,9 +7,9 @@ from expecttest import assert_expected_inline
 
 from fxdp.ir import conversions
 from fxdp.ir.placements import P, R, S
+from fxdp.ir.recipes import Rewrite
 from fxdp.ir.slots import Input, Output
 from fxdp.passes import LocalizeShapes
-from fxdp.rules.registry import Rewrite
 from tests.graphs import Sketch, after
 
 aten = torch.ops.aten

@@ -11,8 +11,8 @@ from torch import Tensor
 
 import fxdp
 from fxdp.errors import InputError, RuleError
-from fxdp.ir.placements import S
-from fxdp.rules.registry import Alternative, Op, registry
+from fxdp.rules import Alternative, Op, S
+from fxdp.rules.registry import registry
 
 aten = torch.ops.aten
 

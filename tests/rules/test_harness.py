@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from fxdp.ir.placements import P, Placement, R, S
+from fxdp.ir.recipes import Rewrite
 from fxdp.ir.sizes import B
-from fxdp.rules.registry import Alternative, Rewrite
+from fxdp.rules.registry import Alternative
 from tests.rules.harness import Case, RuleError, T, case, placements_of, shown, spelled
 
 aten = torch.ops.aten

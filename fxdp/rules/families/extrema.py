@@ -22,10 +22,11 @@ import torch
 from fxdp.ir.ops.library import aten
 from fxdp.ir.ops.local_ops import amax, amin
 from fxdp.ir.placements import Dim, Shard
+from fxdp.ir.recipes import Rewrite, Term
 from fxdp.ir.sizes import batch_factor
+from fxdp.rules.cook import MAX, MIN, SUM, Cook
 from fxdp.rules.dims import has_argument, offered, wrap
-from fxdp.rules.recipe import MAX, MIN, SUM, Cook
-from fxdp.rules.registry import Alternative, Op, Rewrite, Term
+from fxdp.rules.registry import Alternative, Op
 
 LARGEST = frozenset(
     {aten.amax.default, aten.max.default, aten.max.dim, aten.argmax.default, aten.any.default,

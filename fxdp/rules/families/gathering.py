@@ -12,10 +12,11 @@ from collections.abc import Iterator, Sequence
 
 from fxdp.ir.ops.library import aten
 from fxdp.ir.placements import P, S
+from fxdp.ir.recipes import Rewrite
 from fxdp.ir.sizes import B
 from fxdp.rules.families.embedding import no_larger
 from fxdp.rules.labels import by_labels, letters, linear
-from fxdp.rules.registry import Alternative, Op, Operand, Rewrite, rule
+from fxdp.rules.registry import Alternative, Op, Operand, rule
 
 
 @rule("gathering", aten.gather.default)

@@ -16,10 +16,11 @@ from dataclasses import dataclass
 import torch
 
 from fxdp.ir.ops.library import aten
+from fxdp.ir.recipes import Rewrite
 from fxdp.ir.sizes import B
 from fxdp.rules.families.gathering import sums_of_parts
 from fxdp.rules.labels import by_labels, leading, letters, linear, trailing
-from fxdp.rules.registry import Alternative, Op, Operand, Rewrite, rule
+from fxdp.rules.registry import Alternative, Op, Operand, rule
 
 _MASKS = (torch.bool, torch.uint8)
 _IN_BROADCAST = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"

@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from fxdp.ir.ops.empty_parts import local_op
 from fxdp.ir.ops.library import aten
 from fxdp.ir.placements import R
+from fxdp.ir.recipes import Rewrite
 from fxdp.rules.labels import by_labels, leading, letters, linear, trailing
-from fxdp.rules.registry import Alternative, Op, Rewrite, existing, rule
+from fxdp.rules.registry import Alternative, Op, existing, rule
 
 
 @rule(

@@ -19,10 +19,11 @@ from fxdp.ir.ops.ctc import CTC_BACKWARD_OP, CTC_OP
 from fxdp.ir.ops.empty_parts import local_op
 from fxdp.ir.ops.library import aten
 from fxdp.ir.placements import Dim, P, Placement, R, Shard
+from fxdp.ir.recipes import Rewrite, Term
 from fxdp.ir.types import TensorType
+from fxdp.rules.cook import Cook
 from fxdp.rules.labels import by_labels, leading, letters, trailing
-from fxdp.rules.recipe import Cook
-from fxdp.rules.registry import Alternative, Op, Operand, Rewrite, Term, rule
+from fxdp.rules.registry import Alternative, Op, Operand, rule
 
 _NONE, _MEAN, _SUM = 0, 1, 2
 

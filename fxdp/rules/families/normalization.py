@@ -16,9 +16,10 @@ from fxdp.ir.ops.library import aten
 from fxdp.ir.ops.moments import MOMENTS_OP
 from fxdp.ir.ops.standardize import STANDARDIZE_BACKWARD_OP, STANDARDIZE_OP
 from fxdp.ir.placements import MOMENTS, R, Shard
+from fxdp.ir.recipes import Rewrite
 from fxdp.rules.dims import has_argument, wrap_all
 from fxdp.rules.labels import by_labels, leading, letters, linear
-from fxdp.rules.registry import Alternative, Op, Rewrite, rule
+from fxdp.rules.registry import Alternative, Op, rule
 
 
 @rule("normalization", aten.native_layer_norm.default, aten._fused_rms_norm.default)

@@ -19,11 +19,12 @@ from typing import Any
 from fxdp.ir.ops.library import aten
 from fxdp.ir.ops.whole_draws import IN_PLACE, UNREAD, twin
 from fxdp.ir.placements import Placement, R, Shard
+from fxdp.ir.recipes import Rewrite
 from fxdp.ir.sizes import LOCAL, OFFSET, B, batch_factor
 from fxdp.rules.dims import together
 from fxdp.rules.families.factories import like
 from fxdp.rules.families.pointwise import aligned
-from fxdp.rules.registry import Alternative, Op, Rewrite, existing, registry, rule
+from fxdp.rules.registry import Alternative, Op, existing, registry, rule
 
 _BY_VALUE = frozenset(
     {"poisson", "binomial", "_standard_gamma", "_sample_dirichlet", "rrelu_with_noise_functional"}

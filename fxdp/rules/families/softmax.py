@@ -20,9 +20,10 @@ import torch
 from fxdp.ir.ops.library import aten
 from fxdp.ir.ops.local_ops import amax
 from fxdp.ir.placements import Shard
+from fxdp.ir.recipes import Term
+from fxdp.rules.cook import MAX, SUM, Cook
 from fxdp.rules.dims import offered, wrap, wrap_all
-from fxdp.rules.recipe import MAX, SUM, Cook
-from fxdp.rules.registry import Alternative, Op, Term
+from fxdp.rules.registry import Alternative, Op
 
 _INFINITY = float("inf")
 

@@ -15,12 +15,13 @@ from dataclasses import replace
 
 from fxdp.ir.ops.library import aten
 from fxdp.ir.placements import Dim, Shard
+from fxdp.ir.recipes import Rewrite
 from fxdp.ir.sizes import batch_factor, exact_quotient, mentions_batch, product
 from fxdp.ir.types import local_shape
 from fxdp.rules.dims import has_argument, moved, wrap, wrap_all
 from fxdp.rules.families.embedding import no_larger
 from fxdp.rules.labels import linear
-from fxdp.rules.registry import Alternative, Op, Rewrite, existing, rule
+from fxdp.rules.registry import Alternative, Op, existing, rule
 
 
 @rule("view", aten.view.default, aten._unsafe_view.default, aten.reshape.default, *existing("view_copy"))

@@ -27,7 +27,7 @@ from fxdp.ir.placements import Dim, P, Partial, Placement, R, Shard
 from fxdp.ir.sizes import batch_factor
 from fxdp.ir.types import TensorType, local_shape
 from fxdp.rules.localize import MinusOffset, local_target, localized
-from fxdp.rules.proof import recipes, samples
+from fxdp.rules.proof import recipe_run, samples
 from fxdp.rules.proof.samples import Sample, expression
 from fxdp.rules.registry import Alternative, Op, Operand, registry
 from fxdp.torch_compat import OpOverload
@@ -132,7 +132,7 @@ class Case:
         operands, expected = self.whole(batch)
         parts = [samples.split(v, p, split) for v, p in zip(operands, inputs, strict=True)]
         if alternative.recipe is not None:
-            cooked = recipes.run(alternative.recipe, parts, split)
+            cooked = recipe_run.run(alternative.recipe, parts, split)
             self._compare_values(alternative, cooked, expected, split)
             return
         template, target = localized(self.op(), alternative), local_target(self.op(), alternative)

@@ -21,9 +21,10 @@ import torch
 from fxdp.ir.ops.library import aten
 from fxdp.ir.ops.local_ops import positions
 from fxdp.ir.placements import Dim, P, Partial, Placement, R, Shard
+from fxdp.ir.recipes import Recipe, RecipeStep, Term
 from fxdp.ir.sizes import LOCAL, OFFSET, B, exact_quotient, hint, product
 from fxdp.ir.types import TensorType
-from fxdp.rules.registry import Alternative, Op, Operand, Recipe, RecipeStep, Term
+from fxdp.rules.registry import Alternative, Op, Operand
 from fxdp.torch_compat import OpOverload
 
 

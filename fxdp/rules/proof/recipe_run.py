@@ -10,9 +10,9 @@ from torch.utils import _pytree as pytree
 
 from fxdp.ir.ops.parts import combine
 from fxdp.ir.placements import Partial, R
+from fxdp.ir.recipes import Recipe, RecipeStep, Term
 from fxdp.ir.types import local_shape
 from fxdp.rules.proof import samples
-from fxdp.rules.registry import Recipe, RecipeStep, Term
 
 _Terms = dict[int, tuple[list[torch.Tensor], Any]]
 
