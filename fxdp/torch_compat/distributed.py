@@ -1,0 +1,12 @@
+"""Of torch's process groups."""
+
+from __future__ import annotations
+
+from torch._C._distributed_c10d import ProcessGroup, TCPStore, Work, _register_process_group
+
+__all__ = ["TCPStore", "Work", "register_group"]
+
+
+def register_group(name: str, group: ProcessGroup) -> None:
+    """Let functional collectives find `group` by its name, until torch's own groups are destroyed."""
+    _register_process_group(name, group)  # type: ignore[arg-type]

@@ -1,0 +1,41 @@
+"""Of what runs: the code of graphs, and the autograd nodes around it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.fx._lazy_graph_module import _LazyGraphModule
+from torch.fx.graph import _BoxedCodeGen
+
+__all__ = ["backward_class", "boxed_code", "graph_module", "release_saved_tensors"]
+
+
+def graph_module(root: nn.Module, graph: fx.Graph, name: str = "GraphModule") -> fx.GraphModule:
+    """A graph for passes: its Python code is written when somebody first calls or reads it."""
+    # passes make a graph module each, and printing and compiling its code takes longer than most of them
+    return _LazyGraphModule(root, graph, name)
+
+
+def boxed_code(gm: fx.GraphModule) -> Callable[[list[Any]], Any]:
+    """The graph as a function of one list, which it empties so that its values can be freed early."""
+    gm.graph.set_codegen(_BoxedCodeGen())
+    gm.recompile()  # notes that the code is old; a lazy module would write it in the first step
+    _LazyGraphModule.force_recompile(gm)  # type: ignore[no-untyped-call,unused-ignore]
+    return gm.forward
+
+
+def backward_class(function: type[torch.autograd.Function]) -> type:
+    """The class of the autograd nodes that a function leaves."""
+    found: type = function._backward_cls
+    return found
+
+
+def release_saved_tensors(ctx: Any) -> None:
+    """Inside a backward: let go of what the forward saved, unless the graph is to be kept."""
+    # torch does so itself, but only after the backward has returned: by then both its inputs and all
+    # its results would be in memory
+    if not torch._C._autograd._get_current_graph_task_keep_graph():
+        ctx.maybe_clear_saved_tensors()

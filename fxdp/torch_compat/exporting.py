@@ -1,0 +1,176 @@
+"""Of torch's export and tracing: from user's code to a graph, and from that to the joint graph."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.utils.checkpoint
+from torch import fx, nn
+from torch._dynamo.convert_frame import compile_lock
+from torch._functorch._aot_autograd.descriptors import (
+    BufferAOTInput,
+    ForwardTokenAOTInput,
+    ForwardTokenAOTOutput,
+    GradAOTOutput,
+    InputMutationAOTOutput,
+    ParamAOTInput,
+    PlainAOTInput,
+    PlainAOTOutput,
+    TangentAOTInput,
+)
+from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
+from torch._guards import TracingContext, tracing
+from torch._subclasses import fake_tensor
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch.export import _trace as export_trace
+from torch.fx.experimental import proxy_tensor
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, PropagateUnbackedSymInts
+from torch.fx.traceback import preserve_node_meta
+
+__all__ = [
+    "CAUSAL_MASK_TEST",
+    "CHECKPOINT",
+    "BufferAOTInput",
+    "DataDependentOutputException",
+    "ForwardTokenAOTInput",
+    "ForwardTokenAOTOutput",
+    "GradAOTOutput",
+    "GuardOnDataDependentSymNode",
+    "InputMutationAOTOutput",
+    "ParamAOTInput",
+    "PlainAOTInput",
+    "PlainAOTOutput",
+    "TangentAOTInput",
+    "as_if_exporting",
+    "compile_lock",
+    "exported_module",
+    "in_function_transform",
+    "joint_graph",
+    "larger_constants",
+    "replay",
+    "silent_export",
+    "with_effects",
+]
+
+CAUSAL_MASK_TEST = (nn.modules.transformer, "_detect_is_causal_mask")
+"""Where `nn.TransformerEncoder` and `nn.TransformerDecoder` read a mask to see whether it is causal."""
+
+CHECKPOINT = (torch.utils.checkpoint, "_checkpoint_without_reentrant_generator")
+"""What runs around a checkpointed function, up to its first `yield` before and from there on after it."""
+
+with_effects = torch.ops.higher_order.with_effects
+"""The op that torch wraps around ops with effects, to keep their order by tokens."""
+
+
+@contextlib.contextmanager
+def silent_export() -> Iterator[None]:
+    """Keep torch.export from printing the graph it had when it failed: the error says what is needed."""
+    # a global of the module hides the builtin from that module alone
+    export_trace.print = lambda *args, **kwargs: None  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        del export_trace.print  # type: ignore[attr-defined]
+
+
+@contextlib.contextmanager
+def as_if_exporting() -> Iterator[None]:
+    """Let `torch.compiler.is_compiling()` and `is_exporting()` say yes, as they do during an export."""
+    flags = ("_is_compiling_flag", "_is_exporting_flag")
+    before = {flag: getattr(torch.compiler, flag) for flag in flags if hasattr(torch.compiler, flag)}
+    for flag in before:
+        setattr(torch.compiler, flag, True)
+    try:
+        yield
+    finally:
+        for flag, value in before.items():
+            setattr(torch.compiler, flag, value)
+
+
+@contextlib.contextmanager
+def larger_constants(elements: int) -> Iterator[None]:
+    """Let Python read constant tensors of up to so many elements while they are traced; torch lets one."""
+    # a number that both modules hold under a name of their own: set in one, the other would not see it
+    name = "CONSTANT_NUMEL_LIMIT"
+    before = [(vars(module), vars(module)[name]) for module in (fake_tensor, proxy_tensor)]
+    for names, _ in before:
+        names[name] = elements
+    try:
+        yield
+    finally:
+        for names, limit in before:
+            names[name] = limit
+
+
+def in_function_transform() -> bool:
+    """Whether a transform of `torch.func` (vmap, grad, ...) is under way."""
+    return bool(torch._C._are_functorch_transforms_active())
+
+
+def exported_module(program: torch.export.ExportedProgram) -> fx.GraphModule:
+    """The forward graph of an exported program, without its input checks where torch lets us."""
+    # newer torch checks the inputs in a submodule that the graph calls: traced, it would fix sizes
+    accepts_guards = "check_guards" in inspect.signature(program.module).parameters
+    module = program.module(check_guards=False) if accepts_guards else program.module()
+    assert isinstance(module, fx.GraphModule)
+    return module
+
+
+_REGIONS = frozenset(
+    {torch.ops.higher_order.wrap_with_set_grad_enabled, torch.ops.higher_order.wrap_with_autocast}
+)
+"""What `torch.no_grad()` and `torch.autocast()` become: calls of graphs of their own."""
+
+
+def replay(module: fx.GraphModule, *args: Any) -> Any:
+    """Run an exported graph node by node so that what is traced meanwhile keeps its source lines."""
+    with preserve_node_meta():
+        return _Replay(module).run(*args)
+
+
+class _Replay(PropagateUnbackedSymInts):
+    """Runs the graphs of `torch.no_grad()` and `torch.autocast()` node by node, too."""
+
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        # called as a module a region would be one opaque call, and its ops had no source lines
+        if target in _REGIONS:
+            args = tuple(_Replay(a).run if isinstance(a, fx.GraphModule) else a for a in args)
+        return super().call_function(target, args, kwargs)
+
+
+def joint_graph(
+    module: nn.Module,
+    fakes: Sequence[Any],
+    fake_mode: FakeTensorMode | None,
+    decompositions: dict[Any, Callable[..., Any]],
+) -> fx.GraphModule:
+    """The joint forward and backward graph of `module`, with descriptors on inputs and outputs.
+
+    Under `torch.no_grad()` it is the forward graph alone. Draws that nobody reads stay: others follow them.
+    """
+    import torch._inductor.config as inductor_config
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(tracing(TracingContext(fake_mode)))
+        # else torch counts random ops as pure, as Inductor has its own, and drops those without readers
+        stack.enter_context(inductor_config.patch(fallback_random=True))
+        joint = aot_export_joint_with_descriptors(stack, module, tuple(fakes), decompositions=decompositions)
+        _correct_attention(joint.graph_module)
+        return joint.graph_module
+
+
+def _correct_attention(gm: fx.GraphModule) -> None:
+    """Before torch 2.12 the fake kernel of attention on CPU says float32 where the real one gives float64."""
+    target = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+    for node in gm.graph.find_nodes(op="call_function", target=target):
+        out, sums = node.meta["val"]
+        if out.dtype == torch.float64 != sums.dtype:
+            node.meta["val"] = (out, sums.double())
+            for pick in node.users:
+                if pick.target is operator.getitem and pick.args[1] == 1:
+                    pick.meta["val"] = node.meta["val"][1]

@@ -1,0 +1,174 @@
+"""Of Inductor, which takes seconds to import: the functions that need it import it themselves."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import platform
+import subprocess
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import fx
+from torch._dispatch.python import enable_python_dispatcher
+from torch._guards import TracingContext, tracing
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+__all__ = [
+    "CppBuilding",
+    "compile_with_inductor",
+    "cpp_building",
+    "joint_passes_for_inference",
+    "partition_for_inductor",
+    "trace_for_inductor",
+]
+
+
+def trace_for_inductor(
+    function: Callable[..., Any], fake_mode: FakeTensorMode, primals: Sequence[Any], tangents: Sequence[Any]
+) -> fx.GraphModule:
+    """Trace `function(primals, tangents)` with the decompositions that Inductor expects."""
+    import torch._inductor.lowering  # the decomposition of max pooling looks into it and imports it not
+    from torch._inductor.decomposition import select_decomp_table
+
+    # the Python dispatcher decomposes ops whose C++ kernels would fix symbolic sizes
+    with fake_mode, tracing(TracingContext(fake_mode)), torch.no_grad(), enable_python_dispatcher():
+        traced = make_fx(
+            function,
+            decomposition_table=select_decomp_table(),
+            tracing_mode="real",  # the inputs are fake already
+            _allow_non_fake_inputs=True,  # constants of the model are real
+        )(list(primals), list(tangents))
+    assert isinstance(traced, fx.GraphModule)
+    traced.graph.set_codegen(fx.graph.CodeGen())  # flat results, not the traced function's structure
+    return traced
+
+
+def partition_for_inductor(
+    joint: fx.GraphModule, inputs: Sequence[Any], outputs: int, fake_mode: FakeTensorMode
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """Inductor's joint graph passes, then torch's min-cut partitioner; the first `outputs` are forward's."""
+    from torch._inductor.compile_fx import partition_fn
+    from torch._inductor.virtualized import V
+
+    # random ops become one of Inductor's, whose seeds are made under `V`'s fake mode
+    with tracing(TracingContext(fake_mode)), V.set_fake_mode(fake_mode), fake_mode, torch.no_grad():
+        forward, backward = partition_fn(joint, list(inputs), num_fwd_outputs=outputs)
+    return forward, backward
+
+
+def joint_passes_for_inference(
+    gm: fx.GraphModule, device: torch.device, fake_mode: FakeTensorMode
+) -> fx.GraphModule:
+    """Inductor's joint graph passes on a program without backward."""
+    from torch._inductor.compile_fx import _recursive_joint_graph_passes
+    from torch._inductor.virtualized import V
+
+    with tracing(TracingContext(fake_mode)), V.set_fake_mode(fake_mode), fake_mode, torch.no_grad():
+        return _recursive_joint_graph_passes(gm, input_device=device)
+
+
+def compile_with_inductor(
+    gm: fx.GraphModule,
+    inputs: Sequence[Any],
+    fake_mode: FakeTensorMode,
+    *,
+    backward: bool,
+    inference: bool,
+    fixed: int,
+) -> tuple[Callable[[list[Any]], Any], list[tuple[Any, ...] | None]]:
+    """Compile one half; the callable takes a list. Also the strides of its outputs, where Inductor knows.
+
+    The first `fixed` inputs are parameters and the like, whose addresses do not change between steps.
+    """
+    import torch._inductor.config as inductor_config
+    from torch._inductor.compile_fx import compile_fx_inner
+    from torch._inductor.cudagraph_utils import BoxedDeviceIndex
+    from torch._inductor.virtualized import V
+
+    _call_products_into_buffers()
+    settings = {"cpp.vec_isa_ok": True} if _compiler_knows_vectors() else {}
+    context = TracingContext(fake_mode)
+    with (
+        tracing(context),
+        TracingContext.report_output_strides() as strides,
+        torch.no_grad(),
+        V.set_fake_mode(fake_mode),
+        torch._C._DisableAutocast(),  # a traced pattern of Inductor would be cast, too
+        inductor_config.patch(settings),
+    ):
+        compiled = compile_fx_inner(
+            gm,
+            list(inputs),
+            static_input_idxs=tuple(range(fixed)),
+            is_backward=backward,
+            is_inference=inference,
+            graph_id=next(_graph_ids),  # CUDA graphs tell programs apart by it
+            boxed_forward_device_index=BoxedDeviceIndex(None),
+        )
+    return compiled, list(strides or [])
+
+
+_graph_ids = itertools.count()
+
+
+def _call_products_into_buffers() -> None:
+    """Tell Inductor to call the kernel of `addmm_`, which it never sees otherwise.
+
+    Left to itself it does the same, but not where the environment says `CI`: there it raises, since the op
+    has a decomposition (which would compute the product beside the buffer). It also copies transposed
+    operands, which this kernel takes as they are.
+    """
+    from torch._inductor.lowering import lowerings, make_fallback
+
+    if torch.ops.aten.addmm_.default not in lowerings:
+        make_fallback(torch.ops.aten.addmm_.default, warn=False)  # type: ignore[no-untyped-call]
+
+
+@functools.cache
+def _compiler_knows_vectors() -> bool:
+    """Whether the vector instructions that the processor reports need no test compilation.
+
+    Inductor compiles and loads one program per instruction set, which takes seconds of a cold start. GCC
+    knows all sets that torch uses on x86-64 since version 9; elsewhere Inductor may look for itself.
+    """
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return False
+    try:
+        asked = subprocess.run(
+            ["g++", "-dumpversion"], capture_output=True, text=True, timeout=10, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return False
+    major = asked.stdout.partition(".")[0].strip()
+    return major.isdigit() and int(major) >= 9
+
+
+class CppBuilding(NamedTuple):
+    """What of Inductor builds C++ kernels and loads them."""
+
+    programs: Any
+    """The module whose `AsyncCompile` each program that Inductor writes makes one of."""
+    extension_cache: Any
+    """Builds and loads extension modules, by their source."""
+    later: Any
+    """A kernel that is still being built."""
+    failed: type[Exception]
+    """The compiler refused."""
+    data_of: int
+    """The address of a function `void* (PyObject*)`, from a tensor to its data."""
+
+
+def cpp_building() -> CppBuilding:
+    """Inductor's parts, imported when they are needed."""
+    from torch._inductor import async_compile, codecache, exc
+
+    return CppBuilding(
+        programs=async_compile,
+        extension_cache=codecache.CppPythonBindingsCodeCache,
+        later=codecache.LambdaFuture,
+        failed=exc.CppCompileError,
+        data_of=torch._C._dynamo.guards._torchinductor_pyobject_tensor_data_ptr,  # type: ignore[attr-defined]
+    )

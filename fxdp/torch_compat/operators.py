@@ -1,0 +1,57 @@
+"""Of torch's ops: what they are, which there are, how they decompose."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch._decomp import decomposition_table as torch_decompositions
+from torch._ops import OpOverload, OpOverloadPacket
+
+# `OpOverload` and the table have no public name, though every backend of torch asks for them
+__all__ = [
+    "OpOverload",
+    "OpOverloadPacket",
+    "all_op_names",
+    "overload_of",
+    "stacks_lstm_states",
+    "torch_decompositions",
+    "torch_release",
+    "without_autograd_kernel",
+]
+
+
+def torch_release() -> str:
+    """As `2.13`."""
+    return ".".join(torch.__version__.split(".")[:2])
+
+
+def all_op_names() -> list[str]:
+    """The qualified names of all registered ops, as `aten::add.Tensor`."""
+    return list(torch._C._dispatch_get_all_op_names())
+
+
+def overload_of(op: Any) -> Any:
+    """The overload behind what `torch.library.custom_op` returns; anything else as it is."""
+    return getattr(op, "_opoverload", op)
+
+
+@contextlib.contextmanager
+def without_autograd_kernel(op: torch._ops.OpOverload) -> Iterator[None]:
+    """Let an op keep torch's C++ derivative instead of its Python decomposition."""
+    key = torch._C.DispatchKey.Autograd
+    kernel = op.py_kernels.pop(key, None)
+    op._dispatch_cache.clear()  # an op remembers which kernel it called last for a key
+    try:
+        yield
+    finally:
+        if kernel is not None:
+            op.py_kernels[key] = kernel
+            op._dispatch_cache.clear()
+
+
+def stacks_lstm_states() -> bool:
+    """Whether torch's decomposition gives an LSTM's states a dim too many, as it does before 2.12."""
+    return tuple(int(n) for n in torch_release().split(".")) < (2, 12)
