@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -10,7 +9,8 @@ from typing import Any
 
 from torch import Tensor
 
-from fxdp.errors import InputError, ScheduleError
+from fxdp.errors import InputError
+from fxdp.pipeline.schedule.catalogue import check_name
 
 _CHOICES = {
     "strategy": ("replicate",),
@@ -20,10 +20,6 @@ _CHOICES = {
     "gradients": ("everywhere", "owner"),
     "batch_stats": ("global", "microbatch"),
 }
-
-
-SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble")
-"""The names of schedules; `pipeline/schedule/catalogue.py` has their functions."""
 
 
 @dataclass(frozen=True)
@@ -114,12 +110,3 @@ def _is_size(value: Any) -> bool:
 
 def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
-
-
-def check_name(name: str) -> None:
-    """Raise `ScheduleError` for what is neither a schedule's name nor that of a file `*.csv`."""
-    if name.endswith(".csv") or name in SCHEDULES:
-        return
-    near = difflib.get_close_matches(name.lower(), SCHEDULES, n=1)
-    meant = f"did you mean `{near[0]}`?" if near else f"there are {', '.join(SCHEDULES)}, or a file *.csv"
-    raise ScheduleError(f"no schedule `{name}`: {meant}")

@@ -10,12 +10,13 @@ FXDP = ROOT / "fxdp"
 
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors",),
-    ("options", "settings", "torch_compat", "skip"),
+    ("settings", "torch_compat", "skip"),
     ("ir",),
     ("ranks", "capture", "rules", "lowering"),  # four wings: none knows another
     ("placing", "runtime"),
     ("pipeline",),
     ("passes", "reports"),
+    ("options",),
     ("compiler",),
     ("module",),
     ("oracle",),

@@ -1,36 +1,59 @@
-"""Schedules by name, or from a file."""
+"""Schedules by name, or from a file.
+
+A schedule is one file of this folder: its `NAME`, and a function that is called like the file.
+"""
 
 from __future__ import annotations
 
+import difflib
+import importlib
+import pkgutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
 from fxdp.errors import ScheduleError
-from fxdp.options import check_name
 from fxdp.pipeline.schedule import csv
-from fxdp.pipeline.schedule.gpipe import gpipe
-from fxdp.pipeline.schedule.interleaved import interleaved
-from fxdp.pipeline.schedule.one_f_one_b import one_f_one_b
 from fxdp.pipeline.schedule.schedule import Schedule
-from fxdp.pipeline.schedule.zero_bubble import zero_bubble
 
-SCHEDULES: Mapping[str, Callable[[int, int, int], Schedule]] = MappingProxyType(
-    {"gpipe": gpipe, "1f1b": one_f_one_b, "interleaved": interleaved, "zero-bubble": zero_bubble}
-)
+
+def _in_this_folder() -> Mapping[str, Callable[[int, int, int], Schedule]]:
+    files = [found.name for found in pkgutil.iter_modules([str(Path(__file__).parent)])]
+    modules = [(file, importlib.import_module(f"{__package__}.{file}")) for file in files]
+    return MappingProxyType({m.NAME: getattr(m, file) for file, m in modules if hasattr(m, "NAME")})
+
+
+SCHEDULES = _in_this_folder()
 """Functions of stages, ranks and micro-batches; stage `s` is on rank `s % ranks`."""
 
 
 def make(name: str, stages: int, ranks: int, microbatches: int) -> Schedule:
     """The schedule of that name, or of a file `*.csv` in torch's words.
 
-    Raises `ScheduleError` for a name that is none (with near matches), a file that is not complete or made
-    for other numbers, or fewer stages than ranks; `DeadlockError` for a file whose order blocks.
+    Raises
+    ------
+    ScheduleError : a name that is none (with near matches), a file that is not complete or made for other
+        numbers, or fewer stages than ranks.
+    DeadlockError : a file whose order blocks.
     """
     check_name(name)
     if name.endswith(".csv"):
         return _from_file(name, stages, ranks, microbatches)
     return SCHEDULES[name](stages, ranks, microbatches)
+
+
+def check_name(name: str) -> None:
+    """Refuse what is neither a schedule's name nor that of a file `*.csv`.
+
+    Raises
+    ------
+    ScheduleError : names the nearest schedule, or all.
+    """
+    if name.endswith(".csv") or name in SCHEDULES:
+        return
+    near = difflib.get_close_matches(name.lower(), SCHEDULES, n=1)
+    meant = f"did you mean `{near[0]}`?" if near else f"there are {', '.join(SCHEDULES)}, or a file *.csv"
+    raise ScheduleError(f"no schedule `{name}`: {meant}")
 
 
 def _from_file(name: str, stages: int, ranks: int, microbatches: int) -> Schedule:

@@ -16,6 +16,8 @@ from fxdp.pipeline.schedule.action import Action
 from fxdp.pipeline.schedule.greedy import Board, play
 from fxdp.pipeline.schedule.schedule import Schedule
 
+NAME = "gpipe"
+
 
 def gpipe(stages: int, ranks: int, microbatches: int) -> Schedule:
     """The schedule of Huang et al. (2019); with several stages per rank, breadth first."""
@@ -26,4 +28,4 @@ def gpipe(stages: int, ranks: int, microbatches: int) -> Schedule:
             return next((board.forward(stage) for stage in own if board.can_forward(stage)), None)
         return next((board.backward(stage) for stage in reversed(own) if board.can_backward(stage)), None)
 
-    return play("gpipe", stages, ranks, microbatches, choice)
+    return play(NAME, stages, ranks, microbatches, choice)

@@ -16,6 +16,8 @@ from fxdp.pipeline.schedule.action import Action
 from fxdp.pipeline.schedule.greedy import Board, play
 from fxdp.pipeline.schedule.schedule import Schedule
 
+NAME = "interleaved"
+
 
 def interleaved(stages: int, ranks: int, microbatches: int) -> Schedule:
     """The schedule of Narayanan et al. (2021), for any number of stages and micro-batches.
@@ -47,7 +49,7 @@ def interleaved(stages: int, ranks: int, microbatches: int) -> Schedule:
             return board.backward(backwards[rank][done])
         return None
 
-    return play("interleaved", stages, ranks, microbatches, choice)
+    return play(NAME, stages, ranks, microbatches, choice)
 
 
 def _rounds(microbatches: int, ranks: int) -> list[int]:

@@ -16,6 +16,8 @@ from fxdp.pipeline.schedule.action import Action
 from fxdp.pipeline.schedule.greedy import Board, play
 from fxdp.pipeline.schedule.schedule import Schedule
 
+NAME = "1f1b"
+
 
 def one_f_one_b(stages: int, ranks: int, microbatches: int) -> Schedule:
     """The schedule of PipeDream-Flush (Narayanan et al., 2021); later stages of a rank go first."""
@@ -29,4 +31,4 @@ def one_f_one_b(stages: int, ranks: int, microbatches: int) -> Schedule:
         ready = [board.backward(stage) for stage in own if board.can_backward(stage)]
         return min(ready, key=lambda action: action.microbatch, default=None)
 
-    return play("1f1b", stages, ranks, microbatches, choice)
+    return play(NAME, stages, ranks, microbatches, choice)

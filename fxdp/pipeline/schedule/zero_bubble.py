@@ -17,6 +17,8 @@ from fxdp.pipeline.schedule.action import Action
 from fxdp.pipeline.schedule.greedy import Board, play
 from fxdp.pipeline.schedule.schedule import Schedule
 
+NAME = "zero-bubble"
+
 
 def zero_bubble(stages: int, ranks: int, microbatches: int) -> Schedule:
     """The schedule ZB-H1 of Qi et al. (2023), played; later stages of a rank go first."""
@@ -34,4 +36,4 @@ def zero_bubble(stages: int, ranks: int, microbatches: int) -> Schedule:
             return min(waiting, key=lambda action: action.microbatch)
         return None
 
-    return play("zero-bubble", stages, ranks, microbatches, choice, splits=True)
+    return play(NAME, stages, ranks, microbatches, choice, splits=True)
