@@ -12,19 +12,12 @@ from fxdp.errors import PlacementError
 from fxdp.ir.graphs import erase_unused
 from fxdp.ir.level import Level
 from fxdp.ir.notes import copy_note, example_layout, memory_layout, note
+from fxdp.ir.op_kinds import is_identity
 from fxdp.ir.sizes import product
 from fxdp.ir.types import ScalarType, TensorType
 from fxdp.ranks.resolve import DataMesh
 
 aten = torch.ops.aten
-
-_IDENTITIES = frozenset(
-    {
-        aten.detach.default, aten.alias.default, aten.lift_fresh_copy.default,
-        aten.slice.Tensor, aten.slice_backward.default, aten.expand.default,
-    }
-)  # fmt: skip
-"""Ops that, where they change neither shape nor dtype, change nothing."""
 
 _LAZY = {
     aten._conj.default: aten._conj_physical.default,
@@ -73,7 +66,7 @@ class Canonicalize:
                 unclear.append(node)
             if node.target is aten.native_group_norm_backward.default:
                 _lay_alike(node)
-            if node.target in _IDENTITIES and _same_type(node) and node not in results:
+            if is_identity(node.target) and _same_type(node) and node not in results:
                 _hand_on_skip(node, node.args[0])
                 node.replace_all_uses_with(node.args[0])
                 gm.graph.erase_node(node)

@@ -18,12 +18,12 @@ from fxdp.ir.graph_text import node_text
 from fxdp.ir.graphs import given_arguments
 from fxdp.ir.level import Level
 from fxdp.ir.notes import is_host_size, note, tensor_operands
+from fxdp.ir.op_kinds import linear_groups
 from fxdp.ir.placements import Partial, Placement, Replicate, Shard
 from fxdp.ir.sizes import batch_factor, exact_quotient
 from fxdp.ir.slots import Crossing, Output
 from fxdp.ir.types import ScalarType, TensorType
 from fxdp.pipeline.cut.stage_checks import STAGE_CHECKS
-from fxdp.rules.families.pointwise import LINEAR
 from fxdp.torch_compat import OpOverload
 
 Fault = tuple[fx.Node, str]
@@ -196,7 +196,7 @@ def _is_linear(node: fx.Node, wanted: tuple[Placement | None, ...]) -> bool:
         return bool(node.args[2] == 0)
     tensors = [name for name, value in given_arguments(node).items() if _is_tensor(value)]
     terms = {n for n, p in zip(tensors, wanted, strict=True) if isinstance(p, Partial)}
-    return any(terms == set(group).intersection(tensors) for group in LINEAR.get(target, ()))
+    return any(terms == set(group).intersection(tensors) for group in linear_groups(target))
 
 
 def _is_tensor(value: object) -> bool:

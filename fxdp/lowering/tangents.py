@@ -13,23 +13,11 @@ import torch
 from torch import Tensor, fx
 
 from fxdp.ir.notes import note
+from fxdp.ir.op_kinds import keeps_zeros
 from fxdp.ir.types import TensorType
 from fxdp.torch_compat import graph_module
 
 aten = torch.ops.aten
-
-_LINEAR = frozenset(
-    {
-        aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.expand.default,
-        aten.permute.default, aten.transpose.int, aten.t.default, aten.unsqueeze.default,
-        aten.squeeze.dim, aten.squeeze.dims, aten.slice.Tensor, aten.select.int, aten.clone.default,
-        aten.detach.default, aten._to_copy.default, aten.neg.default, aten.mul.Tensor, aten.mul.Scalar,
-        aten.div.Tensor, aten.div.Scalar, aten.sum.dim_IntList, aten.sum.default, aten.mm.default,
-        aten.bmm.default, aten.slice_backward.default, aten.select_backward.default,
-        aten.constant_pad_nd.default, torch.ops.prims.convert_element_type.default,
-    }
-)  # fmt: skip
-
 
 def usual_zeros(tangents: Sequence[TensorType]) -> frozenset[int]:
     """The tangents that a training loop leaves zero: all but the scalars', where there is a scalar."""
@@ -88,10 +76,9 @@ def _sums(node: fx.Node, zeros: set[fx.Node]) -> bool:
 def _stays_zero(node: fx.Node, zeros: set[fx.Node]) -> bool:
     if node.target is aten.add.Tensor:
         return all(a in zeros for a in node.all_input_nodes)
-    if node.target not in _LINEAR:
-        return False
     # zero times a value that may be inf or nan is what autograd would compute as nan: keep to finite ops
-    return node.target in _LINEAR and not (node.target is aten.div.Tensor and node.args[1] in zeros)
+    divides = node.target is aten.div.Tensor and node.args[1] in zeros
+    return keeps_zeros(node.target) and not divides
 
 
 def _type(node: fx.Node) -> object:

@@ -7,18 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, fx
 
-aten = torch.ops.aten
+from fxdp.ir.op_kinds import mixes
 
-_ADD_OR_MOVE = frozenset(
-    {
-        aten.add.Tensor, aten.sub.Tensor, aten.cat.default, aten.stack.default, aten.where.self,
-        aten.copy.default, aten.scatter.src, aten.scatter_add.default, aten.index_put.default,
-        aten.select_scatter.default, aten.slice_scatter.default, aten.gather.default, aten.index.Tensor,
-        aten.index_select.default,
-        aten.masked_fill.Scalar, aten.masked_fill.Tensor,
-    }
-)  # fmt: skip
-"""Ops of several operands whose result is no larger than what they are given."""
+aten = torch.ops.aten
 
 _MASK = 1e30
 """Larger values stand for "never" (the least finite number in an attention mask): they are no scale."""
@@ -86,4 +77,4 @@ def _largest(value: Tensor) -> float:
 
 def adds_or_moves(node: fx.Node) -> bool:
     """Whether a node puts values together that may be what is left of larger terms."""
-    return node.target in _ADD_OR_MOVE
+    return mixes(node.target)

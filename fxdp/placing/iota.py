@@ -13,18 +13,10 @@ import torch
 from torch import fx
 
 from fxdp.ir.notes import note
+from fxdp.ir.op_kinds import keeps_values
 from fxdp.ir.ops.library import aten
 from fxdp.ir.sizes import B
 from fxdp.ir.types import ScalarType, TensorType
-
-_SAME = {
-    aten._to_copy.default,
-    aten.clone.default,
-    aten.alias.default,
-    aten.detach.default,
-    aten.expand.default,
-    aten.lift_fresh_copy.default,
-}
 
 _COUNTING = (torch.int64, torch.int32, torch.float64, torch.float32)
 """The dtypes that hold the number of any sample; a cast to bool or to float16 does not keep `arange`."""
@@ -41,7 +33,7 @@ def iota_dim(node: fx.Node, known: dict[fx.Node, int]) -> int | None:
     if not isinstance(source, fx.Node) or source not in known:
         return None
     dim = known[source]
-    if target in _SAME:
+    if keeps_values(target):
         dim += _ndim(node) - _ndim(source)
         return dim if _is_whole(node, dim) else None
     if target is aten.unsqueeze.default:

@@ -13,10 +13,10 @@ from typing import Any
 
 import sympy
 
-from fxdp.ir.ops.library import aten
+from fxdp.ir.ops.library import aten, existing
 from fxdp.ir.sizes import LOCAL, B
 from fxdp.ir.types import local_shape
-from fxdp.rules.registry import Alternative, Op, Operand, existing
+from fxdp.rules.registry import Alternative, Op, Operand
 from fxdp.torch_compat import OpOverload
 
 _SIZE_ARGUMENTS: dict[str, tuple[Any, ...]] = {

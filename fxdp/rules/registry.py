@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-import torch
-
 from fxdp.errors import InputError
 from fxdp.ir.placements import Dim, Placement, R, Shard
 from fxdp.ir.recipes import Recipe, Rewrite
@@ -202,15 +200,3 @@ def rule(
         return function
 
     return register
-
-
-def existing(*names: str) -> tuple[OpOverload, ...]:
-    """The aten overloads of these names (`"nonzero"`, `"searchsorted.Scalar"`) that this torch has."""
-    found = []
-    for name in names:
-        base, _, overload = name.partition(".")
-        packet = getattr(torch.ops.aten, base, None)
-        op = getattr(packet, overload or "default", None)
-        if op is not None:
-            found.append(op)
-    return tuple(found)

@@ -4,8 +4,22 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["aten", "library"]
+from fxdp.torch_compat import OpOverload
+
+__all__ = ["aten", "existing", "library"]
 
 aten = torch.ops.aten
 
 library = torch.library.Library("fxdp", "FRAGMENT")  # type: ignore[no-untyped-call]
+
+
+def existing(*names: str) -> tuple[OpOverload, ...]:
+    """The aten overloads of these names (`"nonzero"`, `"searchsorted.Scalar"`) that this torch has."""
+    found = []
+    for name in names:
+        base, _, overload = name.partition(".")
+        packet = getattr(aten, base, None)
+        op = getattr(packet, overload or "default", None)
+        if op is not None:
+            found.append(op)
+    return tuple(found)

@@ -23,6 +23,7 @@ from torch import fx
 
 from fxdp.ir.graphs import argument, given_arguments
 from fxdp.ir.notes import note, tensor_operands
+from fxdp.ir.op_kinds import picks
 from fxdp.ir.sizes import hint
 from fxdp.ir.types import ScalarType, TensorType
 from fxdp.torch_compat import OpOverload
@@ -36,9 +37,6 @@ _CONVOLUTIONS = frozenset({"convolution", "_convolution", "convolution_overridea
 _RECURRENT = frozenset({"mkldnn_rnn_layer", "_cudnn_rnn"})
 _ATTENTION = re.compile(r"_?(scaled_dot_product|flash|efficient)_\w*attention\w*")
 _BY_POSITION = re.compile(r"_(flash|efficient)_attention_\w+")
-_PICKS = frozenset({"embedding", "index", "_unsafe_index", "index_select", "gather", "select_copy"})
-"""Ops that read no more of their first operand than they return."""
-
 _MOVES_NOTHING = frozenset({"_unsafe_view", "empty", "empty_strided", "new_empty", "new_empty_strided"})
 
 
@@ -74,7 +72,7 @@ def node_bytes(node: fx.Node, batch: int = 64) -> int:
     operands = list(dict.fromkeys(tensor_operands(node)))
     if name.endswith("_like") or name.startswith("new_"):
         operands = []
-    if name in _PICKS:
+    if picks(node.target):
         return 2 * written + sum(type_bytes(operand, batch) for operand in operands[1:])
     return written + sum(type_bytes(operand, batch) for operand in operands)
 

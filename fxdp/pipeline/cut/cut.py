@@ -19,10 +19,11 @@ from torch import fx
 from fxdp.errors import StageError
 from fxdp.ir import conversions
 from fxdp.ir.notes import note, sequence_number
+from fxdp.ir.op_kinds import is_view
 from fxdp.ir.types import TensorType
 from fxdp.pipeline.cut.balance import balance
 from fxdp.pipeline.cut.cost import node_cost
-from fxdp.pipeline.cut.node_roles import VIEWS, tensor_bytes
+from fxdp.pipeline.cut.node_roles import tensor_bytes
 from fxdp.pipeline.cut.phases import Phases
 
 _ADD = torch.ops.aten.add.Tensor
@@ -121,7 +122,7 @@ def _crossing(forward: list[fx.Node]) -> list[float]:
 
 def _base(node: fx.Node, position: dict[fx.Node, int]) -> fx.Node:
     """The value that would be sent for a view: its base, where that is not larger."""
-    while node.target in VIEWS:
+    while is_view(node.target):
         source = node.all_input_nodes[0]
         if source not in position or tensor_bytes(source) > tensor_bytes(node):
             return node
@@ -161,7 +162,7 @@ def _keep_views_at_home(graph: fx.Graph, phases: Phases) -> None:
     """A view that only the results read is made where its base is, not sent on first."""
     output = graph.output_node()
     for node in graph.nodes:
-        if note(node).stage is None or node.target not in VIEWS or node in phases.backward:
+        if note(node).stage is None or not is_view(node.target) or node in phases.backward:
             continue
         base = node.all_input_nodes[0]
         if note(base).stage is not None and all(user is output for user in node.users):

@@ -16,21 +16,12 @@ from torch import fx
 from fxdp.ir import conversions
 from fxdp.ir.draws import node_draws
 from fxdp.ir.notes import note
+from fxdp.ir.op_kinds import is_view
 from fxdp.ir.sizes import LOCAL, OFFSET, hint, product
 from fxdp.ir.slots import Buffer, Constant, Input, Parameter, Size
 from fxdp.ir.types import TensorType
 
 aten = torch.ops.aten
-
-VIEWS = frozenset(
-    {
-        aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.expand.default,
-        aten.permute.default, aten.transpose.int, aten.t.default, aten.unsqueeze.default,
-        aten.squeeze.dim, aten.squeeze.dims, aten.squeeze.default, aten.slice.Tensor, aten.select.int,
-        aten.alias.default, aten.detach.default,
-    }
-)  # fmt: skip
-"""Ops whose result is their operand seen differently."""
 
 _HEAVY = frozenset(
     {
@@ -85,7 +76,7 @@ def parameter_views(graph: fx.Graph) -> set[fx.Node]:
     for node in graph.nodes:
         if node.op == "placeholder" and isinstance(note(node).slot, Parameter):
             found.add(node)
-        elif node.target in VIEWS or node.target is aten._to_copy.default:
+        elif is_view(node.target) or node.target is aten._to_copy.default:
             tensors = [a for a in node.all_input_nodes if isinstance(note(a).type, TensorType)]
             if tensors and all(a in found for a in tensors):
                 found.add(node)

@@ -8,10 +8,11 @@ import torch
 from torch import fx
 
 from fxdp.ir.notes import copy_note, note
+from fxdp.ir.op_kinds import is_view
 from fxdp.ir.placements import R
 from fxdp.ir.slots import Crossing, Gradient, ResultSlot, Tangent
 from fxdp.ir.types import TensorType
-from fxdp.pipeline.cut.node_roles import VIEWS, same_in_all, tensor_bytes
+from fxdp.pipeline.cut.node_roles import same_in_all, tensor_bytes
 from fxdp.pipeline.cut.partition import CutEdge, Part, Partition, Total
 from fxdp.pipeline.cut.phases import Phases
 from fxdp.torch_compat import graph_module
@@ -144,7 +145,7 @@ class _Cut:
 
     def _is_cheap_view(self, node: fx.Node) -> bool:
         """Whether a stage that gets the view's base can make the view itself, and the base is not larger."""
-        if node.target not in VIEWS:
+        if not is_view(node.target):
             return False
         base = node.all_input_nodes[0]
         return tensor_bytes(base) <= tensor_bytes(node) and note(base).placement is not None

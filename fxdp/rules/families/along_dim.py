@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fxdp.ir.ops.library import aten
+from fxdp.ir.ops.library import aten, existing
 from fxdp.rules.dims import offered, together, widens, wrap_all
 from fxdp.rules.families.softmax import softmax_backward_in_parts, softmax_in_parts
 from fxdp.rules.labels import linear
-from fxdp.rules.registry import Alternative, Op, existing, rule
+from fxdp.rules.registry import Alternative, Op, rule
 
 
 def _named(op: Op, name: str = "dim") -> frozenset[int]:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fxdp.ir.ops.library import aten
+from fxdp.ir.ops.library import aten, existing
 from fxdp.ir.placements import Placement, R
 from fxdp.rules.dims import has_argument
 from fxdp.rules.labels import by_labels, leading, trailing
-from fxdp.rules.registry import Alternative, Op, Operand, existing, rule
+from fxdp.rules.registry import Alternative, Op, Operand, rule
 
 _PER_SAMPLE = ("grad_out", "grad_out_", "query", "key", "value", "out", "logsumexp")
 _MASKS = ("attn_mask", "attn_bias", "bias")

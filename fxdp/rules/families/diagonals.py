@@ -11,13 +11,13 @@ from collections.abc import Iterator
 
 import sympy
 
-from fxdp.ir.ops.library import aten
+from fxdp.ir.ops.library import aten, existing
 from fxdp.ir.placements import Dim, Shard
 from fxdp.ir.recipes import Rewrite
 from fxdp.ir.sizes import OFFSET, batch_factor
 from fxdp.rules.dims import moved, wrap
 from fxdp.rules.labels import linear
-from fxdp.rules.registry import Alternative, Op, existing, rule
+from fxdp.rules.registry import Alternative, Op, rule
 
 
 def _first(size: Dim, outer: Dim) -> sympy.Expr | None:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fxdp.ir.ops.library import aten
+from fxdp.ir.ops.library import aten, existing
 from fxdp.ir.placements import P, R
 from fxdp.ir.sizes import hint, product
 from fxdp.ir.types import TensorType
 from fxdp.rules.labels import by_labels, letters, linear
-from fxdp.rules.registry import Alternative, Op, existing, rule
+from fxdp.rules.registry import Alternative, Op, rule
 
 _MAXIMUM = 2
 """The `mode` of bags whose rows are compared, not summed."""

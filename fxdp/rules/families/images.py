@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fxdp.ir.ops.empty_parts import local_op
-from fxdp.ir.ops.library import aten
+from fxdp.ir.ops.library import aten, existing
 from fxdp.ir.recipes import Rewrite
 from fxdp.ir.sizes import mentions_batch
 from fxdp.rules.labels import by_labels, leading, letters, linear
-from fxdp.rules.registry import Alternative, Op, existing, rule
+from fxdp.rules.registry import Alternative, Op, rule
 
 _SPATIAL = {"1d": 1, "2d": 2, "3d": 3}
 

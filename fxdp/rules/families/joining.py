@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fxdp.ir.ops.library import aten
+from fxdp.ir.ops.library import aten, existing
 from fxdp.ir.placements import Dim, Shard
 from fxdp.ir.recipes import Rewrite
 from fxdp.ir.sizes import batch_factor, exact_quotient, local_size
 from fxdp.rules.dims import moved, offered, without, wrap
 from fxdp.rules.labels import linear
-from fxdp.rules.registry import Alternative, Op, existing, rule
+from fxdp.rules.registry import Alternative, Op, rule
 
 
 @rule("join", aten.cat.default)

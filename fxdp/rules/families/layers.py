@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fxdp.ir.ops.library import aten
+from fxdp.ir.ops.library import aten, existing
 from fxdp.rules.labels import by_labels, leading
-from fxdp.rules.registry import Alternative, Op, Operand, existing, rule
+from fxdp.rules.registry import Alternative, Op, Operand, rule
 
 _BY_PADDING = 1
 """The `mask_type` of a mask `[samples, positions]`."""

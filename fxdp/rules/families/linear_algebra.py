@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fxdp.ir.ops.empty_parts import local_op
-from fxdp.ir.ops.library import aten
+from fxdp.ir.ops.library import aten, existing
 from fxdp.ir.placements import R
 from fxdp.ir.recipes import Rewrite
 from fxdp.rules.labels import by_labels, leading, letters, linear, trailing
-from fxdp.rules.registry import Alternative, Op, existing, rule
+from fxdp.rules.registry import Alternative, Op, rule
 
 
 @rule(

@@ -13,11 +13,12 @@ from collections.abc import Iterator
 
 import torch
 
-from fxdp.ir.ops.library import aten
+from fxdp.ir.op_kinds import linear_groups
+from fxdp.ir.ops.library import aten, existing
 from fxdp.ir.placements import Dim, Shard
 from fxdp.rules.dims import candidates, operand_or_none, widens
 from fxdp.rules.labels import linear
-from fxdp.rules.registry import Alternative, Op, Operand, existing, rule
+from fxdp.rules.registry import Alternative, Op, Operand, rule
 from fxdp.torch_compat import OpOverload, all_op_names
 
 _OTHERWISE = frozenset(  # tagged, but `equal` answers one bool, and these have their own rules
@@ -43,39 +44,6 @@ _UNTAGGED: tuple[OpOverload, ...] = (
         "_add_relu.Tensor", "_add_relu.Scalar",
     ),
 )  # fmt: skip
-
-LINEAR: dict[OpOverload, tuple[tuple[str, ...], ...]] = {
-    aten.add.Tensor: (("self", "other"),),
-    aten.sub.Tensor: (("self", "other"),),
-    aten.rsub.Tensor: (("self", "other"),),
-    aten.mul.Tensor: (("self",), ("other",)),
-    aten.mul.Scalar: (("self",),),
-    aten.div.Tensor: (("self",),),
-    aten.div.Scalar: (("self",),),
-    aten.true_divide.Tensor: (("self",),),
-    aten.where.self: (("self", "other"),),
-    aten.masked_fill.Tensor: (("self", "value"),),
-    aten.addcmul.default: (("self", "tensor1"), ("self", "tensor2")),
-    aten.addcdiv.default: (("self", "tensor1"),),
-    aten.lerp.Scalar: (("self", "end"),),
-    aten.lerp.Tensor: (("self", "end"),),
-    aten.complex.default: (("real", "imag"),),
-    aten.copy.default: (("src",), ("self", "src")),
-    aten.fill.Tensor: (("value",),),
-    **dict.fromkeys(
-        (
-            aten.alias.default, aten.detach.default, aten.clone.default, aten._to_copy.default,
-            aten.lift_fresh_copy.default, aten.lift_fresh.default, aten.lift.default,
-            aten._lazy_clone.default, aten.neg.default, aten.positive.default, aten.deg2rad.default,
-            aten.rad2deg.default, aten._conj.default, aten._conj_physical.default,
-            aten.conj_physical.default, aten._neg_view.default, aten.resolve_conj.default,
-            aten.resolve_neg.default, aten.real.default, aten.imag.default,
-            *existing("alias_copy", "detach_copy", "_conj_copy", "_neg_view_copy", "_masked_scale"),
-        ),
-        (("self",),),
-    ),
-}  # fmt: skip
-"""For each linear op the groups of arguments in which it is linear, all others held fixed."""
 
 _ADDITIONS = frozenset({aten.add.Tensor, aten.add.Scalar, aten.sub.Tensor, aten.sub.Scalar})
 
@@ -146,7 +114,7 @@ def _linear_groups(op: Op) -> list[list[Operand]]:
         return []
     if _adds_nothing(op):
         return [[op.operands[0]]]
-    names = LINEAR.get(op.target) or _gradient(op)
+    names = linear_groups(op.target) or _gradient(op)
     groups = [[operand_or_none(op.arg(name)) for name in group] for group in names]
     return [[o for o in group if o is not None] for group in groups if None not in group]
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from fxdp.ir.ops.library import existing
 from fxdp.rules.labels import by_labels, leading, letters
-from fxdp.rules.registry import Alternative, Op, Operand, existing, rule
+from fxdp.rules.registry import Alternative, Op, Operand, rule
 
 
 def _elements(op: Op, x: Operand) -> str:

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from fxdp.ir.ops.library import aten
+from fxdp.ir.ops.library import aten, existing
 from fxdp.ir.ops.whole_draws import IN_PLACE, UNREAD, twin
 from fxdp.ir.placements import Placement, R, Shard
 from fxdp.ir.recipes import Rewrite
@@ -24,7 +24,7 @@ from fxdp.ir.sizes import LOCAL, OFFSET, B, batch_factor
 from fxdp.rules.dims import together
 from fxdp.rules.families.factories import like
 from fxdp.rules.families.pointwise import aligned
-from fxdp.rules.registry import Alternative, Op, existing, registry, rule
+from fxdp.rules.registry import Alternative, Op, registry, rule
 
 _BY_VALUE = frozenset(
     {"poisson", "binomial", "_standard_gamma", "_sample_dirichlet", "rrelu_with_noise_functional"}

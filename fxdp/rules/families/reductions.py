@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from fxdp.ir.ops.library import aten
+from fxdp.ir.ops.library import aten, existing
 from fxdp.ir.placements import P, Shard
 from fxdp.rules.dims import has_argument, moved, widens, wrap, wrap_all
 from fxdp.rules.families.extrema import (
@@ -22,7 +22,7 @@ from fxdp.rules.families.extrema import (
 )
 from fxdp.rules.families.softmax import logsumexp_in_parts
 from fxdp.rules.labels import linear
-from fxdp.rules.registry import Alternative, Op, existing, rule
+from fxdp.rules.registry import Alternative, Op, rule
 
 
 @rule("reduction", aten.sum.default, aten.sum.dim_IntList, kind="contracted")

@@ -11,13 +11,13 @@ from typing import Any
 
 import sympy
 
-from fxdp.ir.ops.library import aten
+from fxdp.ir.ops.library import aten, existing
 from fxdp.ir.placements import Dim, Shard
 from fxdp.ir.recipes import Rewrite
 from fxdp.ir.sizes import B, exact_quotient
 from fxdp.rules.dims import has_argument, moved, without, wrap
 from fxdp.rules.labels import linear
-from fxdp.rules.registry import Alternative, Op, existing, rule
+from fxdp.rules.registry import Alternative, Op, rule
 
 _UNBOUNDED = 2**62
 _BOUNDS = Rewrite(local=("start", "end"))

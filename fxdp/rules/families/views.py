@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from fxdp.ir.ops.library import aten
+from fxdp.ir.ops.library import aten, existing
 from fxdp.ir.placements import Dim, Shard
 from fxdp.ir.recipes import Rewrite
 from fxdp.ir.sizes import batch_factor, exact_quotient, mentions_batch, product
@@ -21,7 +21,7 @@ from fxdp.ir.types import local_shape
 from fxdp.rules.dims import has_argument, moved, wrap, wrap_all
 from fxdp.rules.families.embedding import no_larger
 from fxdp.rules.labels import linear
-from fxdp.rules.registry import Alternative, Op, existing, rule
+from fxdp.rules.registry import Alternative, Op, rule
 
 
 @rule("view", aten.view.default, aten._unsafe_view.default, aten.reshape.default, *existing("view_copy"))

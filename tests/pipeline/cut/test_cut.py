@@ -8,10 +8,10 @@ from torch import Tensor, nn
 
 from fxdp.demo.model import GPT, GPTConfig
 from fxdp.ir.notes import note
+from fxdp.ir.op_kinds import is_view
 from fxdp.pipeline.cut import recall_phases
 from fxdp.pipeline.cut.cost import node_cost
 from fxdp.pipeline.cut.cut import costs
-from fxdp.pipeline.cut.node_roles import VIEWS
 from tests.pipeline.cut.cuts import program, staged
 
 
@@ -31,7 +31,7 @@ class Early(nn.Module):
 def test_a_view_that_is_only_returned_is_made_where_its_base_is() -> None:
     gm = staged(Early(), torch.randn(4, 4), stages=("b",))
     output = gm.graph.output_node()
-    (view,) = [n for n in output.all_input_nodes if n.target in VIEWS and not note(n).backward]
+    (view,) = [n for n in output.all_input_nodes if is_view(n.target) and not note(n).backward]
     assert note(view).stage == 0
 
 

@@ -13,8 +13,8 @@ from torch import fx, nn
 from fxdp.compiler.staged_program import StagedProgram
 from fxdp.ir import conversions
 from fxdp.ir.notes import note
+from fxdp.ir.op_kinds import is_view
 from fxdp.pipeline.cut import recall_phases
-from fxdp.pipeline.cut.node_roles import VIEWS
 from fxdp.pipeline.cut.stage_checks import STAGE_CHECKS
 from tests.pipeline import models
 from tests.pipeline.cut.cuts import program
@@ -69,7 +69,7 @@ def test_each_op_is_in_the_parts_that_it_belongs_to(name: str) -> None:
         if not phases.is_own(node):
             continue
         where = [s for s, found in enumerate(stages) if found[node.name]]
-        if node.target in VIEWS and node not in phases.backward:
+        if is_view(node.target) and node not in phases.backward:
             assert note(node).stage in where, f"%{node.name} is not at home"
         else:
             assert where == [note(node).stage], f"%{node.name} is in {where}"

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch._ops import OpOverload
 
-from fxdp.rules.families.pointwise import LINEAR
+from fxdp.ir.op_kinds import linear_groups
 from fxdp.rules.registry import registry
 from tests.rules.harness import T, check, listed, shown
 from tests.rules.samples import STAND_INS
@@ -71,7 +71,7 @@ def test_every_op(target: OpOverload) -> None:
 
 
 def is_linear(target: OpOverload, args: list[Any]) -> bool:
-    groups = LINEAR.get(target, ())
+    groups = linear_groups(target)
     names = [a.name for a in target._schema.arguments]
     tensors = {name for name, value in zip(names, args, strict=False) if isinstance(value, T)}
     backward = target._schema.name.endswith("_backward")
