@@ -23,8 +23,8 @@ from rich.table import Table
 from fxdp.capture import capture
 from fxdp.compiler.emit import prepare
 from fxdp.demo.model import GPT, GPTConfig
+from fxdp.ir.mesh import mesh_of
 from fxdp.options import Options
-from fxdp.ranks.resolve import resolve_mesh
 
 WANTED_NODES_PER_SECOND = 5_000
 WANTED_LINEARITY = 0.10
@@ -52,7 +52,7 @@ def measure(layers: int) -> Speed:
     captured = capture(model, (tokens, tokens), {}, differentiable="all", couple=True)
     nodes = len(captured.gm.graph.nodes)
     gc.collect()  # the garbage of the capture is not the passes' work
-    seconds = prepare(captured, resolve_mesh({"dp": 2}, "cpu"), Options()).seconds
+    seconds = prepare(captured, mesh_of({"dp": 2}, "cpu"), Options()).seconds
     return Speed(layers, nodes, sum(seconds.values()), seconds)
 
 

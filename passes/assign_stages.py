@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from torch import fx
 
 from fxdp.ir.level import Level
+from fxdp.ir.mesh import Mesh
 from fxdp.ir.notes import note
 from fxdp.pipeline.cut import assign, find_phases
-from fxdp.ranks.resolve import DataMesh
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class AssignStages:
     requires = Level.LOCAL
     ensures = Level.STAGED
 
-    def run(self, gm: fx.GraphModule, mesh: DataMesh) -> fx.GraphModule:
+    def run(self, gm: fx.GraphModule, mesh: Mesh) -> fx.GraphModule:
         """Annotate the graph in place."""
         phases = find_phases(gm.graph, self.microbatches)
         assign(gm.graph, phases, self.stages)

@@ -8,10 +8,10 @@ from typing import Any
 from torch import fx
 
 from fxdp.ir.level import Level
+from fxdp.ir.mesh import Mesh
 from fxdp.ir.placements import Placement
 from fxdp.placing.sharing import shared_conversions
 from fxdp.placing.walk import Choice, Walk
-from fxdp.ranks.resolve import DataMesh
 
 _MAX_ROUNDS = 3
 
@@ -40,7 +40,7 @@ class BatchDimAnalyzer:
     requires = Level.CAPTURED
     ensures = Level.PLACED
 
-    def run(self, gm: fx.GraphModule, mesh: DataMesh) -> fx.GraphModule:
+    def run(self, gm: fx.GraphModule, mesh: Mesh) -> fx.GraphModule:
         """Annotate the graph in place."""
         batch = self.batch if mesh.size > 1 else (None,) * len(self.batch)
         choices: dict[Any, Choice] = {}

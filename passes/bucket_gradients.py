@@ -12,11 +12,11 @@ from torch import fx
 from fxdp.ir import conversions
 from fxdp.ir.graphs import reachable
 from fxdp.ir.level import Level
+from fxdp.ir.mesh import Mesh
 from fxdp.ir.notes import Cause, Reason, note, tensor_operands
 from fxdp.ir.placements import P, Placement, R
 from fxdp.ir.slots import Gradient
 from fxdp.ir.types import NodeType, TensorType
-from fxdp.ranks.resolve import DataMesh
 
 aten = torch.ops.aten
 
@@ -254,7 +254,7 @@ class BucketGradients:
     requires = Level.LOCAL
     ensures = Level.LOCAL
 
-    def run(self, gm: fx.GraphModule, mesh: DataMesh) -> fx.GraphModule:
+    def run(self, gm: fx.GraphModule, mesh: Mesh) -> fx.GraphModule:
         """Rewrite the graph in place."""
         if mesh.size > 1:
             _Bucketing(gm.graph, self.bucket_bytes).run()

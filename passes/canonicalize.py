@@ -11,11 +11,11 @@ from torch import fx
 from fxdp.errors import PlacementError
 from fxdp.ir.graphs import erase_unused
 from fxdp.ir.level import Level
+from fxdp.ir.mesh import Mesh
 from fxdp.ir.notes import copy_note, example_layout, memory_layout, note
 from fxdp.ir.op_kinds import is_identity
 from fxdp.ir.sizes import product
 from fxdp.ir.types import ScalarType, TensorType
-from fxdp.ranks.resolve import DataMesh
 
 aten = torch.ops.aten
 
@@ -47,7 +47,7 @@ class Canonicalize:
     requires = Level.CAPTURED
     ensures = Level.CAPTURED
 
-    def run(self, gm: fx.GraphModule, mesh: DataMesh) -> fx.GraphModule:
+    def run(self, gm: fx.GraphModule, mesh: Mesh) -> fx.GraphModule:
         """Rewrite the graph in place.
 
         Raises

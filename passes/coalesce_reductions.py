@@ -12,10 +12,10 @@ from torch import fx
 
 from fxdp.ir import conversions
 from fxdp.ir.level import Level
+from fxdp.ir.mesh import Mesh
 from fxdp.ir.notes import Cause, Reason, note
 from fxdp.ir.placements import P, Placement, R
 from fxdp.ir.types import TensorType
-from fxdp.ranks.resolve import DataMesh
 
 aten = torch.ops.aten
 
@@ -146,7 +146,7 @@ class CoalesceReductions:
     requires = Level.LOCAL
     ensures = Level.LOCAL
 
-    def run(self, gm: fx.GraphModule, mesh: DataMesh) -> fx.GraphModule:
+    def run(self, gm: fx.GraphModule, mesh: Mesh) -> fx.GraphModule:
         """Rewrite the graph in place."""
         if mesh.size > 1:
             for members in list(groups(gm.graph, self.limit)):

@@ -10,7 +10,9 @@ import torch
 from torch import fx
 
 from fxdp.ir import conversions
+from fxdp.ir.carriers import group_of
 from fxdp.ir.level import Level
+from fxdp.ir.mesh import Mesh
 from fxdp.ir.notes import is_host_size, note
 from fxdp.ir.ops import collectives
 from fxdp.ir.ops.moments import MOMENTS_OP, moments
@@ -19,8 +21,6 @@ from fxdp.ir.placements import R
 from fxdp.ir.sizes import B
 from fxdp.ir.slots import Constant, Size, Slot
 from fxdp.ir.types import ScalarType, TensorType
-from fxdp.ranks.carriers import way_of
-from fxdp.ranks.resolve import DataMesh
 
 LARGEST = "b_max"
 """The size slot of the largest local batch."""
@@ -41,7 +41,7 @@ class _Lowering:
     """Lowers one graph in place."""
 
     graph: fx.Graph
-    mesh: DataMesh
+    mesh: Mesh
     sizes: dict[str, int] | None
     even: bool
     part: int
@@ -89,30 +89,22 @@ class _Lowering:
         value, *rest = node.args
         mesh = self.mesh
         if node.target is conversions.all_reduce and rest[0] == "moments":
-            self._replace(node, collectives.start_moments, (value, mesh.size, self._group(node)))
+            self._replace(node, collectives.start_moments, (value, mesh.size, group_of(node, mesh)))
         elif node.target is conversions.all_reduce:
-            group = self._group(node)
-            self._replace(node, collectives.start_all_reduce, (value, rest[0], group))
+            self._replace(node, collectives.start_all_reduce, (value, rest[0], group_of(node, mesh)))
         elif node.target is conversions.broadcast:
-            self._replace(node, collectives.start_broadcast, (value, mesh.group_name))
+            self._replace(node, collectives.start_broadcast, (value, group_of(node, mesh)))
         elif node.target is conversions.all_gather:
-            gathered = (value, *rest, mesh.size, self._largest(), mesh.group_name)
+            gathered = (value, *rest, mesh.size, self._largest(), group_of(node, mesh))
             self._replace(node, collectives.start_all_gather, gathered)
         elif node.target is conversions.reduce_scatter:
-            scattered = (value, *rest, mesh.size, self._largest(), self._rows(), mesh.group_name)
+            scattered = (value, *rest, mesh.size, self._largest(), self._rows(), group_of(node, mesh))
             self._replace(node, collectives.start_reduce_scatter, scattered)
         elif node.target is conversions.shard:
             bounds = (self._size("B"), self._size("offset"), self._size("b"))
             self._replace(node, collectives.shard, (value, *rest, *bounds))
         else:
             self._replace(node, collectives.partial, (value, self.part))
-
-    def _group(self, node: fx.Node) -> str:
-        """The name of the group that carries a reduction."""
-        mesh = self.mesh
-        if way_of(node, mesh.size, mesh.device_type, mesh.shared_memory) != "group":
-            return mesh.message_group_name
-        return mesh.reduce_group_name if note(node).backward else mesh.group_name
 
     def _lower_wait(self, node: fx.Node) -> None:
         pending = node.args[0]
@@ -176,7 +168,7 @@ class EmitProgram:
     requires = Level.LOCAL
     ensures = Level.EMITTED
 
-    def run(self, gm: fx.GraphModule, mesh: DataMesh) -> fx.GraphModule:
+    def run(self, gm: fx.GraphModule, mesh: Mesh) -> fx.GraphModule:
         """Rewrite the graph in place."""
         sizes = None if self.sizes is None else dict(self.sizes)
         part = mesh.rank if self.part is None else self.part

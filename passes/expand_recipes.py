@@ -10,9 +10,9 @@ from torch import fx
 
 from fxdp.ir.graph_text import target_text
 from fxdp.ir.level import Level
+from fxdp.ir.mesh import Mesh
 from fxdp.ir.notes import copy_note, note, tensor_operands
 from fxdp.ir.recipes import Recipe, RecipeStep, Rewrite, Term
-from fxdp.ranks.resolve import DataMesh
 
 
 def _expand(node: fx.Node, recipe: Recipe) -> None:
@@ -97,7 +97,7 @@ class ExpandRecipes:
     requires = Level.PLACED
     ensures = Level.PLACED
 
-    def run(self, gm: fx.GraphModule, mesh: DataMesh) -> fx.GraphModule:
+    def run(self, gm: fx.GraphModule, mesh: Mesh) -> fx.GraphModule:
         """Rewrite the graph in place."""
         for node in list(gm.graph.nodes):
             recipe = note(node).recipe

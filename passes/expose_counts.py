@@ -10,9 +10,9 @@ import torch
 from torch import fx
 
 from fxdp.ir.level import Level
+from fxdp.ir.mesh import Mesh
 from fxdp.ir.notes import copy_note, note
 from fxdp.ir.types import NodeType, TensorType
-from fxdp.ranks.resolve import DataMesh
 
 aten = torch.ops.aten
 
@@ -55,7 +55,7 @@ class ExposeCounts:
     requires = Level.CAPTURED
     ensures = Level.CAPTURED
 
-    def run(self, gm: fx.GraphModule, mesh: DataMesh) -> fx.GraphModule:
+    def run(self, gm: fx.GraphModule, mesh: Mesh) -> fx.GraphModule:
         """Rewrite the graph in place."""
         for node in list(gm.graph.nodes):
             source = node.args[0] if node.target is operator.getitem else None

@@ -14,12 +14,12 @@ from fxdp.ir import conversions
 from fxdp.ir.draws import node_draws
 from fxdp.ir.graph_text import target_text
 from fxdp.ir.level import Level
+from fxdp.ir.mesh import Mesh
 from fxdp.ir.notes import Cause, Reason, copy_note, note, tensor_operands
 from fxdp.ir.placements import P, Partial, Placement, R, Replicate, Shard
 from fxdp.ir.sizes import batch_factor, exact_quotient
 from fxdp.ir.slots import Gradient, Mutation, Output, Parameter
 from fxdp.ir.types import ScalarType, TensorType
-from fxdp.ranks.resolve import DataMesh
 
 
 @dataclass
@@ -253,7 +253,7 @@ class InsertCollectives:
     requires = Level.PLACED
     ensures = Level.EXPLICIT
 
-    def run(self, gm: fx.GraphModule, mesh: DataMesh) -> fx.GraphModule:
+    def run(self, gm: fx.GraphModule, mesh: Mesh) -> fx.GraphModule:
         """Rewrite the graph in place."""
         if mesh.size == 1:
             return gm

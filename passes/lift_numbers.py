@@ -8,9 +8,9 @@ import torch
 from torch import fx
 
 from fxdp.ir.level import Level
+from fxdp.ir.mesh import Mesh
 from fxdp.ir.notes import copy_note, note
 from fxdp.ir.types import TensorType
-from fxdp.ranks.resolve import DataMesh
 
 aten = torch.ops.aten
 
@@ -40,7 +40,7 @@ class LiftNumbers:
     requires = Level.CAPTURED
     ensures = Level.CAPTURED
 
-    def run(self, gm: fx.GraphModule, mesh: DataMesh) -> fx.GraphModule:
+    def run(self, gm: fx.GraphModule, mesh: Mesh) -> fx.GraphModule:
         """Rewrite the graph in place."""
         for node in list(gm.graph.nodes):
             type_ = note(node).type

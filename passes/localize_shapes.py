@@ -14,12 +14,12 @@ from torch import fx
 from fxdp.ir import conversions
 from fxdp.ir.graph_text import target_text
 from fxdp.ir.level import Level
+from fxdp.ir.mesh import Mesh
 from fxdp.ir.notes import copy_note, is_host_size, note
 from fxdp.ir.sizes import LOCAL, OFFSET, B, named_size
 from fxdp.ir.slots import Size
 from fxdp.ir.types import ScalarType, TensorType
 from fxdp.placing.op_view import op_view
-from fxdp.ranks.resolve import DataMesh
 from fxdp.rules.localize import SIZE_ARGUMENT, MinusOffset, local_target, localized
 from fxdp.rules.registry import Alternative, Operand
 from fxdp.torch_compat import OpOverload, interpret_sympy
@@ -176,7 +176,7 @@ class LocalizeShapes:
     requires = Level.EXPLICIT
     ensures = Level.LOCAL
 
-    def run(self, gm: fx.GraphModule, mesh: DataMesh) -> fx.GraphModule:
+    def run(self, gm: fx.GraphModule, mesh: Mesh) -> fx.GraphModule:
         """Rewrite the graph in place."""
         nodes = list(gm.graph.nodes)
         sizes = _Sizes(gm.graph)

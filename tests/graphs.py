@@ -20,12 +20,12 @@ from torch import fx
 
 from fxdp.compiler.pass_manager import Pass
 from fxdp.ir.graph_text import graph_text
+from fxdp.ir.mesh import Mesh, mesh_of
 from fxdp.ir.notes import Note, note
 from fxdp.ir.placements import Placement
 from fxdp.ir.sizes import LOCAL, OFFSET, B
 from fxdp.ir.slots import ResultSlot, Size, Slot
 from fxdp.ir.types import NodeType, ScalarType, TensorType
-from fxdp.ranks.resolve import DataMesh, resolve_mesh
 
 _DTYPES = {
     "f64": torch.float64, "f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16,
@@ -84,9 +84,9 @@ class Sketch:
         return fx.GraphModule({}, self.graph)
 
 
-def mesh(ranks: int = 2) -> DataMesh:
+def mesh(ranks: int = 2) -> Mesh:
     """Ranks on axis `dp`, none of which exists."""
-    return resolve_mesh({"dp": ranks}, "cpu")
+    return mesh_of({"dp": ranks}, "cpu")
 
 
 def text(gm: fx.GraphModule) -> str:

@@ -9,10 +9,10 @@ from torch import nn
 
 from fxdp.capture import Captured
 from fxdp.compiler.emit import LocalProgram
+from fxdp.ir.mesh import mesh_of
 from fxdp.options import Options
 from fxdp.oracle import Subject
 from fxdp.oracle.verify import capture_for, prepare_subject
-from fxdp.ranks.resolve import resolve_mesh
 
 
 def compiled(
@@ -27,7 +27,7 @@ def prepared(
     module: nn.Module, found: Captured, world: int, options: Options
 ) -> tuple[LocalProgram, Captured]:
     """The program of one of `world` ranks, and its reference; `found` itself stays as it is."""
-    return prepare_subject(module, found, resolve_mesh({"dp": world}, "cpu"), options)
+    return prepare_subject(module, found, mesh_of({"dp": world}, "cpu"), options)
 
 
 def subject(

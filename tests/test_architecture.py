@@ -69,6 +69,18 @@ def test_a_room_imports_only_what_stands_below_it() -> None:
     assert wrong == []
 
 
+def test_what_plans_and_rewrites_knows_no_rank() -> None:
+    """Passes, the oracle and placing take the pure mesh: a plan needs no process group."""
+    alone = ("ir", "rules", "placing", "passes", "oracle", "reports")
+    wrong = [
+        f"{name} imports {other}"
+        for name, tree in trees()
+        for other in ours(tree)
+        if room(name) in alone and room(other) == "ranks"
+    ]
+    assert wrong == []
+
+
 def test_no_file_name_occurs_twice() -> None:
     """But for `__init__.py` and the doors, whose files are named after what they open."""
     seen: dict[str, list[str]] = {}

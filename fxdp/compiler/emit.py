@@ -22,6 +22,7 @@ from fxdp.ir.draws import node_draws
 from fxdp.ir.graph_text import graph_text
 from fxdp.ir.graphs import copy_graph
 from fxdp.ir.level import Level
+from fxdp.ir.mesh import Mesh
 from fxdp.ir.model_tensors import slot_values
 from fxdp.ir.slots import Slot
 from fxdp.lowering import Halves, lower_eager, lower_inductor
@@ -40,7 +41,7 @@ from fxdp.passes import (
 )
 from fxdp.ranks.agreement import gather_objects
 from fxdp.ranks.failure import guard
-from fxdp.ranks.resolve import DataMesh
+from fxdp.ranks.joined import Joined
 from fxdp.reports.coverage import coverage
 from fxdp.reports.plan import Plan, communication, program_text, replicated_ops
 from fxdp.runtime.bound import Bound
@@ -78,7 +79,7 @@ class LocalProgram:
 
     captured: Captured
     gm: fx.GraphModule
-    mesh: DataMesh
+    mesh: Mesh
     options: Options
     causes: fx.GraphModule
     """The program before bucketing: one collective per value."""
@@ -88,7 +89,7 @@ class LocalProgram:
     @property
     def text(self) -> str:
         """The golden text of the program, the same on all ranks."""
-        return program_text(self.gm, dict(zip(self.mesh.axes, self.mesh.sizes, strict=True)))
+        return program_text(self.gm, self.mesh.shape)
 
     @property
     def digest(self) -> str:
@@ -103,7 +104,7 @@ class LocalProgram:
         return Plan(self.text, rows, causes, replicated_ops(self.gm), dict(self.seconds), self.nodes, covered)
 
 
-def prepare(captured: Captured, mesh: DataMesh, options: Options) -> LocalProgram:
+def prepare(captured: Captured, mesh: Mesh, options: Options) -> LocalProgram:
     """Run the passes down to LOCAL.
 
     Raises
@@ -125,7 +126,13 @@ def prepare(captured: Captured, mesh: DataMesh, options: Options) -> LocalProgra
 
 
 def emit(
-    local: LocalProgram, module: nn.Module, sizes: Mapping[str, int], *, generic: bool, even: bool
+    local: LocalProgram,
+    joined: Joined,
+    module: nn.Module,
+    sizes: Mapping[str, int],
+    *,
+    generic: bool,
+    even: bool,
 ) -> tuple[Bound, fx.GraphModule]:
     """This rank's executable program, for these sizes or (`generic`) for any.
 
@@ -135,12 +142,12 @@ def emit(
     gm = manager.run(copy_graph(local.gm), emission_passes(None if generic else sizes, even))
     values = slot_values(gm.graph, module, local.captured.constants)
     start = time.perf_counter()
-    halves = _lower(gm, values, sizes, local, generic=generic, device=_device(module, local.mesh))
+    halves = _lower(gm, values, sizes, local, joined, generic=generic, device=_device(module, local.mesh))
     seeded = (
         local.mesh.size > 1 and not local.options.single_device_rng and any(map(node_draws, gm.graph.nodes))
     )
     program = Bound.bind(gm, halves, values, world=local.mesh.size, rank=local.mesh.rank, seeded=seeded)
-    program.guarded = lambda: guard(local.mesh)
+    program.guarded = lambda: guard(joined)
     local.seconds["emit-program"] = local.seconds.get("emit-program", 0.0) + manager.seconds["emit-program"]
     local.seconds["lowering"] = local.seconds.get("lowering", 0.0) + time.perf_counter() - start
     return program, gm
@@ -148,12 +155,12 @@ def emit(
 
 def _lower(
     gm: fx.GraphModule, values: Mapping[Slot, Any], sizes: Mapping[str, int], local: LocalProgram,
-    *, generic: bool, device: torch.device,
+    joined: Joined, *, generic: bool, device: torch.device,
 ) -> Halves:  # fmt: skip
     if local.options.compute == "eager":
         return lower_eager(gm)
     mesh = local.mesh
-    turn = Turn() if mesh.links is None else Turn(mesh.rank % 2 == 1, lambda: _barrier(mesh))
+    turn = Turn() if joined.links is None else Turn(mesh.rank % 2 == 1, lambda: _barrier(joined))
     halves, fixed, failure = None, (), ""
     try:
         halves = lower_inductor(gm, values, Shapes(sizes, generic, mesh.size == 1), device, turn)
@@ -164,7 +171,7 @@ def _lower(
     except Exception as error:  # whatever Inductor may raise, the program runs without it
         failure = f"{type(error).__name__}: {error}".splitlines()[0][:300]
     turn.finish()
-    found = gather_objects(mesh, (fixed, failure))
+    found = gather_objects(joined, (fixed, failure))
     if names := next((names for names, _ in found if names), ()):
         raise SizesFixedError(*names)
     if failures := [f"rank {rank}: {text}" for rank, (_, text) in enumerate(found) if text]:
@@ -178,10 +185,10 @@ def _lower(
     return halves
 
 
-def _barrier(mesh: DataMesh) -> None:
-    gather_objects(mesh, None)
+def _barrier(joined: Joined) -> None:
+    gather_objects(joined, None)
 
 
-def _device(module: nn.Module, mesh: DataMesh) -> torch.device:
+def _device(module: nn.Module, mesh: Mesh) -> torch.device:
     first = next(iter(module.parameters()), None)
     return first.device if first is not None else torch.device(mesh.device_type)

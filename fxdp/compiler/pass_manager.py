@@ -19,7 +19,7 @@ from fxdp.errors import VerifierError
 from fxdp.ir.graph_text import graph_text
 from fxdp.ir.graphs import no_collection
 from fxdp.ir.level import Level
-from fxdp.ranks.resolve import DataMesh
+from fxdp.ir.mesh import Mesh
 
 
 class Pass(Protocol):
@@ -37,7 +37,7 @@ class Pass(Protocol):
     def ensures(self) -> Level:
         """What holds of it afterwards."""
 
-    def run(self, gm: fx.GraphModule, mesh: DataMesh) -> fx.GraphModule:
+    def run(self, gm: fx.GraphModule, mesh: Mesh) -> fx.GraphModule:
         """The graph after the pass, which may be the same object, changed."""
 
 
@@ -52,7 +52,7 @@ class PassManager:
     dump_dir : write `00-captured.txt`, `01-<pass>.txt`, ... there; None: no files.
     """
 
-    mesh: DataMesh
+    mesh: Mesh
     verify: bool = True
     dump_dir: Path | None = None
     seconds: dict[str, float] = field(default_factory=dict)
@@ -95,7 +95,7 @@ class PassManager:
         if self.dump_dir is None:
             return
         self.dump_dir.mkdir(parents=True, exist_ok=True)
-        text = graph_text(gm, dict(zip(self.mesh.axes, self.mesh.sizes, strict=True)))
+        text = graph_text(gm, self.mesh.shape)
         (self.dump_dir / f"{self._dumps:02d}-{name}.txt").write_text(text + "\n")
         self._dumps += 1
 

@@ -29,6 +29,7 @@ from fxdp.pipeline.cut.partition import backward_gives, halves_of, summed
 from fxdp.pipeline.schedule import Kind, Schedule
 from fxdp.pipeline.write.events import RECORD, WAIT
 from fxdp.pipeline.write.step_graph import evaluate
+from fxdp.ranks.joined import Joined
 from fxdp.runtime.p2p import Receive, Send
 from fxdp.runtime.stage_calls import Backward, Code, Forward, InputGradient, Once, Sums, WeightGradient
 from fxdp.runtime.streams import RecordEvent, Streams, WaitEvent
@@ -48,6 +49,7 @@ class Lowering:
     """The lowered parts of one program, by part and sizes."""
 
     local: StagedProgram
+    joined: Joined
     module: nn.Module
     halves: dict[Any, tuple[fx.GraphModule, Halves] | None] = field(default_factory=dict)
     distinct: dict[str, int] = field(default_factory=dict)
@@ -160,7 +162,7 @@ def modules_of(
         code = lowering.code(partition.prologue, "prologue", sizes[None], None, rows)
         modules["prologue"] = Once(code, (), streams)
     modules |= {RECORD: RecordEvent(streams), WAIT: WaitEvent(streams)}
-    return modules | _transport_modules(local, streams)
+    return modules | _transport_modules(lowering.joined, streams)
 
 
 def _stage_modules(
@@ -190,11 +192,11 @@ def _sums(lowering: Lowering, part: Part, sizes: Mapping[str, int]) -> Sums:
     return Sums(types, lowering.device)
 
 
-def _transport_modules(local: StagedProgram, streams: Streams) -> dict[str, nn.Module]:
-    links, pipeline = local.mesh.links, local.mesh.pipeline
+def _transport_modules(joined: Joined, streams: Streams) -> dict[str, nn.Module]:
+    links, pipeline = joined.links, joined.mesh.pipeline
     if links is None or pipeline.size == 1:
         return {}
-    device = torch.device(local.mesh.device_type)
+    device = torch.device(joined.mesh.device_type)
     ranks = [links.ranks[i] for i in pipeline.column]
     forward, backward = links.whole_group, links.backward_group
     assert forward is not None

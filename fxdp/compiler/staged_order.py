@@ -15,6 +15,7 @@ from fxdp.compiler.staged_program import StagedProgram
 from fxdp.errors import MeshError, StageError
 from fxdp.ir.graphs import copy_graph
 from fxdp.ir.level import Level
+from fxdp.ir.mesh import Mesh
 from fxdp.ir.notes import note
 from fxdp.ir.slots import Crossing, ResultSlot, Tangent
 from fxdp.ir.types import TensorType
@@ -29,10 +30,9 @@ from fxdp.passes import (
 )
 from fxdp.pipeline.cut import Part, recall_phases, split
 from fxdp.pipeline.schedule import make
-from fxdp.ranks.resolve import DataMesh
 
 
-def staging_passes(captured: Captured, options: Options, mesh: DataMesh) -> list[Pass]:
+def staging_passes(captured: Captured, options: Options, mesh: Mesh) -> list[Pass]:
     """From EXPLICIT to STAGED."""
     return [
         LocalizeShapes(tuple(captured.symbols)),
@@ -45,7 +45,7 @@ def finish_passes(options: Options) -> list[Pass]:
     return [BucketGradients(options.bucket_bytes), CoalesceReductions()]
 
 
-def stage_count(options: Options, mesh: DataMesh) -> int | tuple[str, ...]:
+def stage_count(options: Options, mesh: Mesh) -> int | tuple[str, ...]:
     """How many stages there are, or the names of the modules at which they begin.
 
     Raises
@@ -79,7 +79,7 @@ def check_options(options: Options) -> None:
         )
 
 
-def prepare_staged(captured: Captured, mesh: DataMesh, options: Options) -> StagedProgram:
+def prepare_staged(captured: Captured, mesh: Mesh, options: Options) -> StagedProgram:
     """Run the passes and cut the program.
 
     Raises
@@ -115,7 +115,7 @@ def prepare_staged(captured: Captured, mesh: DataMesh, options: Options) -> Stag
     )  # fmt: skip
 
 
-def _finish(part: Part | None, mesh: DataMesh, options: Options) -> Part | None:
+def _finish(part: Part | None, mesh: Mesh, options: Options) -> Part | None:
     if part is None:
         return None
     gm = PassManager(mesh, options.verify, level=Level.LOCAL).run(part.gm, finish_passes(options))

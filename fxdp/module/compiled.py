@@ -14,6 +14,7 @@ from torch import fx, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from fxdp.errors import InputError, MeshError, StateError
+from fxdp.ir.mesh import Mesh
 from fxdp.module.call import Call, CallReader, call_lines
 from fxdp.module.drawing import drawing_apart, generator_state
 from fxdp.module.held import Held
@@ -27,7 +28,8 @@ from fxdp.module.stand_in import StandIn
 from fxdp.options import Options
 from fxdp.ranks.agreement import Agreement, agree, broadcast_tensors, gather_objects, model_lines
 from fxdp.ranks.failure import everywhere, guard, install_hook, refusing
-from fxdp.ranks.resolve import DataMesh, resolve_mesh
+from fxdp.ranks.joined import Joined
+from fxdp.ranks.resolve import resolve_mesh
 from fxdp.reports.plan import Plan
 
 _log = logging.getLogger("fxdp")
@@ -46,8 +48,9 @@ class CompiledModule(StandIn):
         check_model(module)
         super().__init__(module)
         self._options = options
-        self._mesh = resolve_mesh(mesh, device_type(module))
-        _check_joined(self._mesh)
+        self._joined = resolve_mesh(mesh, device_type(module))
+        self._mesh = self._joined.mesh
+        _check_joined(self._joined)
         if options.idle and not _is_staged(self._mesh, options):
             _log.warning(
                 "%s: without effect, as the mesh has no pp axis of several ranks and microbatches is 1",
@@ -60,7 +63,8 @@ class CompiledModule(StandIn):
         self._build()
 
     _options: Options
-    _mesh: DataMesh
+    _joined: Joined
+    _mesh: Mesh
     _served: Served | None
     _started: bool
     """Whether the ranks have agreed on the model and the options."""
@@ -83,9 +87,9 @@ class CompiledModule(StandIn):
         self._reader = CallReader(
             self._model, chosen.batch_dims, device, self._generation, chosen.loss_fn, chosen.single_device_rng
         )
-        self._agreement = Agreement(self._mesh)
+        self._agreement = Agreement(self._joined)
         kind = StagedPrograms if _is_staged(self._mesh, self._options) else Programs
-        self._programs = kind(self._model, self._mesh, self._options)
+        self._programs = kind(self._model, self._joined, self._options)
         self._even = Recent(1024)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -101,7 +105,7 @@ class CompiledModule(StandIn):
         CaptureError : the model cannot be captured as one graph.
         RankFailedError : another rank failed.
         """
-        with guard(self._mesh):
+        with guard(self._joined):
             if not self._started:
                 self._start()
             if self._watch is not None and self._watch.remove_when_done():
@@ -145,15 +149,15 @@ class CompiledModule(StandIn):
         Then they may have begun the step, and an error of this rank must end it.
         """
         others_wait = self._options.uneven or not len(self._even)
-        return refusing(self._mesh) if others_wait else nullcontext()
+        return refusing(self._joined) if others_wait else nullcontext()
 
     def _pad(
         self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Call, tuple[Any, ...], dict[str, Any]]:
         """The call with the sizes and orders that all ranks agree on; all ranks do this together."""
-        with refusing(self._mesh):
+        with refusing(self._joined):
             pads = spread_pad(self._options.pad, args, kwargs)
-        rows = gather_objects(self._mesh, (call.batch, call.dims, call.orders))
+        rows = gather_objects(self._joined, (call.batch, call.dims, call.orders))
         orders = common_orders(rows, call.batch_dims)
         args, kwargs = padded(args, kwargs, call, common_lengths(rows, call, pads), pads)
         return replace(self._reader.read(args, kwargs), orders=orders), args, kwargs
@@ -172,7 +176,7 @@ class CompiledModule(StandIn):
         own = (call.batch, self._reader.digest(call.kind), alike, state)
         rows = self._agreement.exchange(own)
         if len({row[1] for row in rows}) > 1:
-            agree(self._mesh, call_lines(call), "calls")
+            agree(self._joined, call_lines(call), "calls")
         batches = _nonempty(self._batches([row[0] for row in rows]))
         if not self._options.uneven:
             if len(set(batches)) > 1:
@@ -225,9 +229,9 @@ class CompiledModule(StandIn):
         All ranks do this together.
         """
         if self._mesh.world > 1:
-            agree(self._mesh, [*model_lines(self._model), *self._options.lines()], "models or options")
+            agree(self._joined, [*model_lines(self._model), *self._options.lines()], "models or options")
             tensors = [*self._model.parameters(), *self._model.buffers()]
-            broadcast_tensors(self._mesh, [t.detach() for t in tensors])
+            broadcast_tensors(self._joined, [t.detach() for t in tensors])
         self._shared = True
 
     @property
@@ -252,8 +256,8 @@ class CompiledModule(StandIn):
         return self._served
 
     @property
-    def mesh(self) -> DataMesh:
-        """The data axes this module runs on."""
+    def mesh(self) -> Mesh:
+        """The mesh this module runs on, seen from this rank."""
         return self._mesh
 
     def _apply(self, fn: Any, recurse: bool = True) -> CompiledModule:
@@ -269,7 +273,7 @@ class CompiledModule(StandIn):
         twin = CompiledModule.__new__(CompiledModule)
         memo[id(self)] = twin
         StandIn.__init__(twin, copy.deepcopy(self._model, memo))
-        twin._options, twin._mesh = self._options, self._mesh
+        twin._options, twin._joined, twin._mesh = self._options, self._joined, self._mesh
         twin._served, twin._started, twin._generation = None, False, 0
         twin._watch = None
         twin._build()
@@ -279,13 +283,14 @@ class CompiledModule(StandIn):
         return f"fxdp.compile({self._mesh},\n{self._model!r})"
 
 
-def _is_staged(mesh: DataMesh, options: Options) -> bool:
+def _is_staged(mesh: Mesh, options: Options) -> bool:
     return mesh.pipeline.size > 1 or options.microbatches > 1
 
 
-def _check_joined(mesh: DataMesh) -> None:
+def _check_joined(joined: Joined) -> None:
     """A mesh of sizes alone is enough for a plan, but nobody would be there to exchange anything with."""
-    if mesh.world > 1 and mesh.links is None:
+    mesh = joined.mesh
+    if mesh.world > 1 and joined.links is None:
         raise MeshError(
             f"{mesh} has sizes but no ranks, which is enough for fxdp.plan and fxdp.verify but "
             f"not to run; expected a DeviceMesh, as init_device_mesh({mesh.device_type!r}, ({mesh.world},), "

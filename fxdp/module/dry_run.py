@@ -44,7 +44,7 @@ def local_program(
     device = device_type(model)
     reader = CallReader(model, options.batch_dims, device, ordered=options.single_device_rng)
     call = reader.read(args, kwargs)
-    data = resolve_mesh(mesh, device)
+    data = resolve_mesh(mesh, device).mesh
     staged = data.pipeline.size > 1 or options.microbatches > 1
     start = time.perf_counter()
     captured = capture(

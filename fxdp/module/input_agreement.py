@@ -21,12 +21,12 @@ from fxdp.errors import InputError
 from fxdp.module.call import Call
 from fxdp.ranks.agreement import content_digest, gather_objects
 from fxdp.ranks.failure import everywhere
-from fxdp.ranks.resolve import DataMesh
+from fxdp.ranks.joined import Joined
 
 _log = logging.getLogger("fxdp")
 
 
-def check_contents(mesh: DataMesh, call: Call) -> None:
+def check_contents(joined: Joined, call: Call) -> None:
     """Compare the ranks' inputs; all ranks call this together.
 
     Raises
@@ -34,14 +34,15 @@ def check_contents(mesh: DataMesh, call: Call) -> None:
     InputError : on every rank: ranks of one pipeline that pass different batches; an input without a batch
         dim that differs.
     """
+    mesh = joined.mesh
     if mesh.world == 1:
         return
-    rows = gather_objects(mesh, _digests(call))
+    rows = gather_objects(joined, _digests(call))
     _check_shared([shared for shared, _ in rows])
     batches = [batch for _, batch in rows]
     places = mesh.pipeline.data_ranks or tuple(range(mesh.world))
     _check_pipelines(batches, places)
-    if mesh.links is not None and mesh.links.rank == 0:
+    if joined.links is not None and joined.links.rank == 0:
         _warn_of_copies(dict(zip(places, batches, strict=True)))
 
 

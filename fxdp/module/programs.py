@@ -33,7 +33,7 @@ from fxdp.module.recent import Recent
 from fxdp.options import Options
 from fxdp.ranks.agreement import agree, gather_objects, tensor_lines
 from fxdp.ranks.failure import everywhere, refusing
-from fxdp.ranks.resolve import DataMesh
+from fxdp.ranks.joined import Joined
 from fxdp.runtime.chains import chained
 from fxdp.torch_compat import compile_lock
 
@@ -74,9 +74,9 @@ class CallKind:
 class Programs:
     """The programs of one compiled model."""
 
-    def __init__(self, module: nn.Module, mesh: DataMesh, options: Options) -> None:
+    def __init__(self, module: nn.Module, joined: Joined, options: Options) -> None:
         self._module = module
-        self._mesh = mesh
+        self._joined, self._mesh = joined, joined.mesh
         self._options = options
         self._kinds: Kinds[CallKind] = Kinds()
         self.compiled = 0
@@ -95,7 +95,7 @@ class Programs:
         """The program for a call that came for the first time; all ranks call this together."""
         kind = self._kinds.find(call)
         if kind is None:
-            check_contents(self._mesh, call)
+            check_contents(self._joined, call)
             kind = CallKind(call.dims)
             local = self._captured_for(kind, call, batches, args, kwargs, dynamic=False)
             served = self._emit(kind, local, call, batches, generic=False)
@@ -180,7 +180,7 @@ class Programs:
         self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any], *, dynamic: bool, hint: int | None
     ) -> LocalProgram:
         start = time.perf_counter()
-        with refusing(self._mesh), _plain_modes():
+        with refusing(self._joined), _plain_modes():
             captured = capture(
                 self._module,
                 args,
@@ -209,10 +209,10 @@ class Programs:
     def _compare(self, local: LocalProgram) -> None:
         """All ranks must have compiled the same program."""
         constants = tensor_lines(local.captured.constants) if self._mesh.world > 1 else []
-        digests = gather_objects(self._mesh, (local.digest, *constants))
+        digests = gather_objects(self._joined, (local.digest, *constants))
         if len(set(digests)) > 1:
-            agree(self._mesh, local.text.splitlines(), "models")
-            agree(self._mesh, constants, "constant tensors")
+            agree(self._joined, local.text.splitlines(), "models")
+            agree(self._joined, constants, "constant tensors")
             raise AgreementError(
                 "the ranks' programs differ in a constant: are the models' Python values equal?"
             )
@@ -223,8 +223,8 @@ class Programs:
         sizes = size_values(local.captured, call, batches, self._mesh.rank)
         even = len(set(batches)) == 1 and not (generic and self._mesh.size > 1)
         with _plain_modes():
-            program, graph = emit(local, self._module, sizes, generic=generic, even=even)
-        agree(self._mesh, order_lines(program.halves), "compiled programs")
+            program, graph = emit(local, self._joined, self._module, sizes, generic=generic, even=even)
+        agree(self._joined, order_lines(program.halves), "compiled programs")
         self.compiled += 1
         _log.info("compiled program %d: %s", self.compiled, "any size" if generic else f"batches {batches}")
         return Served(program, graph, local, sizes, draws=any(map(node_draws, graph.graph.nodes)))

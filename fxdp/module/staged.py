@@ -23,7 +23,7 @@ from fxdp.options import Options
 from fxdp.pipeline.schedule import csv
 from fxdp.pipeline.write.microbatches import MicrobatchSizes
 from fxdp.ranks.agreement import Agreement, agree
-from fxdp.ranks.resolve import DataMesh
+from fxdp.ranks.joined import Joined
 from fxdp.runtime.chains import chained
 from fxdp.runtime.step import Step
 from fxdp.runtime.streams import Streams
@@ -37,8 +37,8 @@ class StagedPrograms(Programs):
     MeshError : options that do not go with stages.
     """
 
-    def __init__(self, module: nn.Module, mesh: DataMesh, options: Options) -> None:
-        super().__init__(module, mesh, options)
+    def __init__(self, module: nn.Module, joined: Joined, options: Options) -> None:
+        super().__init__(module, joined, options)
         check_options(options)
         self._homes = Homes()
         self._streams: Streams | None = None
@@ -54,7 +54,7 @@ class StagedPrograms(Programs):
     def _compare(self, local: LocalProgram) -> None:
         """Ranks that read other files as their schedule would wait for one another forever."""
         assert isinstance(local, StagedProgram)
-        agree(self._mesh, csv.write(local.schedule).splitlines(), "schedules")
+        agree(self._joined, csv.write(local.schedule).splitlines(), "schedules")
         super()._compare(local)
 
     def _make_further(
@@ -77,7 +77,7 @@ class StagedPrograms(Programs):
         layout = MicrobatchSizes.of(whole, self._options.microbatches)
         lowering: Lowering | None = kind.lowerings.get(id(local))
         if lowering is None:
-            lowering = kind.lowerings[id(local)] = Lowering(local, self._module)
+            lowering = kind.lowerings[id(local)] = Lowering(local, self._joined, self._module)
         rows = row_numbers(batches).to(call.tensors[0].device) if len(set(batches)) > 1 else None
         graph = local.writer(layout, self._mesh.pipeline.rank).write()
         with _plain_modes():
@@ -106,7 +106,7 @@ class StagedPrograms(Programs):
         """Numbers that all stages share are drawn by each rank for itself, so from the same seed."""
         prologue = local.partition.prologue
         if prologue is not None and self._mesh.pipeline.size > 1 and _draws(prologue.gm):
-            return lambda: Agreement(self._mesh).exchange((drawn_seed(),))[0][0]
+            return lambda: Agreement(self._joined).exchange((drawn_seed(),))[0][0]
         return drawn_seed if _draws(local.gm) else int
 
     def run(self, served: Served, call: Call, batches: tuple[int, ...]) -> Any:

@@ -17,6 +17,7 @@ from fxdp.compiler.emit import LocalProgram, prepare
 from fxdp.errors import InputError, VerifierError
 from fxdp.ir.graphs import copy_graph
 from fxdp.ir.memory_layout import arrangement
+from fxdp.ir.mesh import Mesh, mesh_of
 from fxdp.ir.sizes import B, named_size
 from fxdp.module.call import CallReader, check_arguments
 from fxdp.module.model_checks import check_model, device_type
@@ -25,7 +26,6 @@ from fxdp.oracle import Subject, check_splits
 from fxdp.oracle.precision import casts, tolerances, widen, widened
 from fxdp.oracle.report import Report
 from fxdp.passes import Canonicalize
-from fxdp.ranks.resolve import DataMesh, resolve_mesh
 
 
 def verify_model(
@@ -47,7 +47,7 @@ def verify_model(
     check_model(model)
     device = device_type(model)
     axes = axis_sizes(mesh)
-    data = resolve_mesh(axes, device)
+    data = mesh_of(axes, device)
     batch = CallReader(model, options.batch_dims, device).read(args, kwargs).batch
     chosen = check_splits(splits, batch, data.size)
     shown = ", ".join(f"{name}={size}" for name, size in axes.items())
@@ -80,7 +80,7 @@ def _by_program(
 
 
 def prepare_subject(
-    module: nn.Module, found: Captured, mesh: DataMesh, options: Options
+    module: nn.Module, found: Captured, mesh: Mesh, options: Options
 ) -> tuple[LocalProgram, Captured]:
     """The program of one rank, and the graph that it must equal; `found` itself stays as it is."""
     reference = replace(found, gm=Canonicalize().run(copy_graph(found.gm), mesh))
@@ -172,7 +172,7 @@ def _check_conditions(found: Captured, inputs: Any, batch: int) -> None:
 def _subject(
     module: nn.Module,
     found: Captured,
-    mesh: DataMesh,
+    mesh: Mesh,
     options: Options,
     precision: str,
     tolerance: float | None,
@@ -193,7 +193,7 @@ def _subject(
     return Subject(module, local.gm, reference, options, allowed), invariants
 
 
-def _compared(subject: Subject | None, mesh: DataMesh, note: str) -> str:
+def _compared(subject: Subject | None, mesh: Mesh, note: str) -> str:
     if subject is None:
         return "nothing was run"
     if mesh.world > mesh.size or subject.options.microbatches > 1:

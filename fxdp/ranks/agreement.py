@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 from fxdp.errors import AgreementError, RankFailedError
 from fxdp.ir.model_tensors import held
 from fxdp.ranks.failure import convert
-from fxdp.ranks.resolve import DataMesh
+from fxdp.ranks.joined import Joined
 
 __all__ = [
     "Agreement",
@@ -44,10 +44,10 @@ class Agreement:
         RankFailedError: another rank refused its input (only this round fails), failed, or died.
     """
 
-    def __init__(self, mesh: DataMesh) -> None:
-        self._control = mesh.links.control if mesh.links else None
-        self._rank = mesh.rank
-        self._size = mesh.world
+    def __init__(self, joined: Joined) -> None:
+        self._control = joined.links.control if joined.links else None
+        self._rank = joined.mesh.rank
+        self._size = joined.mesh.world
         self._own: tuple[int, ...] = ()
 
     def exchange(self, values: Sequence[int]) -> list[tuple[int, ...]]:
@@ -68,18 +68,18 @@ class Agreement:
         return [struct.unpack(f"<{len(data) // 8}q", data) for data in self._control.finish()]
 
 
-def gather_objects(mesh: DataMesh, value: Any) -> list[Any]:
+def gather_objects(joined: Joined, value: Any) -> list[Any]:
     """Every rank's `value` (anything that can be pickled), in rank order.
 
     Raises:
         RankFailedError: another rank failed or died.
     """
-    if mesh.links is None:
-        return [value] * mesh.world
-    return [pickle.loads(data) for data in mesh.links.control.exchange(pickle.dumps(value))]
+    if joined.links is None:
+        return [value] * joined.mesh.world
+    return [pickle.loads(data) for data in joined.links.control.exchange(pickle.dumps(value))]
 
 
-def agree(mesh: DataMesh, lines: Sequence[str], what: str) -> None:
+def agree(joined: Joined, lines: Sequence[str], what: str) -> None:
     """Check that all ranks have the same `lines`; `what` names them, as in "models" or "options".
 
     Raises:
@@ -87,13 +87,13 @@ def agree(mesh: DataMesh, lines: Sequence[str], what: str) -> None:
         RankFailedError: another rank failed or died.
     """
     text = "\n".join(lines)
-    digests = gather_objects(mesh, hashlib.sha256(text.encode()).hexdigest())
+    digests = gather_objects(joined, hashlib.sha256(text.encode()).hexdigest())
     if len(set(digests)) == 1:
         return
-    raise AgreementError(_difference(gather_objects(mesh, list(lines)), what))
+    raise AgreementError(_difference(gather_objects(joined, list(lines)), what))
 
 
-def broadcast_tensors(mesh: DataMesh, tensors: Sequence[Tensor], bucket_bytes: int = _BUCKET_BYTES) -> None:
+def broadcast_tensors(joined: Joined, tensors: Sequence[Tensor], bucket_bytes: int = _BUCKET_BYTES) -> None:
     """Overwrite `tensors` in place by those of the mesh's rank 0, with few large broadcasts.
 
     All ranks pass tensors of the same shapes and dtypes in the same order, of any dtype and strides, 0-dim
@@ -103,13 +103,13 @@ def broadcast_tensors(mesh: DataMesh, tensors: Sequence[Tensor], bucket_bytes: i
     Raises:
         RankFailedError: another rank failed or died.
     """
-    if mesh.links is None or mesh.links.whole_group is None:
+    if joined.links is None or joined.links.whole_group is None:
         return
     with torch.no_grad():
         for bucket in _buckets(_distinct(map(held, tensors)), bucket_bytes):
             flat = torch.cat([_as_bytes(tensor) for tensor in bucket])
-            _guarded(mesh, lambda flat=flat: _broadcast(mesh, flat))  # type: ignore[misc]
-            if mesh.links.rank != 0:
+            _guarded(joined, lambda flat=flat: _broadcast(joined, flat))  # type: ignore[misc]
+            if joined.links.rank != 0:
                 _copy_back(bucket, flat)
 
 
@@ -142,9 +142,9 @@ def content_digest(tensor: Tensor) -> str:
     return hashlib.sha256(_as_bytes(tensor.detach()).cpu().numpy().tobytes()).hexdigest()[:16]
 
 
-def _broadcast(mesh: DataMesh, flat: Tensor) -> None:
-    assert mesh.links is not None
-    dist.broadcast(flat, src=mesh.links.ranks[0], group=mesh.links.whole_group)
+def _broadcast(joined: Joined, flat: Tensor) -> None:
+    assert joined.links is not None
+    dist.broadcast(flat, src=joined.links.ranks[0], group=joined.links.whole_group)
 
 
 def _distinct(tensors: Iterable[Tensor]) -> list[Tensor]:
@@ -188,14 +188,14 @@ def _copy_back(bucket: Sequence[Tensor], flat: Tensor) -> None:
         start = end
 
 
-def _guarded(mesh: DataMesh, action: Callable[[], None]) -> None:
-    assert mesh.links is not None
+def _guarded(joined: Joined, action: Callable[[], None]) -> None:
+    assert joined.links is not None
     try:
         action()
     except RankFailedError:
         raise
     except RuntimeError as error:
-        raise convert(mesh.links, error) from error
+        raise convert(joined.links, error) from error
 
 
 def _difference(lines: Sequence[Sequence[str]], what: str) -> str:

@@ -1,6 +1,6 @@
 """What happens when a rank raises or dies: every rank stops within seconds and knows the cause.
 
-    with guard(mesh):            around each compiled forward and backward
+    with guard(joined):            around each compiled forward and backward
         ...
 
     this rank raises             the error goes to all ranks by the control channel, then the groups are cut;
@@ -25,8 +25,9 @@ from types import TracebackType
 from typing import Any
 
 from fxdp.errors import AgreementError, FxdpError, RankFailedError
+from fxdp.ranks.joined import Joined
 from fxdp.ranks.links import Ending, EndKind, Links, RefusedError, live_links
-from fxdp.ranks.resolve import DataMesh, ensure_alive
+from fxdp.ranks.resolve import ensure_alive
 
 __all__ = ["convert", "describe", "everywhere", "guard", "install_hook", "refusing", "report_errors"]
 
@@ -47,7 +48,7 @@ _TEXT_LIMIT = 6000
 _FRAMES = 6
 
 
-class guard:  # noqa: N801  (reads as a statement: with guard(mesh))
+class guard:  # noqa: N801  (reads as a statement: with guard(joined))
     """Around one compiled call: errors of this rank reach the others, theirs reach this one.
 
     Raises:
@@ -55,14 +56,14 @@ class guard:  # noqa: N801  (reads as a statement: with guard(mesh))
         StateError: the process group was destroyed.
     """
 
-    def __init__(self, mesh: DataMesh) -> None:
-        self._mesh = mesh
-        self._links = mesh.links
+    def __init__(self, joined: Joined) -> None:
+        self._joined = joined
+        self._links = joined.links
 
     def __enter__(self) -> None:
         if self._links is None:
             return
-        ensure_alive(self._mesh)
+        ensure_alive(self._joined)
         self._links.in_call = True
 
     def __exit__(
@@ -102,7 +103,7 @@ def convert(links: Links, error: BaseException) -> RankFailedError:
 
 
 @contextlib.contextmanager
-def refusing(mesh: DataMesh) -> Iterator[None]:
+def refusing(joined: Joined) -> Iterator[None]:
     """Around the checks before a call's exchange: an error here fails this call on all ranks, not the next.
 
     To be used only where the other ranks wait for this one in `Agreement.exchange` next.
@@ -110,8 +111,8 @@ def refusing(mesh: DataMesh) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if mesh.links is not None and mesh.links.ending is None:
-            mesh.links.control.refuse(describe(error))
+        if joined.links is not None and joined.links.ending is None:
+            joined.links.control.refuse(describe(error))
             with contextlib.suppress(AttributeError):
                 setattr(error, _REFUSED, True)
         raise

@@ -10,7 +10,6 @@ The data axes are one logical axis: a rank's place on it is its index along all 
 
 from __future__ import annotations
 
-import difflib
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
@@ -21,21 +20,19 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from fxdp.errors import MeshError, RankFailedError, StateError
-from fxdp.ranks.data_mesh import DataMesh, axes_of_rank, backend_of, row_of
+from fxdp.ir.mesh import AXES, Group, Mesh, backend_of, check_axes, mesh_of
+from fxdp.ranks.joined import Joined
 from fxdp.ranks.links import Links, find_links, open_links
 from fxdp.settings import Settings
 
-__all__ = ["AXES", "DataMesh", "ensure_alive", "resolve_mesh"]
-
-AXES = ("pp", "dp", "dp_replicate", "dp_shard")
-_NOT_BUILT = ("dp_shard",)
+__all__ = ["ensure_alive", "resolve_mesh"]
 
 _log = logging.getLogger("fxdp")
 
 
 def resolve_mesh(
     mesh: DeviceMesh | Mapping[str, int] | None, device_type: str, settings: Settings | None = None
-) -> DataMesh:
+) -> Joined:
     """Turn the user's `mesh` into data axes, with everything that joins their ranks.
 
     All ranks of the mesh must call this at the same point: the first call makes process groups.
@@ -56,21 +53,21 @@ def resolve_mesh(
     if isinstance(mesh, DeviceMesh):
         return _resolve_device_mesh(mesh, device_type, settings)
     if isinstance(mesh, Mapping):
-        return _resolve_sizes(mesh, device_type)
+        return Joined(mesh_of(mesh, device_type))
     raise MeshError(
         f"mesh is a {type(mesh).__name__}; expected a torch DeviceMesh, a dict such as {{'dp': 4}} for a "
         "plan, or None for all ranks"
     )
 
 
-def ensure_alive(mesh: DataMesh) -> None:
-    """Check that `mesh` can still be used; cheap enough for every step.
+def ensure_alive(joined: Joined) -> None:
+    """Check that the mesh can still be used; cheap enough for every step.
 
     Raises:
         StateError: the process group was destroyed, or this rank failed inside an earlier call.
         RankFailedError: another rank has failed.
     """
-    links = mesh.links
+    links = joined.links
     if links is None or (links.alive and links.ending is None):
         return
     ending = links.ending
@@ -80,7 +77,7 @@ def ensure_alive(mesh: DataMesh) -> None:
             "the module is called: call torch.distributed.destroy_process_group() last, or compile again "
             "after a new init_process_group()"
         )
-    if ending.rank == mesh.rank:
+    if ending.rank == links.rank:
         raise StateError(
             f"an earlier call stopped half-way on this rank ({ending.text.splitlines()[0]}) and the other "
             "ranks were told; compile the model again to go on"
@@ -88,14 +85,14 @@ def ensure_alive(mesh: DataMesh) -> None:
     raise RankFailedError(f"{ending}\ncompile the model again to go on, if all ranks are still there")
 
 
-def _resolve_world(device_type: str, settings: Settings) -> DataMesh:
+def _resolve_world(device_type: str, settings: Settings) -> Joined:
     if not dist.is_initialized() and settings.launch is not None:
         _init_process_group(device_type, settings)
     if not dist.is_initialized():
-        return DataMesh(("dp",), (1,), 0, (0,), device_type)
+        return Joined(mesh_of({"dp": 1}, device_type))
     ranks = tuple(range(dist.get_world_size()))
     links = _links(dist.get_rank(), ranks, ranks, device_type, settings)
-    return DataMesh(("dp",), (len(ranks),), dist.get_rank(), ranks, device_type, links=links)
+    return _join(mesh_of({"dp": len(ranks)}, device_type, dist.get_rank()), links)
 
 
 def _init_process_group(device_type: str, settings: Settings) -> None:
@@ -124,13 +121,13 @@ def _select_device(local_rank: int) -> None:
     torch.cuda.set_device(local_rank)
 
 
-def _resolve_device_mesh(mesh: DeviceMesh, device_type: str, settings: Settings) -> DataMesh:
+def _resolve_device_mesh(mesh: DeviceMesh, device_type: str, settings: Settings) -> Joined:
     if mesh.mesh_dim_names is None:
         raise MeshError(
             f"the mesh of shape {tuple(mesh.shape)} has no axis names; expected names out of "
             f"{', '.join(AXES)}: pass mesh_dim_names=('dp',) to init_device_mesh"
         )
-    _check_axes(mesh.mesh_dim_names)
+    check_axes(mesh.mesh_dim_names)
     if mesh.device_type != device_type:
         raise MeshError(
             f"the mesh is on {mesh.device_type}, the model's parameters are on {device_type}; expected the "
@@ -142,13 +139,26 @@ def _resolve_device_mesh(mesh: DeviceMesh, device_type: str, settings: Settings)
     if here not in ranks:
         _refuse_outside(len(ranks), here, ranks)
     shape = dict(zip(mesh.mesh_dim_names, mesh.shape, strict=True))
-    index = max(0, ranks.index(here)) if here in ranks else 0
-    data = axes_of_rank(shape, index, device_type)
-    row = tuple(ranks[i] for i in row_of(shape, index))
+    found = mesh_of(shape, device_type, ranks.index(here) if here in ranks else 0)
+    found = replace(found, ranks=tuple(ranks[i] for i in found.ranks))
     if here not in ranks:
-        return replace(data, ranks=row, device_mesh=mesh)
-    links = _links(index, ranks, row, device_type, settings)
-    return replace(data, ranks=row, device_mesh=mesh, links=links)
+        return Joined(found, device_mesh=mesh)
+    links = _links(ranks.index(here), ranks, found.ranks, device_type, settings)
+    return _join(found, links, mesh)
+
+
+def _join(mesh: Mesh, links: Links | None, device_mesh: DeviceMesh | None = None) -> Joined:
+    """The mesh with the names of the groups in `links`, and of those that torch made for each axis."""
+    if links is None:
+        return Joined(mesh, None, device_mesh)
+    groups = [Group(links.message_group_name, "messages")]
+    if links.group is not None and links.reduce_group is not None:
+        groups += [Group(links.group.group_name), Group(links.reduce_group.group_name, "reduce")]
+    if device_mesh is not None and len(mesh.axes) > 1:
+        groups += [Group(device_mesh.get_group(axis).group_name, axis=axis) for axis in mesh.axes]
+    return Joined(
+        replace(mesh, groups=tuple(groups), shared_memory=links.memory is not None), links, device_mesh
+    )
 
 
 def _refuse_outside(size: int, here: int, ranks: tuple[int, ...]) -> None:
@@ -158,32 +168,6 @@ def _refuse_outside(size: int, here: int, ranks: tuple[int, ...]) -> None:
         raise MeshError(
             f"the mesh has {size} ranks, but there is no process group; expected one: launch with torchrun, "
             "or call torch.distributed.init_process_group before fxdp.compile"
-        )
-
-
-def _resolve_sizes(mesh: Mapping[str, int], device_type: str) -> DataMesh:
-    _check_axes(tuple(mesh))
-    wrong = [f"{name}={size!r}" for name, size in mesh.items() if not isinstance(size, int) or size < 1]
-    if wrong:
-        raise MeshError(f"mesh sizes {', '.join(wrong)}; expected integers >= 1")
-    return axes_of_rank(dict(mesh), 0, device_type)
-
-
-def _check_axes(names: tuple[str, ...]) -> None:
-    unknown = [name for name in names if name not in AXES]
-    if unknown or not names:
-        near = {name: difflib.get_close_matches(name, AXES, n=1, cutoff=0.4) for name in unknown}
-        hints = [f"{name!r}: did you mean {match[0]!r}?" for name, match in near.items() if match]
-        raise MeshError(
-            f"mesh axes {list(names)}: got {unknown or 'none'}, expected names out of {list(AXES)}"
-            + "".join(f"\n  {hint}" for hint in hints)
-            + "\n  give the axis over which the batch is split the name 'dp'"
-        )
-    later = [name for name in names if name in _NOT_BUILT]
-    if later:
-        raise MeshError(
-            f"mesh axis {later[0]!r} is a valid name, but fxdp cannot use it yet; expected axes out of "
-            f"{[name for name in AXES if name not in _NOT_BUILT]} in this version"
         )
 
 

@@ -9,14 +9,14 @@ from torch import fx
 
 from fxdp.errors import StateError
 from fxdp.ir import conversions
+from fxdp.ir.carriers import carrier_name
 from fxdp.ir.graph_text import graph_text, target_text
+from fxdp.ir.mesh import Mesh
 from fxdp.ir.notes import Cause, note
 from fxdp.ir.placements import Dim
 from fxdp.ir.sizes import B, product
 from fxdp.ir.types import TensorType
 from fxdp.pipeline.schedule import Edge, Schedule
-from fxdp.ranks.carriers import way_of
-from fxdp.ranks.resolve import DataMesh
 from fxdp.reports.coverage import Coverage
 from fxdp.reports.schedule_svg import schedule_svg
 from fxdp.reports.schedule_text import timetable
@@ -131,20 +131,17 @@ class Plan:
 
 
 def communication(
-    gm: fx.GraphModule, sizes: Mapping[str, int], mesh: DataMesh | None = None
+    gm: fx.GraphModule, sizes: Mapping[str, int], mesh: Mesh | None = None
 ) -> tuple[CommRow, ...]:
     """One row per collective in the graph, in order; bytes at the given sizes; carriers on the given mesh."""
     return tuple(_row(node, sizes, mesh) for node in gm.graph.nodes if node.target in conversions.COLLECTIVES)
 
 
-def _row(node: fx.Node, sizes: Mapping[str, int], mesh: DataMesh | None) -> CommRow:
+def _row(node: fx.Node, sizes: Mapping[str, int], mesh: Mesh | None) -> CommRow:
     known = note(node)
     cause = known.cause or Cause("", "", known.site)
     phase = "backward" if known.backward else "forward"
-    by = ""
-    if mesh is not None:
-        way = way_of(node, mesh.size, mesh.device_type, mesh.shared_memory)
-        by = mesh.backend if way == "group" else way
+    by = "" if mesh is None else carrier_name(node, mesh)
     op, site = target_text(node.target), str(cause.site)
     return CommRow(op, _bytes(node, sizes), 1, cause.text, site, phase, cause.gradient, by)
 

@@ -12,10 +12,10 @@ from fxdp.compiler.pass_manager import PassManager
 from fxdp.errors import VerifierError
 from fxdp.ir.graphs import copy_graph
 from fxdp.ir.level import Level
+from fxdp.ir.mesh import Mesh
 from fxdp.ir.notes import note
 from fxdp.ir.placements import S
 from fxdp.ir.slots import Input, Output
-from fxdp.ranks.resolve import DataMesh
 from tests.graphs import Sketch, mesh
 
 aten = torch.ops.aten
@@ -30,7 +30,7 @@ class Step:
     ensures: Level = Level.CAPTURED
     breaks: bool = False
 
-    def run(self, gm: fx.GraphModule, mesh: DataMesh) -> fx.GraphModule:
+    def run(self, gm: fx.GraphModule, mesh: Mesh) -> fx.GraphModule:
         if self.breaks:
             note(next(iter(gm.graph.nodes))).type = None
         return gm

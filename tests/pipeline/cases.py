@@ -14,10 +14,10 @@ from torch import fx
 from fxdp.capture import Captured, capture
 from fxdp.compiler.staged_order import prepare_staged
 from fxdp.ir.graphs import copy_graph
+from fxdp.ir.mesh import mesh_of
 from fxdp.options import Options
 from fxdp.pipeline.schedule import SCHEDULES
 from fxdp.pipeline.write.microbatches import MicrobatchSizes
-from fxdp.ranks.resolve import resolve_mesh
 from tests.pipeline.models import Skips, skips
 
 BATCH = 8
@@ -67,7 +67,7 @@ def graphs(
 ) -> Iterator[fx.Graph]:
     """The program of each pipeline rank for a model with skips over stages."""
     found = _captured(trains)
-    mesh = resolve_mesh({"pp": ranks, "dp": data_ranks}, "cpu")
+    mesh = mesh_of({"pp": ranks, "dp": data_ranks}, "cpu")
     local = prepare_staged(replace(found, gm=copy_graph(found.gm)), mesh, Options(**options))
     sizes = {"B": BATCH * data_ranks, "b": BATCH, "offset": 0, "b_max": BATCH}
     layout = MicrobatchSizes.of(sizes, options["microbatches"])

@@ -13,21 +13,21 @@ from tests.rank_pool import RankPool
 
 
 def test_one_rank_needs_no_process_group() -> None:
-    mesh = resolve_mesh(None, "cpu")
-    assert Agreement(mesh).exchange([3, -4]) == [(3, -4)]
-    assert gather_objects(mesh, "x") == ["x"]
-    agree(mesh, ["a"], "models")
-    broadcast_tensors(mesh, [torch.ones(2)])
+    joined = resolve_mesh(None, "cpu")
+    assert Agreement(joined).exchange([3, -4]) == [(3, -4)]
+    assert gather_objects(joined, "x") == ["x"]
+    agree(joined, ["a"], "models")
+    broadcast_tensors(joined, [torch.ones(2)])
 
 
 def _exchange() -> list[Any]:
-    mesh = resolve_mesh(None, "cpu")
-    agreement = Agreement(mesh)
-    results: list[Any] = [agreement.exchange([mesh.rank, 2**62, -1])]
-    agreement.start([7] * mesh.rank)
+    joined = resolve_mesh(None, "cpu")
+    agreement = Agreement(joined)
+    results: list[Any] = [agreement.exchange([joined.mesh.rank, 2**62, -1])]
+    agreement.start([7] * joined.mesh.rank)
     results.append(agreement.finish())
     results += [agreement.exchange([step]) for step in range(100)][-1:]
-    big = gather_objects(mesh, bytes([mesh.rank]) * 5_000_000)
+    big = gather_objects(joined, bytes([joined.mesh.rank]) * 5_000_000)
     results.append([(len(item), item[0]) for item in big])
     return results
 
@@ -43,11 +43,11 @@ def test_exchange(ranks: RankPool, world_size: int) -> None:
 
 
 def _disagree(cases: list[list[list[str]]]) -> list[str]:
-    mesh = resolve_mesh(None, "cpu")
+    joined = resolve_mesh(None, "cpu")
     messages = []
     for case in cases:
         try:
-            agree(mesh, case[mesh.rank], "models")
+            agree(joined, case[joined.mesh.rank], "models")
             messages.append("agreed")
         except AgreementError as error:
             messages.append(str(error).splitlines()[0])
@@ -89,10 +89,10 @@ def _tensors(rank: int) -> list[torch.Tensor]:
 
 
 def _broadcast(bucket_bytes: int) -> bool:
-    mesh = resolve_mesh(None, "cpu")
-    mine, reference = _tensors(mesh.rank), _tensors(0)
+    joined = resolve_mesh(None, "cpu")
+    mine, reference = _tensors(joined.mesh.rank), _tensors(0)
     addresses = [tensor.data_ptr() for tensor in mine]
-    broadcast_tensors(mesh, mine, bucket_bytes)
+    broadcast_tensors(joined, mine, bucket_bytes)
     assert addresses == [tensor.data_ptr() for tensor in mine]
     assert mine[1].requires_grad
     assert mine[1].grad_fn is None
@@ -106,22 +106,22 @@ def test_broadcast_tensors(ranks: RankPool, bucket_bytes: int) -> None:
     assert ranks.run(2, _broadcast, bucket_bytes) == [True, True]
 
 
-def _call(agreement: Agreement, mesh: Any, batch: int) -> Any:
+def _call(agreement: Agreement, joined: Any, batch: int) -> Any:
     """What a compiled module does at a call: checks, exchange, program."""
-    with guard(mesh):
-        with refusing(mesh):
+    with guard(joined):
+        with refusing(joined):
             if batch < 0:
-                raise ValueError(f"batch {batch} on rank {mesh.rank}")
+                raise ValueError(f"batch {batch} on rank {joined.mesh.rank}")
         return sum(value for (value,) in agreement.exchange([batch]))
 
 
 def _refuse() -> list[Any]:
-    mesh = resolve_mesh(None, "cpu")
-    agreement = Agreement(mesh)
+    joined = resolve_mesh(None, "cpu")
+    agreement = Agreement(joined)
     results = []
     for batches in ([1, 2], [1, -2], [3, 4], [-1, -2], [5, 6], [-7, 8], [-7, 8], [1, 1]):
         try:
-            results.append(_call(agreement, mesh, batches[mesh.rank]))
+            results.append(_call(agreement, joined, batches[joined.mesh.rank]))
         except (ValueError, RankFailedError) as error:
             results.append(f"{type(error).__name__}: {str(error).splitlines()[0]}")
     return results

@@ -14,37 +14,38 @@ import fxdp.ranks.links.links
 from fxdp.errors import RankFailedError, StateError
 from fxdp.ranks.agreement import Agreement
 from fxdp.ranks.failure import describe, guard, install_hook, report_errors
-from fxdp.ranks.resolve import DataMesh, resolve_mesh
+from fxdp.ranks.joined import Joined
+from fxdp.ranks.resolve import resolve_mesh
 from tests.rank_pool import Outcome, RankPool
 
 _LIMIT_S = 30.0  # within which every rank must have stopped
 
 
-def _wait(mesh: DataMesh, where: str) -> None:
+def _wait(joined: Joined, where: str) -> None:
     """Wait for the other ranks inside a compiled call, in one of the places where that can happen."""
-    with guard(mesh):
+    with guard(joined):
         if where == "exchange":
-            Agreement(mesh).exchange([1])
+            Agreement(joined).exchange([1])
         if where in ("functional", "messages"):
-            name = mesh.message_group_name if where == "messages" else mesh.group_name
+            name = joined.mesh.group("messages") if where == "messages" else joined.mesh.group()
             for _ in range(2):
                 pending = torch.ops._c10d_functional.all_reduce(torch.ones(1000), "sum", name)
                 torch.ops._c10d_functional.wait_tensor(pending)
         if where == "reduce":
-            work = dist.all_reduce(torch.ones(4), group=mesh.reduce_group, async_op=True)
+            work = dist.all_reduce(torch.ones(4), group=joined.links.reduce_group, async_op=True)
             assert work is not None
             work.wait()
         if where == "stuck":
             time.sleep(60)
         if where == "python":
             time.sleep(1)
-            Agreement(mesh).exchange([1])
+            Agreement(joined).exchange([1])
 
 
-def _fail(mesh: DataMesh, how: str) -> None:
+def _fail(joined: Joined, how: str) -> None:
     if how == "raises inside":
-        with guard(mesh):
-            pending = dist.all_reduce(torch.ones(1000), group=mesh.group, async_op=True)  # noqa: F841
+        with guard(joined):
+            pending = dist.all_reduce(torch.ones(1000), group=joined.links.group, async_op=True)  # noqa: F841
             raise ValueError("the reason")
     if how == "raises outside":
         raise ValueError("the reason")
@@ -54,22 +55,22 @@ def _fail(mesh: DataMesh, how: str) -> None:
         raise KeyboardInterrupt
     if how == "catches it and stays":
         try:
-            _fail(mesh, "raises inside")
+            _fail(joined, "raises inside")
         except ValueError:
             time.sleep(1.5)
 
 
 def _train(how: str, where: str, guilty: int) -> None:
     install_hook()
-    mesh = resolve_mesh(None, "cpu")
+    joined = resolve_mesh(None, "cpu")
     fxdp.links.links._STUCK_S = 1.0 if where == "stuck" else 5.0
     for _ in range(3):
-        _wait(mesh, "functional")
-    if mesh.rank == guilty:
+        _wait(joined, "functional")
+    if joined.mesh.rank == guilty:
         time.sleep(0.3)
-        _fail(mesh, how)
+        _fail(joined, how)
         return
-    _wait(mesh, where)
+    _wait(joined, where)
     raise AssertionError("this rank was not stopped")
 
 
@@ -123,10 +124,10 @@ def test_a_rank_that_does_not_come_out_of_its_call_ends(ranks: RankPool) -> None
 
 def _end_early() -> None:
     fxdp.links.links._CAUSE_S = 1.0
-    mesh = resolve_mesh(None, "cpu")
-    _wait(mesh, "functional")
-    if mesh.rank == 0:
-        _wait(mesh, "exchange")
+    joined = resolve_mesh(None, "cpu")
+    _wait(joined, "functional")
+    if joined.mesh.rank == 0:
+        _wait(joined, "exchange")
 
 
 def test_a_rank_with_fewer_steps(ranks: RankPool) -> None:
@@ -137,13 +138,13 @@ def test_a_rank_with_fewer_steps(ranks: RankPool) -> None:
 
 
 def _same_error() -> list[str]:
-    mesh = resolve_mesh(None, "cpu")
+    joined = resolve_mesh(None, "cpu")
     messages = []
     for _ in range(2):
         try:
-            with guard(mesh):
-                Agreement(mesh).exchange([1])
-                raise ValueError(f"bad batch of rank {mesh.rank}")
+            with guard(joined):
+                Agreement(joined).exchange([1])
+                raise ValueError(f"bad batch of rank {joined.mesh.rank}")
         except (ValueError, StateError, RankFailedError) as error:
             messages.append(f"{type(error).__name__}: {error}")
     return messages
@@ -159,13 +160,13 @@ def _go_on() -> list[int]:
     """A failed call that every rank catches; then the model is compiled again."""
     lengths = []
     for _ in range(2):
-        mesh = resolve_mesh(None, "cpu")
+        joined = resolve_mesh(None, "cpu")
         try:
-            with guard(mesh):
-                Agreement(mesh).exchange([1])
-                if mesh.rank == 0:
+            with guard(joined):
+                Agreement(joined).exchange([1])
+                if joined.mesh.rank == 0:
                     raise ValueError("half-way")
-                _wait(mesh, "reduce")
+                _wait(joined, "reduce")
         except (ValueError, RankFailedError):
             lengths.append(len(Agreement(resolve_mesh(None, "cpu")).exchange([1])))
     return lengths
@@ -176,12 +177,12 @@ def test_compile_again_after_a_failure(ranks: RankPool) -> None:
 
 
 def _report() -> Any:
-    mesh = resolve_mesh(None, "cpu")
+    joined = resolve_mesh(None, "cpu")
     try:
-        if mesh.rank == 0:
+        if joined.mesh.rank == 0:
             with report_errors():
                 raise KeyError("in the user's loop")
-        _wait(mesh, "exchange")
+        _wait(joined, "exchange")
     except (KeyError, RankFailedError) as error:
         return f"{type(error).__name__}: {str(error).splitlines()[0]}"
     return "no error"
@@ -199,9 +200,9 @@ def _late() -> str:
         resolve_mesh(None, "cpu")
         time.sleep(3)
         return "slept"
-    mesh = resolve_mesh(None, "cpu")
+    joined = resolve_mesh(None, "cpu")
     try:
-        _wait(mesh, "exchange")
+        _wait(joined, "exchange")
     except RankFailedError as error:
         return str(error)
     return "no error"

@@ -10,7 +10,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from fxdp.errors import MeshError, StateError
-from fxdp.ranks.resolve import DataMesh, ensure_alive, resolve_mesh
+from fxdp.ranks.joined import Joined
+from fxdp.ranks.resolve import ensure_alive, resolve_mesh
 from tests.rank_pool import RankPool
 
 
@@ -26,16 +27,18 @@ def _message(call: Callable[[], Any], kind: type[Exception] = MeshError) -> str:
 
 
 def test_alone_is_world_size_one() -> None:
-    mesh = resolve_mesh(None, "cpu")
+    joined = resolve_mesh(None, "cpu")
+    mesh = joined.mesh
     assert (mesh.axes, mesh.sizes, mesh.size, mesh.rank) == (("dp",), (1,), 1, 0)
-    assert mesh.group is None
-    assert mesh.group_name == ""
-    ensure_alive(mesh)
+    assert joined.links is None
+    assert mesh.group() == ""
+    ensure_alive(joined)
 
 
 def test_sizes_for_a_plan() -> None:
-    mesh = resolve_mesh({"dp_replicate": 2, "dp": 3}, "meta")
-    assert (mesh.size, mesh.rank, mesh.ranks, mesh.links) == (6, 0, tuple(range(6)), None)
+    joined = resolve_mesh({"dp_replicate": 2, "dp": 3}, "meta")
+    mesh = joined.mesh
+    assert (mesh.size, mesh.rank, mesh.ranks, joined.links) == (6, 0, tuple(range(6)), None)
     assert str(mesh) == "mesh(dp_replicate=2, dp=3)"
 
 
@@ -61,16 +64,18 @@ def test_bad_mesh(mesh: Any, words: list[str]) -> None:
 # -- on ranks ----------------------------------------------------------------------------------------------
 
 
-def _describe(mesh: DataMesh) -> tuple[Any, ...]:
-    sizes = [group.size() for group in (mesh.group, mesh.reduce_group) if group is not None]
-    return mesh.axes, mesh.size, mesh.rank, mesh.ranks, sizes, mesh.group_name != mesh.reduce_group_name
+def _describe(joined: Joined) -> tuple[Any, ...]:
+    mesh, links = joined.mesh, joined.links
+    groups = () if links is None else (links.group, links.reduce_group)
+    sizes = [group.size() for group in groups if group is not None]
+    return mesh.axes, mesh.size, mesh.rank, mesh.ranks, sizes, mesh.group() != mesh.group("reduce")
 
 
 def _resolve_world() -> tuple[Any, ...]:
-    mesh = resolve_mesh(None, "cpu")
-    assert resolve_mesh(None, "cpu").links is mesh.links, "links are made once"
-    ensure_alive(mesh)
-    return _describe(mesh)
+    joined = resolve_mesh(None, "cpu")
+    assert resolve_mesh(None, "cpu").links is joined.links, "links are made once"
+    ensure_alive(joined)
+    return _describe(joined)
 
 
 def _resolve_two_axes() -> tuple[Any, ...]:
@@ -116,12 +121,12 @@ def _destroy_and_begin_again(folder: Path) -> list[Any]:
     """Rank 1 begins again after rank 0 has ended: torch would let it join the store that is about to end."""
     sizes = []
     for number in range(2):
-        mesh = resolve_mesh(None, "cpu")
-        assert mesh.links is not None
-        sizes.append(len(mesh.links.control.exchange(b"x")))
+        joined = resolve_mesh(None, "cpu")
+        assert joined.links is not None
+        sizes.append(len(joined.links.control.exchange(b"x")))
         dist.destroy_process_group()
         ended = folder / str(number)
-        if mesh.rank == 0:
+        if joined.mesh.rank == 0:
             ended.touch()
         while not ended.exists():
             time.sleep(0.01)
@@ -168,15 +173,3 @@ def test_torchrun_variables_make_a_process_group(ranks: RankPool) -> None:
 def test_links_of_a_second_process_group_on_the_same_address(ranks: RankPool, tmp_path: Path) -> None:
     outcomes = ranks.spawn(2, _destroy_and_begin_again, tmp_path, init=False, launched=True)
     assert [outcome.result for outcome in outcomes] == [[2, 2], [2, 2]], outcomes[0].output
-
-
-def test_a_pipeline_axis_is_no_data_axis() -> None:
-    mesh = resolve_mesh({"pp": 2, "dp": 3}, "cpu")
-    assert (mesh.size, mesh.world, mesh.axes) == (3, 6, ("dp",))
-    assert mesh.pipeline.size == 2
-    assert mesh.pipeline.column == (0, 3)  # the ranks of the mesh that have this rank's data
-    assert mesh.pipeline.data_ranks == (0, 1, 2, 0, 1, 2)
-    swapped = resolve_mesh({"dp": 3, "pp": 2}, "cpu")
-    assert swapped.pipeline.column == (0, 1)
-    assert swapped.pipeline.data_ranks == (0, 0, 1, 1, 2, 2)
-    assert resolve_mesh({"pp": 4}, "cpu").size == 1

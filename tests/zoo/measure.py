@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 from fxdp.compiler.emit import LocalProgram
+from fxdp.ir.mesh import mesh_of
 from fxdp.options import Options
 from fxdp.oracle import Subject
 from fxdp.oracle.precision import tolerances
 from fxdp.oracle.verify import capture_for, prepare_subject
-from fxdp.ranks.resolve import resolve_mesh
 from fxdp.reports.plan import replicated_ops
 from tests.capture.zoo import keep_float64
 from tests.zoo.entry import Entry
@@ -73,7 +73,7 @@ def measure(entry: Entry, mode: str, splits: Sequence[Sequence[int]] = SPLITS) -
         found = capture_for(model, (), inputs, chosen)
         measured.static = found.static
         for world in dict.fromkeys(len(split) for split in splits):
-            mesh = resolve_mesh({"dp": world}, "cpu")
+            mesh = mesh_of({"dp": world}, "cpu")
             local, reference = prepare_subject(model, found, mesh, chosen)
             allowed = tolerances(local.gm, own=False)
             subject = Subject(model, local.gm, reference, chosen, allowed)

@@ -2,7 +2,6 @@
 
 from fxdp.ranks.links.control import Control, Ending, EndKind, RefusedError
 from fxdp.ranks.links.links import Links, find_links, live_links
-from fxdp.ranks.links.messages import fits_messages
 from fxdp.ranks.links.opening import open_links
 
 __all__ = [
@@ -12,7 +11,6 @@ __all__ = [
     "Links",
     "RefusedError",
     "find_links",
-    "fits_messages",
     "live_links",
     "open_links",
 ]

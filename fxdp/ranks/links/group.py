@@ -16,7 +16,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fxdp.errors import StateError
-from fxdp.ranks.links.messages import LinkBrokenError, Messages, Round, fits_messages
+from fxdp.ir.carriers import fits_messages
+from fxdp.ranks.links.messages import LinkBrokenError, Messages, Round
 from fxdp.ranks.links.shared_memory import Reduction, SharedMemory
 from fxdp.torch_compat import Work
 

@@ -23,19 +23,11 @@ from dataclasses import dataclass, field
 
 from fxdp.errors import RankFailedError
 
-__all__ = ["MESSAGE_BYTES", "LinkBrokenError", "Messages", "Round", "fits_messages"]
-
-MESSAGE_BYTES = 128 * 1024
-"""The most bytes that one rank should send in a round: its value, to each other rank."""
+__all__ = ["LinkBrokenError", "Messages", "Round"]
 
 _HEADER = struct.Struct("<II")  # number of the round, bytes of the value
 _BUFFER = 1 << 20
 _SPIN_S = 50e-6  # how long to ask again before sleeping: waking up takes about as long
-
-
-def fits_messages(size: int, ranks: int) -> bool:
-    """Whether a value of `size` bytes is small enough for a round between `ranks`."""
-    return size * (ranks - 1) <= MESSAGE_BYTES
 
 
 class LinkBrokenError(RankFailedError):

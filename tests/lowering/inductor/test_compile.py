@@ -17,6 +17,7 @@ from fxdp.lowering.inductor import compile as inductor
 from fxdp.module.compiled import CompiledModule
 from fxdp.module.dry_run import local_program
 from fxdp.options import Options
+from fxdp.ranks.joined import Joined
 from tests.fallbacks import no_fallback
 
 # torch warns when it imports Inductor
@@ -150,7 +151,7 @@ def test_a_backward_takes_all_sizes_of_which_its_numbers_are_made(monkeypatch: p
     x = torch.randn(5, 3, 4, dtype=torch.float64)
     local, _ = local_program(model, (x,), {}, {"dp": 2}, Options())
     sizes = {"B": 8, "b": 5, "offset": 0, "b_max": 5}
-    program, _ = emit(local, model, sizes, generic=True, even=False)
+    program, _ = emit(local, Joined(local.mesh), model, sizes, generic=True, even=False)
     graph = program.halves.backward_graph
     assert graph is not None
     given = [n.meta["val"] for n in graph.graph.find_nodes(op="placeholder")]

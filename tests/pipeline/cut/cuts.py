@@ -9,8 +9,8 @@ from torch import fx, nn
 from fxdp.capture import capture
 from fxdp.compiler.staged_order import prepare_staged
 from fxdp.compiler.staged_program import StagedProgram
+from fxdp.ir.mesh import mesh_of
 from fxdp.options import Options
-from fxdp.ranks.resolve import resolve_mesh
 
 
 def program(module: nn.Module, *args: Any, ranks: int = 1, dp: int = 1, **options: Any) -> StagedProgram:
@@ -18,7 +18,7 @@ def program(module: nn.Module, *args: Any, ranks: int = 1, dp: int = 1, **option
     chosen = Options(**options)
     parts = dp * chosen.microbatches
     found = capture(module, args, {}, couple=parts > 1, own_statistics=chosen.own_statistics)
-    return prepare_staged(found, resolve_mesh({"pp": ranks, "dp": dp}, "cpu"), chosen)
+    return prepare_staged(found, mesh_of({"pp": ranks, "dp": dp}, "cpu"), chosen)
 
 
 def staged(module: nn.Module, *args: Any, **options: Any) -> fx.GraphModule:

@@ -23,8 +23,8 @@ def _terms(dtype: torch.dtype, shape: tuple[int, ...]) -> list[torch.Tensor]:
 
 
 def _collectives() -> list[bool]:
-    mesh = resolve_mesh(None, "cpu")
-    ops, name, rank = torch.ops._c10d_functional, mesh.message_group_name, dist.get_rank()
+    joined = resolve_mesh(None, "cpu")
+    ops, name, rank = torch.ops._c10d_functional, joined.mesh.group("messages"), dist.get_rank()
     equal = []
     for dtype in _DTYPES:
         for shape in _SHAPES:
@@ -47,13 +47,13 @@ def test_sums_in_rank_order_and_gathers_on_four_ranks(ranks: RankPool) -> None:
 
 
 def _counted() -> tuple[int, int, int, int]:
-    mesh = resolve_mesh(None, "cpu")
-    assert mesh.links is not None
-    before = mesh.links.messages.rounds, mesh.links.handed_bytes
+    joined = resolve_mesh(None, "cpu")
+    assert joined.links is not None
+    before = joined.links.messages.rounds, joined.links.handed_bytes
     ops = torch.ops._c10d_functional
-    ops.wait_tensor(ops.all_reduce(torch.ones(10), "sum", mesh.message_group_name))
-    ops.wait_tensor(ops.all_reduce(torch.ones(10), "sum", mesh.group_name))
-    return (*before, mesh.links.messages.rounds, mesh.links.handed_bytes)
+    ops.wait_tensor(ops.all_reduce(torch.ones(10), "sum", joined.mesh.group("messages")))
+    ops.wait_tensor(ops.all_reduce(torch.ones(10), "sum", joined.mesh.group()))
+    return (*before, joined.links.messages.rounds, joined.links.handed_bytes)
 
 
 def test_what_is_handed_over_is_counted(ranks: RankPool) -> None:

@@ -105,15 +105,15 @@ def test_sums_that_have_come_apart_are_noticed() -> None:
 
 def _large() -> tuple[list[bool], bool, int]:
     """Real processes, the functional collectives: values that are too large for messages."""
-    mesh = resolve_mesh(None, "cpu")
-    ops, name, rank = torch.ops._c10d_functional, mesh.message_group_name, dist.get_rank()
-    assert mesh.links is not None
-    before, equal = mesh.links.handed_bytes, []
+    joined = resolve_mesh(None, "cpu")
+    ops, name, rank = torch.ops._c10d_functional, joined.mesh.group("messages"), dist.get_rank()
+    assert joined.links is not None
+    before, equal = joined.links.handed_bytes, []
     for dtype in (torch.float32, torch.float16, torch.complex128):
         terms = _terms(1_000_003, 3, dtype)
         found = ops.wait_tensor(ops.all_reduce(terms[rank], "sum", name))
         equal.append(torch.equal(found, (terms[0] + terms[1]) + terms[2]))
-    return equal, mesh.shared_memory, mesh.links.handed_bytes - before
+    return equal, joined.mesh.shared_memory, joined.links.handed_bytes - before
 
 
 def test_functional_collectives_on_three_ranks(ranks: RankPool) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -9,10 +11,11 @@ from torch import nn
 
 import fxdp
 from fxdp.ir import conversions
+from fxdp.ir.carriers import MESSAGE_BYTES, carrier_name, way_of
+from fxdp.ir.mesh import mesh_of
 from fxdp.ir.placements import P, R, S
 from fxdp.ir.slots import Input
-from fxdp.ranks.carriers import way_of
-from fxdp.ranks.links.messages import MESSAGE_BYTES
+from fxdp.ranks.links import live_links
 from tests.graphs import Sketch
 from tests.rank_pool import RankPool
 
@@ -36,24 +39,25 @@ def test_way_of_a_sum(type_: str, ranks: int, device: str, way: str) -> None:
     g = Sketch()
     value = g.add(Input(0, "x"), type_, P)
     node = g.call(conversions.all_reduce, value, "sum", type=type_, at=R, reads=(P,))
-    assert way_of(node, ranks, device) == way
+    mesh = mesh_of({"dp": ranks}, device)
+    assert way_of(node, mesh) == way
     large = way == "group" and device == "cpu" and "B" not in type_
-    assert way_of(node, ranks, device, shared_memory=True) == ("memory" if large else way)
+    assert way_of(node, replace(mesh, shared_memory=True)) == ("memory" if large else way)
+    assert carrier_name(node, mesh) == ({"cpu": "gloo", "cuda": "nccl"}[device] if way == "group" else way)
 
 
 def test_gathers_go_by_the_group() -> None:
     g = Sketch()
     part = g.add(Input(0, "x"), "f32[B]", S(0))
     gather = g.call(conversions.all_gather, part, 0, 1, 1, type="f32[B]", at=R, reads=(S(0),))
-    assert way_of(gather, 2, "cpu") == "group"
+    assert way_of(gather, mesh_of({"dp": 2}, "cpu")) == "group"
 
 
 def _handed_and_planned() -> tuple[int, int, set[str]]:
     """Bytes of a step by messages and memory, those that the plan says, and the forward's carriers."""
     model = nn.Sequential(nn.Linear(6, 300), nn.BatchNorm1d(300), nn.ReLU(), nn.Linear(300, 300))
     compiled = fxdp.compile(model, loss_fn=nn.functional.cross_entropy, compute="eager")
-    links = compiled.mesh.links
-    assert links is not None
+    (links,) = live_links()
     for _ in range(2):  # the first call compiles
         before = links.handed_bytes
         x, y = torch.randn(3 + dist.get_rank(), 6), torch.zeros(3 + dist.get_rank(), dtype=torch.long)

@@ -1,0 +1,59 @@
+"""Which way a collective travels: the mesh's process group, messages of the calling thread, or shared memory.
+
+A message of a few KB between two ranks takes 10 us by message and 300 us by gloo, whose threads have to be
+woken. A large sum between ranks of one host takes a quarter of gloo's time through memory that they share
+(`ranks/links/shared_memory.py`). On CUDA everything goes by NCCL.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Literal, TypeAlias
+
+from torch import fx
+
+from fxdp.ir import conversions
+from fxdp.ir.mesh import Mesh
+from fxdp.ir.notes import note
+from fxdp.ir.types import TensorType
+
+__all__ = ["MESSAGE_BYTES", "Way", "carrier_name", "fits_messages", "group_of", "way_of"]
+
+Way: TypeAlias = Literal["group", "messages", "memory"]
+
+MESSAGE_BYTES = 128 * 1024
+"""The most bytes that one rank should send in a round of messages: its value, to each other rank."""
+
+
+def fits_messages(size: int, ranks: int) -> bool:
+    """Whether a value of `size` bytes is small enough for a round between `ranks`."""
+    return size * (ranks - 1) <= MESSAGE_BYTES
+
+
+def way_of(node: fx.Node, mesh: Mesh) -> Way:
+    """How the collective `node` travels; the same on all ranks and for all batch sizes.
+
+    All-reduces whose value has a fixed size go by messages if it is small, else through shared memory.
+    """
+    type_ = note(node).type
+    if node.target is not conversions.all_reduce or mesh.device_type != "cpu":
+        return "group"
+    if not isinstance(type_, TensorType) or not all(isinstance(n, int) for n in type_.shape):
+        return "group"  # ranks with more samples than others would choose otherwise than these
+    if fits_messages(prod(int(n) for n in type_.shape) * type_.dtype.itemsize, mesh.size):
+        return "messages"
+    return "memory" if mesh.shared_memory and node.args[1] == "sum" else "group"
+
+
+def group_of(node: fx.Node, mesh: Mesh) -> str:
+    """The name of the group that carries the collective `node`."""
+    if way_of(node, mesh) != "group":
+        return mesh.group("messages")
+    reduces = node.target is conversions.all_reduce and note(node).backward
+    return mesh.group("reduce" if reduces else "data")
+
+
+def carrier_name(node: fx.Node, mesh: Mesh) -> str:
+    """What carries the collective `node`, in a user's words: `gloo`, `nccl`, `messages` or `memory`."""
+    way = way_of(node, mesh)
+    return mesh.backend if way == "group" else way

@@ -1,0 +1,220 @@
+r"""The mesh as passes, plans and the oracle see it: axes, sizes, a rank's place, names of process groups.
+
+    pp \ dp    0   1   2        data axes   are one logical axis: a rank's place on it is its index along
+      0        0   1   2                    all of them, the first axis slowest
+      1        3   4   5        column      of rank 4: (1, 4), those that have its data
+
+Nothing here talks to a rank, so a mesh of any size is a value that a plan can be made for; `Joined` in
+`ranks/joined.py` is a mesh whose ranks are there.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Literal, TypeAlias
+
+from fxdp.errors import MeshError
+
+__all__ = ["AXES", "Group", "Mesh", "PipelineAxis", "Purpose", "backend_of", "check_axes", "mesh_of"]
+
+AXES = ("pp", "dp", "dp_replicate", "dp_shard")
+_NOT_BUILT = ("dp_shard",)
+_PIPELINE = "pp"
+_BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
+
+Purpose: TypeAlias = Literal["data", "reduce", "messages"]
+"""What a process group carries: large values of the forward; gradients, so that these have a stream of their
+own on CUDA; small values that the calling thread itself sends, on CPU.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The name of a process group, for functional collectives; `axis` is None for all data axes at once."""
+
+    name: str
+    purpose: Purpose = "data"
+    axis: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineAxis:
+    """The pipeline axis of a mesh, seen from one rank.
+
+    Attributes
+    ----------
+    size : the number of pipeline ranks.
+    rank : this rank's index along the axis.
+    column : the index among all ranks of the mesh of each pipeline rank that has this rank's data.
+    data_ranks : for each rank of the mesh, its index along the data axes.
+    """
+
+    size: int = 1
+    rank: int = 0
+    column: tuple[int, ...] = (0,)
+    data_ranks: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    """The data axes of a mesh, which are one logical axis, and its pipeline axis, seen from one rank.
+
+    Attributes
+    ----------
+    axes : the names of the data axes, in mesh order.
+    sizes : the size of each.
+    rank : this rank's index along the flattened data axes.
+    ranks : the global rank at each index.
+    device_type : where the model lives.
+    pipeline : the pipeline axis, of size 1 if the mesh has none.
+    groups : the process groups that join the ranks; none in a plan, or at size 1.
+    shared_memory : whether all ranks are on one host and can sum through memory that they share.
+    """
+
+    axes: tuple[str, ...]
+    sizes: tuple[int, ...]
+    rank: int
+    ranks: tuple[int, ...]
+    device_type: str
+    pipeline: PipelineAxis = PipelineAxis()
+    groups: tuple[Group, ...] = ()
+    shared_memory: bool = False
+
+    @property
+    def size(self) -> int:
+        """The number of ranks along all data axes."""
+        return prod(self.sizes)
+
+    @property
+    def world(self) -> int:
+        """The number of ranks of the whole mesh."""
+        return self.size * self.pipeline.size
+
+    @property
+    def shape(self) -> dict[str, int]:
+        """The data axes with their sizes, in mesh order."""
+        return dict(zip(self.axes, self.sizes, strict=True))
+
+    @property
+    def coordinates(self) -> dict[str, int]:
+        """This rank's index along each data axis."""
+        found, rest = {}, self.rank
+        for axis, size in reversed(self.shape.items()):
+            rest, found[axis] = divmod(rest, size)
+        return {axis: found[axis] for axis in self.axes}
+
+    @property
+    def backend(self) -> str:
+        """What carries large collectives: `gloo` or `nccl`; empty in the plan of a model on `meta`."""
+        return _BACKENDS.get(self.device_type, "")
+
+    def size_along(self, axis: str | None) -> int:
+        """The number of ranks along a data axis; along all of them for None."""
+        return self.size if axis is None else self.shape[axis]
+
+    def group(self, purpose: Purpose = "data", axis: str | None = None) -> str:
+        """The name of the group for functional collectives along an axis (None: all data axes).
+
+        Empty where there are no groups. An axis has one group of its own, for large values of both phases.
+        """
+        if len(self.axes) == 1 and axis in self.axes:
+            axis = None
+        found = {(g.purpose, g.axis): g.name for g in self.groups}
+        return found.get((purpose if axis is None else "data", axis), "")
+
+    def along(self, axis: str | None) -> tuple[tuple[int, ...], ...]:
+        """The ranks in sets that communicate along an axis, by their index along all data axes.
+
+            axes a=2, b=3     along a: (0, 3) (1, 4) (2, 5)     along b: (0, 1, 2) (3, 4, 5)
+        """
+        if axis is None:
+            return (tuple(range(self.size)),)
+        place = self.axes.index(axis)
+        size, stride = self.sizes[place], prod(self.sizes[place + 1 :])
+        firsts = [i for i in range(self.size) if i // stride % size == 0]
+        return tuple(tuple(first + i * stride for i in range(size)) for first in firsts)
+
+    def in_parts(self, microbatches: int) -> Mesh:
+        """The mesh with micro-batches as one more data axis, seen from the first of this rank's.
+
+        It is what passes place values on; nothing talks along the new axis.
+        """
+        axes, sizes = (*self.axes, "microbatch"), (*self.sizes, microbatches)
+        return replace(self, axes=axes, sizes=sizes, rank=self.rank * microbatches)
+
+    def __str__(self) -> str:
+        return f"mesh({', '.join(f'{axis}={size}' for axis, size in self.shape.items())})"
+
+
+def mesh_of(shape: Mapping[str, int], device_type: str, index: int = 0) -> Mesh:
+    """The mesh with these sizes by axis name, seen from the rank with this index in it.
+
+    Raises
+    ------
+    MeshError : unknown or not yet supported axes; sizes that are no positive integers.
+    """
+    check_axes(tuple(shape))
+    wrong = [f"{name}={size!r}" for name, size in shape.items() if not isinstance(size, int) or size < 1]
+    if wrong:
+        raise MeshError(f"mesh sizes {', '.join(wrong)}; expected integers >= 1")
+    axes = {name: size for name, size in shape.items() if name != _PIPELINE} or {"dp": 1}
+    places = [_place(shape, i) for i in range(prod(shape.values()))]
+    stage, data = places[index]
+    column = tuple(places.index((p, data)) for p in range(shape.get(_PIPELINE, 1)))
+    pipeline = PipelineAxis(len(column), stage, column, tuple(place for _, place in places))
+    row = tuple(i for i, (p, _) in enumerate(places) if p == stage)
+    return Mesh(tuple(axes), tuple(axes.values()), data, row, device_type, pipeline)
+
+
+def _place(shape: Mapping[str, int], index: int) -> tuple[int, int]:
+    """A rank's index along the pipeline axis, and along the flattened data axes."""
+    stage, data, stride = 0, 0, 1
+    for name, size in reversed(list(shape.items())):
+        index, here = divmod(index, size)
+        if name == _PIPELINE:
+            stage = here
+        else:
+            data += here * stride
+            stride *= size
+    return stage, data
+
+
+def check_axes(names: Sequence[str]) -> None:
+    """Refuse names of axes that a mesh cannot have.
+
+    Raises
+    ------
+    MeshError : with the nearest names.
+    """
+    unknown = [name for name in names if name not in AXES]
+    if unknown or not names:
+        near = {name: difflib.get_close_matches(name, AXES, n=1, cutoff=0.4) for name in unknown}
+        hints = [f"{name!r}: did you mean {match[0]!r}?" for name, match in near.items() if match]
+        raise MeshError(
+            f"mesh axes {list(names)}: got {unknown or 'none'}, expected names out of {list(AXES)}"
+            + "".join(f"\n  {hint}" for hint in hints)
+            + "\n  give the axis over which the batch is split the name 'dp'"
+        )
+    later = [name for name in names if name in _NOT_BUILT]
+    if later:
+        raise MeshError(
+            f"mesh axis {later[0]!r} is a valid name, but fxdp cannot use it yet; expected axes out of "
+            f"{[name for name in AXES if name not in _NOT_BUILT]} in this version"
+        )
+
+
+def backend_of(device_type: str) -> str:
+    """The backend of process groups for a device type.
+
+    Raises
+    ------
+    MeshError : it has none.
+    """
+    if device_type not in _BACKENDS:
+        raise MeshError(
+            f"the model is on device type {device_type!r}; expected one of {sorted(_BACKENDS)}: move it there"
+        )
+    return _BACKENDS[device_type]
