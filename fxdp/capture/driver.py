@@ -20,11 +20,10 @@ from fxdp.capture.export.single_sample import draws_numbers, for_one, for_severa
 from fxdp.capture.export.static import StaticMismatchError, capture_static
 from fxdp.capture.inputs import batch_size, flatten_inputs, resolve_batch_dims
 from fxdp.capture.joint import Request, trace
-from fxdp.capture.patches.generators import seeding_error
-from fxdp.capture.patches.hooks import check_module_hooks
-from fxdp.capture.patches.module_state import unchanged
-from fxdp.capture.patches.numbers import WrittenError, numbers_of
-from fxdp.capture.patches.patches import capture_patches
+from fxdp.capture.patches.autograd_functions import check_module_hooks
+from fxdp.capture.patches.module_state import WrittenError, numbers_of, unchanged
+from fxdp.capture.patches.patch_tables import capture_patches
+from fxdp.capture.patches.random_numbers import seeding_error
 from fxdp.capture.refusals.diagnose import capture_error, eager_error, is_data_dependent
 from fxdp.capture.refusals.stateful import check_memory
 from fxdp.capture.refusals.survey import Survey, survey

@@ -2,7 +2,7 @@
 
 Eager code sees at once what the user changes between two calls (`model.beta = 0.5`, a hook). A program does
 not, so each call asks here, by comparing the identities of a few hundred objects. Buffers whose values a
-program was made for (`capture/patches/numbers.py`) are watched like attributes.
+program was made for (`capture/patches/module_state.py`) are watched like attributes.
 """
 
 from __future__ import annotations

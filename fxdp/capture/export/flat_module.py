@@ -16,17 +16,8 @@ from fxdp.capture.export.skip_marks import SkipPoint
 from fxdp.capture.export.skip_tracker import captured_skips
 from fxdp.capture.inputs import Inputs, register_containers, run_model
 from fxdp.capture.patches.checkpoints import repeated_updates
-from fxdp.capture.patches.data import traced_data
-from fxdp.capture.patches.functions import whole_functions
-from fxdp.capture.patches.generators import noting_generators
-from fxdp.capture.patches.hooks import deferred_hooks
-from fxdp.capture.patches.layout_reads import noting_layouts
-from fxdp.capture.patches.module_state import assigned_buffers
-from fxdp.capture.patches.numbers import Number, as_numbers
-from fxdp.capture.patches.patches import refuse_autograd
-from fxdp.capture.patches.python_draws import refused_draws
-from fxdp.capture.patches.raise_checks import Asked, noting_checks
-from fxdp.capture.patches.unit_draws import answered_draws
+from fxdp.capture.patches.module_state import Number, as_numbers, assigned_buffers
+from fxdp.capture.patches.patch_tables import hearing
 from fxdp.capture.refusals.stateful import Attributes
 from fxdp.errors import CaptureError
 from fxdp.ir.notes import Site
@@ -91,27 +82,16 @@ class FlatModule(nn.Module):
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Run the user's code and flatten what it returns."""
         args, kwargs = self._inputs.rebuild(tensors)
-        asked = Asked()
-        reads: list[LayoutRead] = []
-        seeded: list[tuple[str, Site]] = []
         with contextlib.ExitStack() as stack:
-            stack.enter_context(refuse_autograd())
-            stack.enter_context(whole_functions())
-            stack.enter_context(deferred_hooks())
-            stack.enter_context(traced_data())
-            stack.enter_context(noting_layouts(reads, tensors))
-            stack.enter_context(noting_generators(seeded))
             tracker = stack.enter_context(captured_skips(self.module))
-            stack.enter_context(noting_checks(asked))
-            stack.enter_context(refused_draws())
-            stack.enter_context(answered_draws())
+            heard = stack.enter_context(hearing(tensors))
             assigned = stack.enter_context(assigned_buffers(self.module))
             stack.enter_context(as_numbers(self.module, self._numbers))
             before = Attributes(self.module)
             with repeated_updates(self.module):
                 results = self._run(args, kwargs)
             changed = before.changed(Attributes(self.module))
-        checks = tuple(Check(i, *answer) for i, answer in enumerate(asked.answers, len(results)))
+        checks = tuple(Check(i, *answer) for i, answer in enumerate(heard.asked.answers, len(results)))
         skips = tuple(tracker.points)
         self._cell.record = replace(
             self._cell.record,
@@ -119,10 +99,10 @@ class FlatModule(nn.Module):
             checks=checks,
             changed=changed,
             assigned=tuple(f"module.{name}" for name in assigned),
-            layout_reads=tuple(reads),
-            seeded=tuple(seeded),
+            layout_reads=tuple(heard.layout_reads),
+            seeded=tuple(heard.seeded),
         )
-        return (*results, *asked.tensors)
+        return (*results, *heard.asked.tensors)
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torch.Tensor, ...]:
         output = run_model(self.module, args, kwargs, self.loss_fn)

@@ -21,6 +21,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import CheckpointFunction
 
 from fxdp import torch_compat
+from fxdp.capture.patches.patch import Patch, patched
 from fxdp.capture.sites import site_of_call
 from fxdp.errors import CaptureError
 
@@ -144,10 +145,7 @@ def repeated_updates(module: nn.Module) -> Iterator[None]:
     CaptureError : a checkpoint writes other buffers than running statistics, or is in another one.
     """
     recorder = _Recorder(module)
-    with contextlib.ExitStack() as stack:
-        for kind in (_BatchNorm, nn.SyncBatchNorm):
-            stack.enter_context(_forward_noted(kind, recorder))
-        stack.enter_context(_checkpoints_noted(recorder))
+    with patched(_noting(recorder)):
         yield
     with torch.no_grad():
         for region in reversed(recorder.done):
@@ -155,47 +153,60 @@ def repeated_updates(module: nn.Module) -> Iterator[None]:
                 move.again()
 
 
-@contextlib.contextmanager
-def _forward_noted(kind: type[_BatchNorm], recorder: _Recorder) -> Iterator[None]:
-    run = kind.forward
+def _noting(recorder: _Recorder) -> tuple[Patch, ...]:
+    """Around each BatchNorm and each checkpointed function."""
 
-    def forward(self: _BatchNorm, input: Tensor) -> Tensor:
-        return recorder.forward(self, run, input)
+    def norm(run: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def forward(self: _BatchNorm, input: Tensor) -> Tensor:
+            return recorder.forward(self, run, input)
 
-    kind.forward = forward  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        kind.forward = run  # type: ignore[method-assign]
+        return forward
 
-
-@contextlib.contextmanager
-def _checkpoints_noted(recorder: _Recorder) -> Iterator[None]:
-    owner, name = torch_compat.CHECKPOINT
-    plain, reentrant = getattr(owner, name), CheckpointFunction.apply
-
-    def generator(*args: Any, **kwargs: Any) -> Iterator[None]:
-        whole = plain(*args, **kwargs)
-        next(whole)
-        with (
-            recorder.region() as region,
-            torch.autograd.graph.saved_tensors_hooks(region.save, lambda tensor: tensor),
-        ):
-            yield
-        with contextlib.suppress(StopIteration):
+    def checkpoint(plain: Callable[..., Iterator[None]]) -> Callable[..., Iterator[None]]:
+        def generator(*args: Any, **kwargs: Any) -> Iterator[None]:
+            whole = plain(*args, **kwargs)
             next(whole)
+            with (
+                recorder.region() as region,
+                torch.autograd.graph.saved_tensors_hooks(region.save, lambda tensor: tensor),
+            ):
+                yield
+            with contextlib.suppress(StopIteration):
+                next(whole)
+
+        return generator
+
+    def reentrant(plain: Callable[..., Any]) -> Any:
+        def apply(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
+            with recorder.region() as region:
+                result = plain(function, preserve, *args)
+                if any(isinstance(arg, Tensor) and arg.requires_grad for arg in args):
+                    region.repeated, region.saved = len(region.moves), True
+            return result
+
+        return staticmethod(apply)
+
+    return (
+        Patch(_BatchNorm, "forward", norm),
+        Patch(nn.SyncBatchNorm, "forward", norm),
+        Patch(*torch_compat.CHECKPOINT, checkpoint),
+        Patch(CheckpointFunction, "apply", reentrant),
+    )
+
+
+def _without_backward(plain: Any) -> Any:
+    """A reentrant checkpoint without its own backward, in which export would lose the gradients.
+
+    As it does, it gives none if no argument needs one. What is recomputed is the partitioner's business.
+    """
 
     def apply(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
-        with recorder.region() as region:
-            result = reentrant(function, preserve, *args)  # type: ignore[no-untyped-call]
-            if any(isinstance(arg, Tensor) and arg.requires_grad for arg in args):
-                region.repeated, region.saved = len(region.moves), True
-        return result
+        needed = any(isinstance(arg, Tensor) and arg.requires_grad for arg in args)
+        with contextlib.nullcontext() if needed else torch.no_grad():
+            return function(*args)
 
-    setattr(owner, name, generator)
-    CheckpointFunction.apply = apply  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        setattr(owner, name, plain)
-        CheckpointFunction.apply = reentrant  # type: ignore[method-assign]
+    return staticmethod(apply)
+
+
+REENTRANT = Patch(CheckpointFunction, "apply", _without_backward)
+"""While a model is captured."""

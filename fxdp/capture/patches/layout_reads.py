@@ -8,44 +8,37 @@ A trace answers for inputs in the order of their dims, which the caller's need n
 
 from __future__ import annotations
 
-import contextlib
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fxdp.capture.captured import LayoutRead
-from fxdp.capture.patches.patches import replaced
+from fxdp.capture.patches.patch import Patch, calling_frame
 from fxdp.capture.sites import is_user_file, site_of_frame
 
 
-@contextlib.contextmanager
-def noting_layouts(found: list[LayoutRead], inputs: Sequence[Tensor]) -> Iterator[None]:
+def layout_reads(found: list[LayoutRead], inputs: Sequence[Tensor]) -> tuple[Patch, ...]:
     """While the user's code is exported, note what it reads; of views only those of `inputs` themselves."""
-    with contextlib.ExitStack() as stack:
-        for owner, name, told in _READERS:
-            stack.enter_context(replaced(owner, name, _noted(getattr(owner, name), name, told, found)))
-        view = _noted(Tensor.view, "view", lambda *_: "", found, inputs)
-        stack.enter_context(replaced(Tensor, "view", view))
-        yield
 
+    def noting(how: str, told: Callable[..., str], among: Sequence[Tensor] | None) -> Callable[[Any], Any]:
+        def make(plain: Callable[..., Any]) -> Callable[..., Any]:
+            def read(self: Tensor, *args: Any, **kwargs: Any) -> Any:
+                result = plain(self, *args, **kwargs)
+                frame = calling_frame()
+                wanted = among is None or any(self is tensor for tensor in among)
+                if wanted and is_user_file(frame.f_code.co_filename):
+                    answer = told(self, result, args, kwargs)
+                    found.append(LayoutRead(how, answer, site_of_frame(frame), "from" in answer))
+                return result
 
-def _noted(
-    plain: Callable[..., Any], how: str, told: Callable[..., str], found: list[LayoutRead],
-    among: Sequence[Tensor] | None = None,
-) -> Callable[..., Any]:  # fmt: skip
-    def read(self: Tensor, *args: Any, **kwargs: Any) -> Any:
-        result = plain(self, *args, **kwargs)
-        frame = sys._getframe(1)
-        wanted = among is None or any(self is tensor for tensor in among)
-        if wanted and is_user_file(frame.f_code.co_filename):
-            answer = told(self, result, args, kwargs)
-            found.append(LayoutRead(how, answer, site_of_frame(frame), "from" in answer))
-        return result
+            return read
 
-    return read
+        return make
+
+    view = Patch(Tensor, "view", noting("view", lambda *_: "", inputs))
+    return (*(Patch(owner, name, noting(name, told, None)) for owner, name, told in _READERS), view)
 
 
 def _told(self: Tensor, result: Any, args: Any, kwargs: Any) -> str:

@@ -11,16 +11,15 @@ Capture takes it, and each step makes sure that it was right. Branches with two 
 from __future__ import annotations
 
 import ast
-import contextlib
 import linecache
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from functools import lru_cache
 from types import FrameType
 from typing import Any
 
-import torch
+from torch import Tensor
 
+from fxdp.capture.patches.patch import Patch, calling_frame
 from fxdp.capture.sites import site_of_frame
 from fxdp.ir.notes import Site
 
@@ -29,11 +28,11 @@ class Asked:
     """What one run of the model's code asked of its data in such statements."""
 
     def __init__(self) -> None:
-        self.tensors: list[torch.Tensor] = []
+        self.tensors: list[Tensor] = []
         self.answers: list[tuple[bool, bool, Site]] = []
         """What the tensor must be, whether the code raises if it is not, and where it asks."""
 
-    def answer(self, tensor: torch.Tensor, frame: FrameType) -> bool | None:
+    def answer(self, tensor: Tensor, frame: FrameType) -> bool | None:
         """The answer that does not raise, noted together with the question; None elsewhere."""
         passes = _passes(frame) if tensor.numel() == 1 else None
         if passes is None:
@@ -44,37 +43,25 @@ class Asked:
         return passes
 
 
-@contextlib.contextmanager
-def noting_checks(asked: Asked) -> Iterator[None]:
+def checks(asked: Asked) -> tuple[Patch, ...]:
     """While the user's code runs, answer the questions of statements that only raise."""
-    truth, item = torch.Tensor.__bool__, torch.Tensor.item
 
-    def noted_truth(self: torch.Tensor) -> bool:
-        answer = asked.answer(self, sys._getframe(1))
-        return truth(self) if answer is None else answer
+    def noting_truth(plain: Callable[[Tensor], bool]) -> Callable[[Tensor], bool]:
+        def truth(self: Tensor) -> bool:
+            answer = asked.answer(self, calling_frame())
+            return plain(self) if answer is None else answer
 
-    def noted_item(self: torch.Tensor) -> Any:
-        frame = sys._getframe(1)
-        if self.numel() != 1 or _passes(frame) is None:
-            return item(self)
-        return self.reshape(())  # a number that is compared in the statement: compare the tensor
+        return truth
 
-    with shadowed("__bool__", noted_truth), shadowed("item", noted_item):
-        yield
+    def noting_item(plain: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
+        def item(self: Tensor) -> Any:
+            if self.numel() != 1 or _passes(calling_frame()) is None:
+                return plain(self)
+            return self.reshape(())  # a number that is compared in the statement: compare the tensor
 
+        return item
 
-@contextlib.contextmanager
-def shadowed(name: str, value: Any) -> Iterator[None]:
-    """Shadow a method that `torch.Tensor` inherits."""
-    own = vars(torch.Tensor).get(name)
-    setattr(torch.Tensor, name, value)
-    try:
-        yield
-    finally:
-        if own is None:
-            delattr(torch.Tensor, name)
-        else:
-            setattr(torch.Tensor, name, own)
+    return Patch(Tensor, "__bool__", noting_truth), Patch(Tensor, "item", noting_item)
 
 
 def _passes(frame: FrameType) -> bool | None:

@@ -3,7 +3,8 @@
 `cov` asks in C++ whether the degrees of freedom are positive, which no graph can. `embedding_bag` of a
 matrix lays all bags end to end, where no rank can tell its own. `nn.TransformerEncoder` and `Decoder` look
 whether a mask is causal, `MultivariateNormal` whether its matrix is symmetric before it factors that. Two
-`masked_select` by one mask are as long, which export knows of indexing only.
+`masked_select` by one mask are as long, which export knows of indexing only. `ctc_loss` is an op of fxdp's
+and a plain mean.
 Each is replaced while the user's code is captured, by the same values and gradients.
 """
 
@@ -19,9 +20,12 @@ from torch.distributions import constraints
 from torch.nn import functional as F
 
 from fxdp import torch_compat
+from fxdp.capture.patches.patch import Patch
+from fxdp.ir.ops.ctc import ctc_losses
 
 _eager_embedding_bag = F.embedding_bag
 _eager_masked_select = torch.masked_select
+_eager_ctc_loss = F.ctc_loss
 
 
 def cov(
@@ -146,16 +150,44 @@ def is_positive_definite(self: constraints.Constraint, value: Tensor) -> Tensor:
     return symmetric & factored
 
 
-SUBSTITUTES: tuple[tuple[Any, str, Callable[..., Any]], ...] = (
-    (F, "embedding_bag", embedding_bag),
-    (torch, "masked_select", masked_select),
-    (torch.Tensor, "masked_select", masked_select),
-    (torch, "cov", cov),
-    (torch, "corrcoef", corrcoef),
-    (torch.Tensor, "cov", cov),
-    (torch.Tensor, "corrcoef", corrcoef),
-    (*torch_compat.CAUSAL_MASK_TEST, is_told_causal),
-    (type(constraints.symmetric), "check", is_symmetric),
-    (type(constraints.positive_definite), "check", is_positive_definite),
+def ctc_loss(
+    log_probs: Tensor,
+    targets: Tensor,
+    input_lengths: Any,
+    target_lengths: Any,
+    blank: int = 0,
+    reduction: str = "mean",
+    zero_infinity: bool = False,
+) -> Tensor:
+    """`F.ctc_loss` in terms of `fxdp::ctc_loss` and a plain mean."""
+    lengths = (input_lengths, target_lengths)
+    if log_probs.dim() != 3 or not all(isinstance(length, Tensor) for length in lengths):
+        eager: Tensor = _eager_ctc_loss(log_probs, targets, *lengths, blank, reduction, zero_infinity)
+        return eager
+    losses: Tensor = ctc_losses(log_probs, targets, *lengths, blank, zero_infinity)
+    if zero_infinity:
+        losses = torch.where(losses == float("inf"), 0.0, losses)
+    if reduction == "mean":
+        losses = losses / target_lengths.to(losses).clamp_min(1)
+        return losses.mean()
+    return losses.sum() if reduction == "sum" else losses
+
+
+def _instead(function: Callable[..., Any]) -> Callable[[Any], Any]:
+    return lambda _: function
+
+
+SUBSTITUTES: tuple[Patch, ...] = (
+    Patch(F, "ctc_loss", _instead(ctc_loss)),
+    Patch(F, "embedding_bag", _instead(embedding_bag)),
+    Patch(torch, "masked_select", _instead(masked_select)),
+    Patch(Tensor, "masked_select", _instead(masked_select)),
+    Patch(torch, "cov", _instead(cov)),
+    Patch(torch, "corrcoef", _instead(corrcoef)),
+    Patch(Tensor, "cov", _instead(cov)),
+    Patch(Tensor, "corrcoef", _instead(corrcoef)),
+    Patch(*torch_compat.CAUSAL_MASK_TEST, _instead(is_told_causal)),
+    Patch(type(constraints.symmetric), "check", _instead(is_symmetric)),
+    Patch(type(constraints.positive_definite), "check", _instead(is_positive_definite)),
 )
-"""Where each stands in."""
+"""While a model is captured."""

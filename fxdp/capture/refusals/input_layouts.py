@@ -18,9 +18,8 @@ from fxdp.capture.captured import Captured, LayoutRead
 from fxdp.capture.export.flat_module import FlatModule
 from fxdp.capture.inputs import flatten_inputs
 from fxdp.capture.patches.deferred import deferring
-from fxdp.capture.patches.module_state import unchanged
-from fxdp.capture.patches.numbers import numbers_of
-from fxdp.capture.patches.patches import capture_patches
+from fxdp.capture.patches.module_state import numbers_of, unchanged
+from fxdp.capture.patches.patch_tables import capture_patches
 from fxdp.capture.sites import site_of_exception
 from fxdp.errors import FxdpError, InputError
 from fxdp.ir.memory_layout import UNCLEAR, Arrangement, arranged, arrangement, in_order

@@ -5,30 +5,27 @@ Export sees neither: what `.data` gives has left the trace, and becomes a consta
 
 from __future__ import annotations
 
-import contextlib
-import sys
-from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from fxdp.capture.patches.patch import Patch, calling_frame
 from fxdp.capture.sites import is_user_file
 from fxdp.errors import CaptureError
 
 
-@contextlib.contextmanager
-def traced_data() -> Iterator[None]:
-    """While the user's code is exported; torch's own code has `.data` as it is."""
-    plain = Tensor.data
+def _traced_data(plain: Any) -> property:
+    """`.data` for the user's code; torch's own, which reads it to leave the trace, has it as it is."""
 
     def read(self: Tensor) -> Tensor:
-        if is_user_file(sys._getframe(1).f_code.co_filename):
+        if is_user_file(calling_frame().f_code.co_filename):
             return self.detach()
-        return plain.__get__(self)  # type: ignore[attr-defined,no-any-return]
+        return plain.__get__(self)  # type: ignore[no-any-return]
 
     def write(self: Tensor, value: Tensor) -> None:
-        if not is_user_file(sys._getframe(1).f_code.co_filename):
-            plain.__set__(self, value)  # type: ignore[attr-defined]
+        if not is_user_file(calling_frame().f_code.co_filename):
+            plain.__set__(self, value)
             return
         if (value.shape, value.dtype) != (self.shape, self.dtype):
             raise CaptureError(
@@ -38,8 +35,7 @@ def traced_data() -> Iterator[None]:
         with torch.no_grad():
             self.detach().copy_(value)
 
-    Tensor.data = property(read, write)  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        del Tensor.data  # the one that it inherits
+    return property(read, write)
+
+
+DATA = Patch(Tensor, "data", _traced_data)

@@ -74,8 +74,8 @@ def _sparse(model: _Model, x: Tensor) -> Tensor:
     ("body", "said"),
     [
         (_another_shape, r"assigns torch.float64\[\] to the data of torch.float64\[4\]"),
-        (_follows, r"at .*test_data.py:\d+.*: the forward changes parameter slow.weight in place"),
-        (_clamps, r"at .*test_data.py:\d+.*: the forward changes parameter fc.weight in place"),
+        (_follows, r"at .*test_tensor_reads.py:\d+.*: the forward changes parameter slow.weight in place"),
+        (_clamps, r"at .*test_tensor_reads.py:\d+.*: the forward changes parameter fc.weight in place"),
         (_sparse, r"layout sparse_coo, shape \[4, 4\].*sparse=False"),
     ],
 )

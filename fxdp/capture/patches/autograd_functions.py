@@ -1,0 +1,201 @@
+"""Derivatives in the user's code: functions with a backward of their own, hooks on gradients, and autograd.
+
+    class Sign(autograd.Function): ...      its own backward must be the one that is run (`deferred.py`):
+                                            without it a straight-through estimator would get no gradient,
+                                            and a gradient reversal the plain one
+    x.register_hook(scale)                  becomes part of the backward; on modules it is refused
+    torch.autograd.grad(loss, x)            refused
+
+Torch's export keeps no backward but the one that it derives itself, and would detach a derivative.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+from torch.utils.hooks import RemovableHandle
+
+from fxdp import torch_compat
+from fxdp.capture.patches.deferred import Deferred, current
+from fxdp.capture.patches.patch import Patch
+from fxdp.capture.sites import site_of_call
+from fxdp.errors import CaptureError
+from fxdp.ir.notes import Site
+
+
+def _whole(plain: Any) -> Any:
+    """A function that is applied is one node of the export."""
+
+    def apply(cls: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> Any:
+        original = MethodType(plain.__func__, cls)
+        kept = current()
+        if kept is None or _needs_no_backward(cls):
+            return original(*args, **kwargs)
+        return _deferred(kept, cls, original, (args, kwargs))
+
+    return classmethod(apply)
+
+
+def _deferring_hooks(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """`tensor.register_hook` is a node of the export."""
+
+    def register_hook(self: Tensor, hook: Callable[[Tensor], Any]) -> RemovableHandle:
+        kept = current()
+        if kept is None or not torch.is_grad_enabled():
+            return plain(self, hook)  # type: ignore[no-any-return]
+        frame = traceback.extract_stack(limit=2)[0]
+        checked = _checked(hook, Site(frame.filename, frame.lineno or 0, frame.line or ""))
+        kept.visit(lambda x: plain(x, checked) if x.requires_grad else None, self)
+        return RemovableHandle(OrderedDict())
+
+    return register_hook
+
+
+def _refusing(plain: Any) -> Callable[..., Any]:
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise CaptureError(
+            f"at {site_of_call()}: torch.autograd.grad, backward and torch.func.grad and its kin inside the "
+            "captured code are not supported. Compute such a term (a gradient penalty, say) outside of the "
+            "model, or write the derivative with tensor operations or with torch.func.jvp, which is captured"
+        )
+
+    return refuse
+
+
+AUTOGRAD: tuple[Patch, ...] = (
+    Patch(torch.autograd.Function, "apply", _whole),
+    Patch(Tensor, "register_hook", _deferring_hooks),
+    Patch(torch.autograd, "grad", _refusing),
+    Patch(torch.autograd, "backward", _refusing),
+    Patch(Tensor, "backward", _refusing),
+    # what torch.func has of derivatives from the result back to the operands
+    *(Patch(torch.func, name, _refusing) for name in ("grad", "grad_and_value", "vjp", "jacrev", "hessian")),
+)
+"""While the user's code is exported. Its backward runs later, with torch's own."""
+
+
+def _needs_no_backward(cls: type) -> bool:
+    """Without gradients the forward is all there is; torch's own functions are inside of ops."""
+    torchs = cls.__module__.partition(".")[0] == "torch"
+    return torchs or not torch.is_grad_enabled() or torch_compat.in_function_transform()
+
+
+def _deferred(kept: Deferred, cls: type, apply: Callable[..., Any], arguments: Any) -> Any:
+    leaves, spec = pytree.tree_flatten(arguments)
+    for leaf in leaves:
+        _check_argument(cls, leaf)
+    template, tensors, sizes = _split(leaves)
+    application = _Application(apply, template, spec)
+    return application.rebuild(kept.apply(application, tensors, sizes))
+
+
+def _check_argument(cls: type, leaf: Any) -> None:
+    """Refuse what may hold parameters, to which the backward would add behind our back."""
+    if isinstance(leaf, nn.Module) or (callable(leaf) and not isinstance(leaf, (Tensor, type))):
+        raise CaptureError(
+            f"the autograd.Function {cls.__qualname__} takes a {type(leaf).__name__} as an argument. Tensors "
+            "that it uses by itself would get no gradient. Pass all of them as arguments, or write it as a "
+            "plain function (for recomputation there is torch.utils.checkpoint.checkpoint)"
+        )
+
+
+@dataclass(eq=False)
+class _Application:
+    """A function with its arguments; those that are no tensors and no sizes are the same at each run."""
+
+    apply: Callable[..., Any]
+    template: Sequence[Any]
+    spec: pytree.TreeSpec
+    results: Sequence[Any] = ()
+    result_spec: pytree.TreeSpec | None = None
+
+    def __call__(self, tensors: Sequence[Tensor], sizes: Sequence[Any]) -> list[Tensor]:
+        """The tensors that the function returns."""
+        args, kwargs = pytree.tree_unflatten(_filled(self.template, tensors, sizes), self.spec)
+        leaves, self.result_spec = pytree.tree_flatten(self.apply(*args, **kwargs))
+        self.results, found, _ = _split(leaves)
+        return found
+
+    def rebuild(self, tensors: Sequence[Tensor]) -> Any:
+        """What the function returned, with these tensors."""
+        assert self.result_spec is not None
+        return pytree.tree_unflatten(_filled(self.results, tensors, ()), self.result_spec)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Stands for a tensor or a size among other values."""
+
+    of_tensor: bool
+    index: int
+
+
+def _split(leaves: Sequence[Any]) -> tuple[list[Any], list[Tensor], list[Any]]:
+    """The leaves with places for tensors and symbolic sizes; the tensors; the sizes."""
+    template: list[Any] = []
+    tensors: list[Tensor] = []
+    sizes: list[Any] = []
+    for leaf in leaves:
+        if isinstance(leaf, Tensor):
+            template.append(_Place(True, len(tensors)))
+            tensors.append(leaf)
+        elif isinstance(leaf, torch.SymInt):
+            template.append(_Place(False, len(sizes)))
+            sizes.append(leaf)
+        else:
+            template.append(leaf)
+    return template, tensors, sizes
+
+
+def _filled(template: Sequence[Any], tensors: Sequence[Tensor], sizes: Sequence[Any]) -> list[Any]:
+    """The leaves, with these tensors and sizes in their places."""
+    return [
+        (tensors if leaf.of_tensor else sizes)[leaf.index] if isinstance(leaf, _Place) else leaf
+        for leaf in template
+    ]
+
+
+def _checked(hook: Callable[[Tensor], Any], site: Site) -> Callable[[Tensor], Tensor]:
+    """A hook that must return the gradient which takes the place of the given one."""
+
+    def checked(gradient: Tensor) -> Tensor:
+        replaced = hook(gradient)
+        if isinstance(replaced, Tensor):
+            return replaced
+        raise CaptureError(
+            f"at {site}: a hook on a gradient returns nothing. What else it does would happen once, while "
+            "the model is captured, and not at each step. Let it return a new gradient, or return the tensor "
+            "from the model and take its gradient outside"
+        )
+
+    return checked
+
+
+def check_module_hooks(module: nn.Module) -> None:
+    """Refuse hooks on the backward of modules, which no graph of tensors can hold.
+
+    Raises
+    ------
+    CaptureError : modules with such hooks, all of them.
+    """
+    if not torch.is_grad_enabled():
+        return
+    found = [
+        f"{name or 'the model'} ({type(child).__name__})"
+        for name, child in module.named_modules()
+        if child._backward_hooks or child._backward_pre_hooks
+    ]
+    if found:
+        raise CaptureError(
+            f"hooks on the backward of modules are not supported; registered on {', '.join(found)}. Remove "
+            "them, or hook the tensor itself in the forward (tensor.register_hook with a hook that returns "
+            "the gradient)"
+        )

@@ -1,0 +1,53 @@
+"""BatchNorm while a model is captured: its cumulative average as tensors, and the synchronised one as plain.
+
+With `momentum=None` BatchNorm reads its counter into Python. SyncBatchNorm would communicate while it is
+traced; capture sees the global batch, of which plain BatchNorm has the statistics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fxdp.capture.patches.patch import Patch
+
+
+def _averaging(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def forward(self: _BatchNorm, input: Tensor) -> Tensor:
+        cumulative = self.momentum is None and self.training and self.track_running_stats
+        if cumulative and self.running_mean is not None and self.running_var is not None:
+            self._check_input_dim(input)  # type: ignore[no-untyped-call]
+            return _averaged(self, input)
+        return plain(self, input)
+
+    return forward
+
+
+def _averaged(self: _BatchNorm, input: Tensor) -> Tensor:
+    """BatchNorm whose running statistics are the plain average over all batches so far."""
+    assert self.running_mean is not None
+    assert self.running_var is not None
+    mean, var = torch.zeros_like(self.running_mean), torch.zeros_like(self.running_var)
+    result = F.batch_norm(input, mean, var, self.weight, self.bias, True, 1.0, self.eps)
+    if self.num_batches_tracked is not None:
+        self.num_batches_tracked.add_(1)
+        factor = 1.0 / self.num_batches_tracked.to(torch.float64)
+        for running, new in ((self.running_mean, mean), (self.running_var, var)):
+            running.copy_(running * (1 - factor).to(running.dtype) + new * factor.to(running.dtype))
+    return result
+
+
+def _as_plain(_: Any) -> Callable[..., Tensor]:
+    # The function and no call by name: who patches both classes on top of this one would be asked twice.
+    return _BatchNorm.forward
+
+
+NORMS: tuple[Patch, ...] = (
+    Patch(_BatchNorm, "forward", _averaging),
+    Patch(nn.SyncBatchNorm, "forward", _as_plain),
+)

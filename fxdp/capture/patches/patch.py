@@ -1,0 +1,148 @@
+"""The one way in which capture changes Python: names that mean something else to the thread that captures.
+
+    patched((Patch(torch, "rand", make), Patch(Tensor, "data", make)))
+
+                    the thread inside           any other thread, and all of them afterwards
+    torch.rand      make(torch.rand)            a function that calls torch's own
+    Tensor.data     make(Tensor.data)           torch's own, the very object
+
+A process has one `torch` and one `random`, whichever thread reads them. So what is installed is a guard,
+which asks at each use who is there; a data loader or another model that trains meanwhile never notices.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import functools
+import inspect
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from types import FrameType, ModuleType
+from typing import Any
+
+from fxdp.torch_compat import compile_lock
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Patch:
+    """One name, and what takes its place: made of what `getattr(owner, name)` gives."""
+
+    owner: type | ModuleType | dict[str, Any]
+    """A class, a module, or the global names of one."""
+    name: str
+    make: Callable[[Any], Any]
+
+
+@contextlib.contextmanager
+def patched(patches: Iterable[Patch]) -> Iterator[None]:
+    """Install them for this thread, in patches of before if there are any; put back what was there."""
+    here = _Here()
+    # Two threads that patch must not interleave: who leaves first would put back what the other one found.
+    # Torch's own lock, which it holds while it compiles, lets the same thread in again.
+    with compile_lock, contextlib.ExitStack() as stack:
+        here.inside = True
+        # What is still held of ours later (`from random import random` in a module that was imported
+        # meanwhile, a bound method in an attribute) is the original again, in this thread, too.
+        stack.callback(setattr, here, "inside", False)
+        for patch in patches:
+            stack.callback(_installed(patch, here))
+        yield
+
+
+def calling_frame() -> FrameType:
+    """Asked by a replacement: the frame that called it, on the other side of its guard if there is one."""
+    frame = sys._getframe(2)
+    while frame.f_globals is globals():
+        assert frame.f_back is not None
+        frame = frame.f_back
+    return frame
+
+
+class _Here(threading.local):
+    """Whether a thread is the one for which patches are installed.
+
+    Not its number: the child of a fork (a data loader's worker) may give that to a thread of its own.
+    """
+
+    inside = False
+
+
+class _Method:
+    """Stands in a class; gives methods, class methods and static methods as they are to who asks.
+
+    A function that chose would stand between caller and replacement, and be no longer the object by which
+    torch's tables know `Tensor.item`.
+    """
+
+    def __init__(self, here: _Here, new: Any, old: Any) -> None:
+        self._here, self._new, self._old = here, new, old
+
+    def _chosen(self) -> Any:
+        return self._new if self._here.inside else self._old
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self._chosen().__get__(instance, owner)
+
+
+class _Property(_Method):
+    """The same for what can be assigned; a method with `__set__` could not be hidden by an instance's own."""
+
+    def __set__(self, instance: Any, value: Any) -> None:
+        self._chosen().__set__(instance, value)
+
+    def __delete__(self, instance: Any) -> None:
+        self._chosen().__delete__(instance)
+
+
+def _installed(patch: Patch, here: _Here) -> Callable[[], None]:
+    """Install a guard; gives what takes it away."""
+    if isinstance(patch.owner, type):
+        return _in_class(patch.owner, patch.name, patch.make, here)
+    names = patch.owner if isinstance(patch.owner, dict) else vars(patch.owner)
+    return _in_globals(names, patch.name, patch.make, here)
+
+
+def _in_class(owner: type, name: str, make: Callable[[Any], Any], here: _Here) -> Callable[[], None]:
+    inherited = name not in vars(owner)
+    old = inspect.getattr_static(owner, name)  # the descriptor itself, from whichever base
+    kind = _Property if hasattr(old, "__set__") else _Method
+    guard = kind(here, make(getattr(owner, name)), old)
+    setattr(owner, name, guard)
+
+    def restore() -> None:
+        if vars(owner).get(name) is not guard:
+            return  # somebody else has replaced it since, who is not to lose that
+        if inherited:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, old)
+
+    return restore
+
+
+def _in_globals(
+    names: dict[str, Any], name: str, make: Callable[[Any], Any], here: _Here
+) -> Callable[[], None]:
+    """In a module, whose own code finds it there, too; a builtin that it does not have itself is shadowed."""
+    inherited = name not in names
+    old = getattr(builtins, name) if inherited else names[name]
+    new = make(old)
+
+    @functools.wraps(old)
+    def guard(*args: Any, **kwargs: Any) -> Any:
+        return (new if here.inside else old)(*args, **kwargs)
+
+    names[name] = guard
+
+    def restore() -> None:
+        if names.get(name) is not guard:
+            return
+        if inherited:
+            del names[name]
+        else:
+            names[name] = old
+
+    return restore

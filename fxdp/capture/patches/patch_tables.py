@@ -1,0 +1,135 @@
+"""The tables of patches: what is different while a model is captured, and while its own code runs."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fxdp import torch_compat
+from fxdp.capture.captured import LayoutRead
+from fxdp.capture.patches.autograd_functions import AUTOGRAD
+from fxdp.capture.patches.checkpoints import REENTRANT
+from fxdp.capture.patches.layout_reads import layout_reads
+from fxdp.capture.patches.norm_averages import NORMS
+from fxdp.capture.patches.patch import Patch, patched
+from fxdp.capture.patches.raise_checks import Asked, checks
+from fxdp.capture.patches.random_numbers import UNIT_DRAWS, RefusedGenerators, python_draws, seedings
+from fxdp.capture.patches.substitutes import SUBSTITUTES
+from fxdp.capture.patches.symbolic_len import symbolic_len
+from fxdp.capture.patches.tensor_reads import DATA
+from fxdp.ir.graphs import no_collection
+from fxdp.ir.notes import Site
+
+_WRONGLY_DECOMPOSED = torch.ops.aten.multilabel_margin_loss_forward.default
+"""torch 2.13's Python decomposition counts targets after the first -1; its kernel does not."""
+
+
+def _idle(convert: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
+    """`module.to(dtype)` in a forward would exchange parameters, also where it changes nothing: not there."""
+
+    def apply(self: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+        own = (*self.parameters(recurse), *self.buffers(recurse))
+        if all((made := fn(t)).dtype == t.dtype and made.device == t.device for t in own):
+            return self
+        return convert(self, fn, recurse)
+
+    return apply
+
+
+WHOLE_CAPTURE: tuple[Patch, ...] = (*NORMS, *SUBSTITUTES, REENTRANT, Patch(nn.Module, "_apply", _idle))
+"""From the first trace to the joint graph: the backward of a user's function runs after the export."""
+
+
+@dataclass(frozen=True)
+class Heard:
+    """What one run of the model's code said by what it called."""
+
+    asked: Asked = field(default_factory=Asked)
+    layout_reads: list[LayoutRead] = field(default_factory=list)
+    seeded: list[tuple[str, Site]] = field(default_factory=list)
+
+
+def own_code(heard: Heard, tensors: Sequence[Tensor]) -> tuple[Patch, ...]:
+    """While the model's code runs on these inputs: torch's tracing before and after it has torch as it is."""
+    return (
+        *AUTOGRAD,
+        DATA,
+        *layout_reads(heard.layout_reads, tensors),
+        *seedings(heard.seeded),
+        *checks(heard.asked),
+        *python_draws(),
+        *UNIT_DRAWS,
+    )
+
+
+@contextlib.contextmanager
+def hearing(tensors: Sequence[Tensor]) -> Iterator[Heard]:
+    """Around one run of the model's code.
+
+    Raises
+    ------
+    CaptureError : the code does what no graph can hold, with its line.
+    """
+    heard = Heard()
+    with patched(own_code(heard, tensors)), RefusedGenerators():
+        yield heard
+
+
+@contextlib.contextmanager
+def capture_patches(module: nn.Module, loss_fn: Callable[..., Any] | None) -> Iterator[None]:
+    """Everything that is different while a model is captured; leaves no trace."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_quiet())
+        stack.enter_context(torch_compat.silent_export())
+        stack.enter_context(_kept_random_state())
+        stack.enter_context(no_collection())
+        stack.enter_context(patched((*WHOLE_CAPTURE, *symbolic_len(module, loss_fn))))
+        stack.enter_context(torch_compat.without_autograd_kernel(_WRONGLY_DECOMPOSED))
+        if torch.is_inference_mode_enabled():
+            stack.enter_context(torch.inference_mode(False))
+            stack.enter_context(torch.no_grad())
+        yield
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep torch's own warnings about tracing to ourselves; the caller may treat them as errors.
+
+    What a fake kernel refuses is logged with its whole stack, then raised; it is told in other words.
+    """
+    log, fake = logging.getLogger("torch"), logging.getLogger("torch._subclasses.fake_tensor")
+    levels = log.level, fake.level
+    if log.getEffectiveLevel() >= logging.WARNING:
+        log.setLevel(logging.ERROR)
+        fake.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.setLevel(levels[0])
+        fake.setLevel(levels[1])
+
+
+@contextlib.contextmanager
+def _kept_random_state() -> Iterator[None]:
+    """Tracing draws no number that the user could miss later."""
+    cpu = torch.get_rng_state()
+    cuda = torch.cuda.get_rng_state_all() if _cuda_in_use() else None
+    try:
+        yield
+    finally:
+        torch.set_rng_state(cpu)
+        if cuda is not None:
+            torch.cuda.set_rng_state_all(cuda)
+
+
+def _cuda_in_use() -> bool:
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]

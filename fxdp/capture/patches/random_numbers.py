@@ -1,0 +1,242 @@
+"""Random numbers that the user's code draws by itself, which a graph would keep as they were drawn once.
+
+    if self.training and np.random.random() < self.layerdrop:   decides where layerdrop is between 0 and 1
+        continue                                                alike for all numbers where it is 0
+    if torch.rand([]) < self.layerdrop:     the same; the program draws the number all the same, so that
+        continue                            those after it are eager's
+    noise = torch.randn(4, generator=self.generator)    a graph cannot hold the generator
+    torch.manual_seed(0); noise = torch.randn(4)        a graph cannot seed: each step would draw anew
+
+While a model is captured, a number of Python or NumPy between two bounds is drawn as an object that knows
+these. A comparison that comes out alike for all of them is answered; whatever else asks for the number is
+refused, with its line. Once the code has seeded the generator itself (BigBird's random blocks), its numbers
+are alike at each step. Of torch's own numbers such comparisons are constants, and seeding is refused where
+the model draws.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable
+from types import FrameType, ModuleType
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from fxdp.capture.patches.patch import Patch, calling_frame
+from fxdp.capture.sites import is_user_file, site_of_frame
+from fxdp.errors import CaptureError
+from fxdp.ir.notes import Site
+
+_UNIT = ("random", "random_sample", "ranf", "sample", "rand")
+"""Functions that draw a number of [0, 1) when they are given nothing; `uniform` is given both bounds."""
+_KEPT = frozenset({"getstate", "setstate", "get_state", "set_state"})
+
+
+class Drawn:
+    """A number that is drawn at each step, of which only the bounds are known."""
+
+    def __init__(self, name: str, low: float, high: float) -> None:
+        self._name, self._low, self._high = name, low, high
+
+    def __lt__(self, other: Any) -> bool:
+        if isinstance(other, (int, float)) and (other <= self._low or other > self._high):
+            return other > self._high
+        self._refuse()
+
+    def __le__(self, other: Any) -> bool:
+        if isinstance(other, (int, float)) and (other < self._low or other >= self._high):
+            return other >= self._high
+        self._refuse()
+
+    def __gt__(self, other: Any) -> bool:
+        return not self <= other
+
+    def __ge__(self, other: Any) -> bool:
+        return not self < other
+
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        raise _refusal(self._name, _users_line())
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
+        next(arg for arg in (*args, *(kwargs or {}).values()) if isinstance(arg, cls))._refuse()
+
+    __bool__ = __float__ = __int__ = __index__ = __complex__ = __round__ = __array__ = _refuse
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _refuse
+    __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __pow__ = __rpow__ = __neg__ = __abs__ = _refuse
+    __eq__ = __ne__ = __hash__ = _refuse
+
+
+def python_draws() -> tuple[Patch, ...]:
+    """While the user's code runs, know its numbers by their bounds only.
+
+    What asks for a number's value, or draws something else, raises a `CaptureError`.
+    """
+    seeded: set[ModuleType] = set()
+    found: list[Patch] = []
+    for module in (random, np.random):
+        for name, function in list(vars(module).items()):
+            if name == "seed":
+                found.append(Patch(module, name, _seeding(module, seeded)))
+            # the functions of both modules are methods of one hidden generator each
+            elif name not in _KEPT and isinstance(
+                getattr(function, "__self__", None), (random.Random, np.random.RandomState)
+            ):
+                found.append(Patch(module, name, _drawing(module, name, seeded)))
+    return tuple(found)
+
+
+def _seeding(module: ModuleType, seeded: set[ModuleType]) -> Callable[[Any], Any]:
+    def make(plain: Callable[..., Any]) -> Callable[..., Any]:
+        def seed(*args: Any, **kwargs: Any) -> Any:
+            given = [a for a in (*args, *kwargs.values()) if a is not None]
+            (seeded.add if given else seeded.discard)(module)
+            return plain(*args, **kwargs)
+
+        return seed
+
+    return make
+
+
+def _drawing(module: ModuleType, name: str, seeded: set[ModuleType]) -> Callable[[Any], Any]:
+    full = f"{module.__name__}.{name}"
+
+    def make(plain: Callable[..., Any]) -> Callable[..., Any]:
+        def draw(*args: Any, **kwargs: Any) -> Any:
+            frame = calling_frame()
+            # torch and its kin draw by these, too (names of temporary files, say)
+            if module in seeded or not is_user_file(frame.f_code.co_filename):
+                return plain(*args, **kwargs)
+            numbers = [a for a in (*args, *kwargs.values()) if isinstance(a, (int, float))]
+            if name in _UNIT and not args and not kwargs:
+                return Drawn(full, 0.0, 1.0)
+            if name == "uniform" and len(numbers) == len(args) + len(kwargs) == 2:
+                return Drawn(full, min(numbers), max(numbers))
+            raise _refusal(full, site_of_frame(frame))
+
+        return draw
+
+    return make
+
+
+def _refusal(name: str, site: Site) -> CaptureError:
+    where = f"at {site}" if site.file else "in the model"
+    return CaptureError(
+        f"{where}: {name} draws a random number in Python, and a graph would keep the one that was drawn "
+        "while it was captured. Draw it with torch and choose with torch.where, draw it outside of the model "
+        "and pass it as an input, or switch off what draws it (layerdrop=0, mask_time_prob=0)"
+    )
+
+
+_MARK = "_fxdp_between_0_and_1"
+
+_ALWAYS: dict[str, Callable[[float], bool | None]] = {
+    "__lt__": lambda bound: True if bound >= 1 else False if bound <= 0 else None,
+    "__le__": lambda bound: True if bound >= 1 else False if bound < 0 else None,
+    "__gt__": lambda bound: False if bound >= 1 else True if bound < 0 else None,
+    "__ge__": lambda bound: False if bound >= 1 else True if bound <= 0 else None,
+}
+"""What a comparison is for all numbers of [0, 1); None if it differs."""
+
+
+def _marking(plain: Callable[..., Any]) -> Callable[..., Any]:
+    def rand(*args: Any, **kwargs: Any) -> Tensor:
+        drawn: Tensor = plain(*args, **kwargs)
+        if all(isinstance(size, int) and size == 1 for size in drawn.shape):  # asks no symbolic size
+            setattr(drawn, _MARK, True)
+        return drawn
+
+    return rand
+
+
+def _comparing(always: Callable[[float], bool | None]) -> Callable[[Any], Any]:
+    def make(plain: Callable[..., Any]) -> Callable[..., Any]:
+        def compare(self: Tensor, other: Any) -> Any:
+            if isinstance(other, (int, float)) and getattr(self, _MARK, False):
+                answer = always(other)
+                if answer is not None:  # a constant, which Python may read
+                    return torch.tensor(answer, device=self.device).reshape(self.shape)
+            return plain(self, other)
+
+        return compare
+
+    return make
+
+
+UNIT_DRAWS: tuple[Patch, ...] = (
+    Patch(torch, "rand", _marking),
+    *(Patch(Tensor, name, _comparing(always)) for name, always in _ALWAYS.items()),
+)
+"""While the user's code is traced, comparisons that come out alike for all numbers are constants."""
+
+_SEEDING = (
+    *((torch, name) for name in ("manual_seed", "seed", "set_rng_state")),
+    *((torch.random, name) for name in ("manual_seed", "seed", "set_rng_state", "fork_rng")),
+    *((torch.cuda, name) for name in ("manual_seed", "manual_seed_all", "seed", "seed_all", "set_rng_state")),
+)
+
+
+def seedings(found: list[tuple[str, Site]]) -> tuple[Patch, ...]:
+    """While the user's code is exported, note what seeds torch's generators, and where."""
+
+    def noting(how: str) -> Callable[[Any], Any]:
+        def make(plain: Callable[..., Any]) -> Callable[..., Any]:
+            def seed(*args: Any, **kwargs: Any) -> Any:
+                frame = calling_frame()
+                if is_user_file(frame.f_code.co_filename):
+                    found.append((how, site_of_frame(frame)))
+                return plain(*args, **kwargs)
+
+            return seed
+
+        return make
+
+    return tuple(Patch(owner, name, noting(f"{owner.__name__}.{name}")) for owner, name in _SEEDING)
+
+
+def seeding_error(how: str, site: Site) -> CaptureError:
+    """The error of a forward that seeds torch's generators and draws."""
+    return CaptureError(
+        f"at {site}: the model calls {how} and draws random numbers, and a graph cannot seed: it would draw "
+        f"others at each step. {_REMEDY}"
+    )
+
+
+_REMEDY = (
+    "Draw fixed numbers once and keep them (register_buffer), seed outside of the model, or draw outside of "
+    "it and pass the numbers as an input"
+)
+
+
+class RefusedGenerators(TorchFunctionMode):
+    """Refuses draws from generators that are not torch's own.
+
+    A mode and no patch: any function of torch may be given a generator, and torch's modes are this thread's.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = (*args, *(kwargs or {}).values())
+        if any(isinstance(arg, torch.Generator) and not _is_default(arg) for arg in given):
+            name = getattr(func, "__name__", str(func))
+            raise CaptureError(
+                f"at {_users_line()}: {name} draws from a generator of the model's own, which a graph cannot "
+                f"hold. {_REMEDY}"
+            )
+        return func(*args, **(kwargs or {}))
+
+
+def _is_default(generator: torch.Generator) -> bool:
+    return any(generator is own for own in (torch.default_generator, *torch.cuda.default_generators))
+
+
+def _users_line() -> Site:
+    """The innermost line of the user's code that is running."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not is_user_file(frame.f_code.co_filename):
+        frame = frame.f_back
+    return site_of_frame(frame) if frame else Site()
