@@ -35,11 +35,12 @@ class Launch:
 class Settings:
     """All settings from the environment, read once per use and passed on as a value.
 
-    Attributes:
-        launch: torchrun's variables, None when the process was not started by torchrun.
-        timeout_s: seconds a rank waits for another one in a collective or in the control channel.
-        host: the address at which other ranks reach this one, None to find it.
-        shared_memory: whether ranks of one host may sum large values through memory that they share.
+    Attributes
+    ----------
+    launch : torchrun's variables, None when the process was not started by torchrun.
+    timeout_s : seconds a rank waits for another one in a collective or in the control channel.
+    host : the address at which other ranks reach this one, None to find it.
+    shared_memory : whether ranks of one host may sum large values through memory that they share.
     """
 
     launch: Launch | None = None
@@ -51,8 +52,9 @@ class Settings:
     def from_environment(environment: Mapping[str, str] | None = None) -> Settings:
         """Read the settings from `environment` (default: the process's own).
 
-        Raises:
-            MeshError: a variable is not a number, or torchrun's set is incomplete.
+        Raises
+        ------
+        MeshError : a variable is not a number, or torchrun's set is incomplete.
         """
         env = os.environ if environment is None else environment
         return Settings(

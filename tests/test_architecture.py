@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import io
 import re
 import tokenize
@@ -28,9 +29,9 @@ def module_name(file: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
 
 
-def trees() -> Iterator[tuple[str, ast.Module]]:
-    for file in FILES:
-        yield module_name(file), ast.parse(file.read_text())
+@functools.cache
+def trees() -> list[tuple[str, ast.Module]]:
+    return [(module_name(file), ast.parse(file.read_text())) for file in FILES]
 
 
 def imported(tree: ast.Module) -> set[str]:
@@ -104,17 +105,19 @@ _USERS = ("file.py", "model.py", "models.py", "train.py")
 """Files of users, in examples of commands and errors."""
 
 
-def prose() -> Iterator[tuple[Path, str]]:
+@functools.cache
+def prose() -> list[tuple[Path, str]]:
     """Docstrings and comments of the library, and the pages beside it."""
-    for file in FILES:
-        source = file.read_text()
-        nodes = (n.value for n in ast.walk(ast.parse(source)) if isinstance(n, ast.Expr))
-        texts = [n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str)]
-        tokens = tokenize.generate_tokens(io.StringIO(source).readline)
-        texts += [token.string for token in tokens if token.type == tokenize.COMMENT]
-        yield file, "\n".join(texts)
-    for page in ("README.md", "CONTRIBUTING.md"):
-        yield ROOT.parent / page, (ROOT.parent / page).read_text()
+    pages = [ROOT.parent / "README.md", ROOT.parent / "CONTRIBUTING.md"]
+    said = [(file, "\n".join(_said_in(file.read_text()))) for file in FILES]
+    return [*said, *((page, page.read_text()) for page in pages)]
+
+
+def _said_in(source: str) -> Iterator[str]:
+    nodes = (n.value for n in ast.walk(ast.parse(source)) if isinstance(n, ast.Expr))
+    yield from (n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str))
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    yield from (token.string for token in tokens if token.type == tokenize.COMMENT)
 
 
 def test_every_file_name_in_prose_exists() -> None:
@@ -129,6 +132,12 @@ def test_every_file_name_in_prose_exists() -> None:
         )
     ]
     assert missing == []
+
+
+def test_docstrings_have_one_style() -> None:
+    """Sections are underlined; `Raises:` and the like are another style."""
+    other = re.compile(r"^\s*(Args|Attributes|Parameters|Raises|Returns|Yields):\s*$|Raises `", re.M)
+    assert [f"{file.relative_to(ROOT.parent)}" for file, text in prose() if other.search(text)] == []
 
 
 def test_the_table_of_rooms_is_what_the_rooms_say() -> None:

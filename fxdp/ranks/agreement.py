@@ -40,8 +40,9 @@ class Agreement:
 
     Between `start` and `finish` the caller may do anything that takes part in no other exchange.
 
-    Raises:
-        RankFailedError: another rank refused its input (only this round fails), failed, or died.
+    Raises
+    ------
+    RankFailedError : another rank refused its input (only this round fails), failed, or died.
     """
 
     def __init__(self, joined: Joined) -> None:
@@ -71,8 +72,9 @@ class Agreement:
 def gather_objects(joined: Joined, value: Any) -> list[Any]:
     """Every rank's `value` (anything that can be pickled), in rank order.
 
-    Raises:
-        RankFailedError: another rank failed or died.
+    Raises
+    ------
+    RankFailedError : another rank failed or died.
     """
     if joined.links is None:
         return [value] * joined.mesh.world
@@ -82,9 +84,10 @@ def gather_objects(joined: Joined, value: Any) -> list[Any]:
 def agree(joined: Joined, lines: Sequence[str], what: str) -> None:
     """Check that all ranks have the same `lines`; `what` names them, as in "models" or "options".
 
-    Raises:
-        AgreementError: on every rank, with the first line that differs and who has which.
-        RankFailedError: another rank failed or died.
+    Raises
+    ------
+    AgreementError : on every rank, with the first line that differs and who has which.
+    RankFailedError : another rank failed or died.
     """
     text = "\n".join(lines)
     digests = gather_objects(joined, hashlib.sha256(text.encode()).hexdigest())
@@ -100,8 +103,9 @@ def broadcast_tensors(joined: Joined, tensors: Sequence[Tensor], bucket_bytes: i
     and empty ones included. Tensors that share all their memory (tied weights) may be passed more than once.
     Of a `DTensor` the local shard is sent and overwritten: pass one only where all ranks hold the same shard.
 
-    Raises:
-        RankFailedError: another rank failed or died.
+    Raises
+    ------
+    RankFailedError : another rank failed or died.
     """
     if joined.links is None or joined.links.whole_group is None:
         return

@@ -51,9 +51,10 @@ _FRAMES = 6
 class guard:  # noqa: N801  (reads as a statement: with guard(joined))
     """Around one compiled call: errors of this rank reach the others, theirs reach this one.
 
-    Raises:
-        RankFailedError: another rank failed or died, now or earlier.
-        StateError: the process group was destroyed.
+    Raises
+    ------
+    RankFailedError : another rank failed or died, now or earlier.
+    StateError : the process group was destroyed.
     """
 
     def __init__(self, joined: Joined) -> None:

@@ -37,15 +37,17 @@ def resolve_mesh(
 
     All ranks of the mesh must call this at the same point: the first call makes process groups.
 
-    Args:
-        mesh: a DeviceMesh, sizes by axis name (no process group is used), or None (see the module).
-        device_type: the type of the device that holds the model's parameters.
-        settings: read from the environment by default.
+    Parameters
+    ----------
+    mesh : a DeviceMesh, sizes by axis name (no process group is used), or None (see the module).
+    device_type : the type of the device that holds the model's parameters.
+    settings : read from the environment by default.
 
-    Raises:
-        MeshError: unknown, unnamed or not yet supported axes; another device type than the model's; no
-            process group; a rank outside the mesh.
-        RankFailedError: another rank did not come.
+    Raises
+    ------
+    MeshError : unknown, unnamed or not yet supported axes; another device type than the model's; no
+        process group; a rank outside the mesh.
+    RankFailedError : another rank did not come.
     """
     settings = settings or Settings.from_environment()
     if mesh is None:
@@ -63,9 +65,10 @@ def resolve_mesh(
 def ensure_alive(joined: Joined) -> None:
     """Check that the mesh can still be used; cheap enough for every step.
 
-    Raises:
-        StateError: the process group was destroyed, or this rank failed inside an earlier call.
-        RankFailedError: another rank has failed.
+    Raises
+    ------
+    StateError : the process group was destroyed, or this rank failed inside an earlier call.
+    RankFailedError : another rank has failed.
     """
     links = joined.links
     if links is None or (links.alive and links.ending is None):

@@ -15,9 +15,10 @@ __all__ = ["SkipLayout", "inspect_skip_layout"]
 class SkipLayout:
     """The skip routes between partitions.
 
-    Attributes:
-        by_ns_name: `(namespace, name)` to the partitions `(prev_j, next_j)` that stash and pop it.
-        by_partition: for each partition, what it pops: `(prev_j, namespace, name)`, in ascending order.
+    Attributes
+    ----------
+    by_ns_name : `(namespace, name)` to the partitions `(prev_j, next_j)` that stash and pop it.
+    by_partition : for each partition, what it pops: `(prev_j, namespace, name)`, in ascending order.
     """
 
     def __init__(

@@ -33,8 +33,9 @@ __all__ = [
 class SkipTracker:
     """Keeps skip tensors as they are. Each thread has one, so skippables work in a plain `nn.Sequential`.
 
-    Attributes:
-        tensors: what was stashed and not popped yet, by `(namespace, name)`.
+    Attributes
+    ----------
+    tensors : what was stashed and not popped yet, by `(namespace, name)`.
     """
 
     def __init__(self) -> None:

@@ -48,7 +48,9 @@ def balance(
     `1 + tolerance` times the least possible, those with the fewest crossing bytes in total are taken; if
     several, those whose slowest stage is the fastest.
 
-    Raises `StageError` if there are more stages than cut points allow, and for costs that are none.
+    Raises
+    ------
+    StageError : more stages than cut points allow, or costs that are none.
     """
     chain = _chain(costs, crossing)
     if not 1 <= stages <= len(chain.ends) - 1:

@@ -36,7 +36,9 @@ def read(path: Path) -> Schedule:
 def parse(text: str, name: str = "csv") -> Schedule:
     """The schedule of a text: stages, micro-batches and placement are what its words say.
 
-    Raises `ScheduleError` with every word that is none, or with every fault of the schedule.
+    Raises
+    ------
+    ScheduleError : with every word that is none, or with every fault of the schedule.
     """
     rows: list[tuple[Action, ...]] = []
     faults: list[str] = []

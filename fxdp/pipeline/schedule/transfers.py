@@ -78,8 +78,10 @@ Programs: TypeAlias = tuple[tuple[Event, ...], ...]
 def programs(schedule: Schedule, edges: Sequence[Edge], costs: Costs | None = None) -> Programs:
     """Each rank's actions and transfers in order; edges within one rank need no transfer.
 
-    Raises `ScheduleError` for edges that go the wrong way or to a stage that does not exist, and
-    `DeadlockError` if the schedule's own order goes round in a circle.
+    Raises
+    ------
+    ScheduleError : edges that go the wrong way or to a stage that does not exist.
+    DeadlockError : the schedule's own order goes round in a circle.
     """
     _refuse_wrong_edges(schedule, edges)
     rows: list[list[Event]] = [[] for _ in schedule.ranks]

@@ -38,14 +38,16 @@ class MessageGroup(dist.ProcessGroup):
 
     Values are reduced in rank order, so all ranks hold the same bits.
 
-    Args:
-        messages: the connections.
-        size: the number of ranks.
-        explain: turns a broken connection into the error that names the rank at fault.
-        memory: for reductions that are too large for messages, which otherwise go by them too.
+    Parameters
+    ----------
+    messages : the connections.
+    size : the number of ranks.
+    explain : turns a broken connection into the error that names the rank at fault.
+    memory : for reductions that are too large for messages, which otherwise go by them too.
 
-    Attributes:
-        handed_bytes: bytes of this rank's own values in all collectives so far.
+    Attributes
+    ----------
+    handed_bytes : bytes of this rank's own values in all collectives so far.
     """
 
     def __init__(

@@ -47,12 +47,13 @@ _live: weakref.WeakSet[Links] = weakref.WeakSet()
 class Links:
     """Process groups and control channel of one mesh on one rank; made by `opening.open_links`.
 
-    Attributes:
-        key: the global ranks joined, those of this rank's row, and the backend.
-        control: short messages between all ranks.
-        messages: small tensors between the ranks of the row; programs reach it by `message_group_name`.
-        memory: large sums between them, by the same name; None where the ranks do not share memory.
-        in_call: true while the main thread is inside a compiled call.
+    Attributes
+    ----------
+    key : the global ranks joined, those of this rank's row, and the backend.
+    control : short messages between all ranks.
+    messages : small tensors between the ranks of the row; programs reach it by `message_group_name`.
+    memory : large sums between them, by the same name; None where the ranks do not share memory.
+    in_call : true while the main thread is inside a compiled call.
     """
 
     def __init__(

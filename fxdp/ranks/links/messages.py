@@ -56,12 +56,14 @@ class _Peer:
 class Messages:
     """Rounds of equally long values between all ranks; for one thread at a time, except `cut`.
 
-    Args:
-        connections: a non-blocking socket to each other rank.
-        timeout_s: how long `finish` waits for the other ranks.
+    Parameters
+    ----------
+    connections : a non-blocking socket to each other rank.
+    timeout_s : how long `finish` waits for the other ranks.
 
-    Attributes:
-        rounds: how many rounds were started.
+    Attributes
+    ----------
+    rounds : how many rounds were started.
     """
 
     def __init__(self, rank: int, connections: dict[int, socket.socket], timeout_s: float) -> None:
@@ -86,9 +88,10 @@ class Messages:
     def finish(self, wanted: Round) -> dict[int, memoryview]:
         """The other ranks' values of a round, by rank.
 
-        Raises:
-            LinkBrokenError: a connection ended.
-            RankFailedError: a rank did not come in time, or sent something else.
+        Raises
+        ------
+        LinkBrokenError : a connection ended.
+        RankFailedError : a rank did not come in time, or sent something else.
         """
         while not wanted.done:  # rounds that were begun earlier arrive earlier
             self._receive(self._under_way.popleft())

@@ -25,16 +25,18 @@ def open_links(
 ) -> Links:
     """Join `ranks` (of the default process group) by links; all of them must call this at the same point.
 
-    Args:
-        rank: this rank's index in `ranks`.
-        ranks: the global ranks of the mesh, in mesh order.
-        row: those of them that share this rank's stages; all, where there is no pipeline axis.
-        backend: "gloo" or "nccl".
-        settings: timeouts and address.
+    Parameters
+    ----------
+    rank : this rank's index in `ranks`.
+    ranks : the global ranks of the mesh, in mesh order.
+    row : those of them that share this rank's stages; all, where there is no pipeline axis.
+    backend : "gloo" or "nccl".
+    settings : timeouts and address.
 
-    Raises:
-        RankFailedError: a rank did not come.
-        MeshError: a rank cannot be reached.
+    Raises
+    ------
+    RankFailedError : a rank did not come.
+    MeshError : a rank cannot be reached.
     """
     world = dist.GroupMember.WORLD
     assert world is not None, "open_links needs a process group"

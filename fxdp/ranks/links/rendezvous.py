@@ -40,17 +40,19 @@ def connect_all(
 ) -> dict[int, socket.socket]:
     """Connect this rank to all others; returns the non-blocking socket of each other rank.
 
-    Args:
-        store: a key-value store that all ranks share.
-        prefix: a prefix for keys that nobody else uses, the same on all ranks.
-        rank: this rank.
-        size: how many ranks there are.
-        host: the address at which the others reach this rank.
-        timeout_s: seconds to wait for the others.
+    Parameters
+    ----------
+    store : a key-value store that all ranks share.
+    prefix : a prefix for keys that nobody else uses, the same on all ranks.
+    rank : this rank.
+    size : how many ranks there are.
+    host : the address at which the others reach this rank.
+    timeout_s : seconds to wait for the others.
 
-    Raises:
-        RankFailedError: a rank did not come within the time.
-        MeshError: a rank's address cannot be reached.
+    Raises
+    ------
+    RankFailedError : a rank did not come within the time.
+    MeshError : a rank's address cannot be reached.
     """
     deadline = time.monotonic() + timeout_s
     if rank == 0:

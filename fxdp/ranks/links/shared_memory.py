@@ -101,9 +101,10 @@ class SharedMemory:
     All ranks start and finish the same sums in the same order. Values are reduced in rank order, each chunk
     on one rank, so all ranks hold the same bits.
 
-    Args:
-        messages: the connections between the ranks.
-        size: how many ranks there are.
+    Parameters
+    ----------
+    messages : the connections between the ranks.
+    size : how many ranks there are.
     """
 
     def __init__(self, messages: Messages, size: int) -> None:
@@ -119,8 +120,9 @@ class SharedMemory:
     def start(self, value: Tensor, function: Reduction) -> Sum:
         """Write this rank's value where the others find it; `finish` must follow.
 
-        Raises:
-            RankFailedError: another rank ended before the sum before this one.
+        Raises
+        ------
+        RankFailedError : another rank ended before the sum before this one.
         """
         if self._under_way is not None:
             self.finish(self._under_way)
@@ -136,9 +138,10 @@ class SharedMemory:
     def finish(self, begun: Sum) -> None:
         """Wait for all ranks' values and put the result in the place of this rank's own.
 
-        Raises:
-            LinkBrokenError: a connection ended.
-            RankFailedError: a rank did not come in time, or with a value of another size.
+        Raises
+        ------
+        LinkBrokenError : a connection ended.
+        RankFailedError : a rank did not come in time, or with a value of another size.
         """
         if begun.finished:
             return
