@@ -1,8 +1,10 @@
 """From an unmodified module to one joint forward and backward graph in global, symbolic shapes."""
 
 from fxdp.capture.captured import Captured, Check, Condition, OutputLeaf, Route, SizeLeaf
-from fxdp.capture.driver import capture
+from fxdp.capture.driver import capture, capture_exported
+from fxdp.capture.export.exported import Exported
 from fxdp.capture.inputs import register_containers, resolve_batch_dims, run_model, several_rows
+from fxdp.capture.joint import JointOptions
 from fxdp.capture.refusals.input_layouts import check_layouts, unusual
 from fxdp.capture.refusals.stateful import copy_of, own_attributes
 
@@ -10,10 +12,13 @@ __all__ = [
     "Captured",
     "Check",
     "Condition",
+    "Exported",
+    "JointOptions",
     "OutputLeaf",
     "Route",
     "SizeLeaf",
     "capture",
+    "capture_exported",
     "check_layouts",
     "copy_of",
     "own_attributes",

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import nn
 
-from fxdp.capture.captured import Captured, SizeLeaf
-from fxdp.capture.export.canonical_sizes import Sizes
-from fxdp.capture.export.conditions import find_conditions, guards_of, kept_dims
-from fxdp.capture.export.convert import convert
-from fxdp.capture.export.examples import batch_hint
+from fxdp.capture.captured import Captured
+from fxdp.capture.export.examples import batch_hint, static_hints
+from fxdp.capture.export.exported import Exported, export
 from fxdp.capture.export.flat_module import FlatModule
-from fxdp.capture.export.single_sample import draws_numbers, for_one, for_several
-from fxdp.capture.export.static import StaticMismatchError, capture_static
-from fxdp.capture.inputs import batch_size, flatten_inputs, resolve_batch_dims
-from fxdp.capture.joint import Request, trace
+from fxdp.capture.inputs import Inputs, batch_size, flatten_inputs, resolve_batch_dims
+from fxdp.capture.joint import BatchSpecializedError, JointOptions, fitted_joint, symbolic_joint
+from fxdp.capture.joint.canonical_sizes import Sizes
+from fxdp.capture.joint.convert import convert
+from fxdp.capture.joint.raw_joint import trace_joint
+from fxdp.capture.joint.single_sample import draws_numbers, for_one, for_several
+from fxdp.capture.joint.static import StaticMismatchError
 from fxdp.capture.patches.autograd_functions import check_module_hooks
 from fxdp.capture.patches.module_state import WrittenError, numbers_of, unchanged
 from fxdp.capture.patches.patch_tables import capture_patches
@@ -27,7 +27,7 @@ from fxdp.capture.patches.random_numbers import seeding_error
 from fxdp.capture.refusals.diagnose import capture_error, eager_error, is_data_dependent
 from fxdp.capture.refusals.stateful import check_memory
 from fxdp.capture.refusals.survey import Survey, survey
-from fxdp.errors import CaptureError, InputError
+from fxdp.errors import CaptureError, FxdpError, InputError
 from fxdp.ir.memory_layout import Arrangement
 from fxdp.torch_compat import compile_lock
 
@@ -69,9 +69,8 @@ def capture(
     batch_size(inputs.tensors, batch, inputs.paths)
     with compile_lock, unchanged(module), capture_patches(module, loss_fn):
         program = FlatModule(module, inputs, loss_fn)
-        request = Request(
-            program, module, inputs, batch, dynamic, differentiable, couple, own_statistics, orders
-        )
+        how = JointOptions(differentiable, couple, own_statistics)
+        request = Request(program, module, inputs, batch, dynamic, how, orders)
         several = hint if hint is not None and hint > 1 else batch_hint(inputs.tensors, batch)
         found, request = _capture(request, several)
         seeded = request.program.record.seeded
@@ -84,10 +83,54 @@ def capture(
     return replace(found, orders=tuple(orders), layout_reads=record.layout_reads)
 
 
+def capture_exported(exported: Exported, options: JointOptions | None = None) -> Captured:
+    """The joint graph of a forward graph that was traced elsewhere, with a symbolic batch; it is used up.
+
+    Raises
+    ------
+    CaptureError : the batch size is a constant of the graph, or the graph holds what no program can run.
+    """
+    with compile_lock, capture_patches(exported.gm, None):
+        try:
+            return symbolic_joint(exported, options or JointOptions())
+        except FxdpError:
+            raise
+        except BatchSpecializedError as error:  # no user's code is here to be traced at other sizes
+            raise CaptureError(
+                f"{error}; expected a graph whose batch dims are symbols: trace it with dynamic shapes"
+            ) from error
+        except Exception as error:
+            raise capture_error(error) from error
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be captured, and how (see `capture`)."""
+
+    program: FlatModule
+    module: nn.Module
+    inputs: Inputs
+    batch: tuple[int | None, ...]
+    dynamic: bool
+    joint: JointOptions
+    orders: Sequence[Arrangement] = ()
+
+
+def _export(request: Request, hint: int, *, symbolic: bool) -> Exported:
+    return export(
+        request.program,
+        request.batch,
+        hint,
+        symbolic=symbolic,
+        dynamic=request.dynamic,
+        orders=request.orders,
+    )
+
+
 def _capture(request: Request, hint: int) -> tuple[Captured, Request]:
     """The capture, and the request that led to it."""
     try:
-        return _capture_symbolic(request, hint), request
+        return symbolic_joint(_export(request, hint, symbolic=True), request.joint), request
     except (CaptureError, InputError):
         raise
     except Exception as error:
@@ -113,41 +156,20 @@ def _for_one(found: Captured, request: Request) -> Captured:
     if not draws_numbers(found.gm.graph):
         return found
     try:
-        raw = trace(request, 1, symbolic=False)
+        raw = trace_joint(_export(request, 1, symbolic=False), request.joint)
     except (CaptureError, InputError):
         raise
     except Exception as error:
         raise capture_error(error) from error
-    return for_one(found, convert(raw, request.module, request.inputs, Sizes()).gm.graph)
-
-
-def _capture_symbolic(request: Request, hint: int) -> Captured:
-    """One trace with a symbolic batch."""
-    raw = trace(request, hint, symbolic=True)
-    sizes = Sizes(raw.fakes, request.batch, [guard for guard, _ in guards_of(raw.shape_env)])
-    converted = convert(raw, request.module, request.inputs, sizes)
-    assert raw.record.spec is not None
-    return Captured(
-        gm=converted.gm,
-        leaves=tuple(_leaf(leaf, sizes) for leaf in raw.record.leaves),
-        out_spec=raw.record.spec,
-        detached=raw.detached,
-        symbols=sizes.symbols,
-        batch=request.batch,
-        constants=converted.constants,
-        conditions=(
-            *find_conditions(raw.shape_env, sizes),
-            *(kept_dims(converted.gm.graph) if request.couple else ()),  # else a squeeze sees the whole batch
-        ),
-        checks=raw.record.checks,
-        routes=raw.routes,
-    )
+    return for_one(found, convert(raw, Sizes()).gm.graph)
 
 
 def _fall_back(error: Exception, request: Request) -> Captured:
     """Fit the graph from static traces; if these fail too, report what is nearest to the user's code."""
     try:
-        return capture_static(request)
+        batches = static_hints(request.inputs.tensors, request.batch)
+        exports = (_export(request, size, symbolic=False) for size in batches)
+        return fitted_joint(batches, exports, request.joint)
     except (CaptureError, InputError):
         raise
     except StaticMismatchError as mismatch:
@@ -168,19 +190,6 @@ def _only_at(request: Request, found: Survey) -> int | None:
         return None
     fewer = [t if d is None else t.narrow(d, 0, given - 1) for t, d in zip(tensors, dims, strict=True)]
     return None if survey(request.module, request.inputs, request.program.loss_fn, fewer).runs else given
-
-
-def _leaf(leaf: Any, sizes: Sizes) -> Any:
-    """A leaf of the output; sizes that the model returns become expressions, read values are refused."""
-    if not isinstance(leaf, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-        return leaf
-    expr = sizes.expr(leaf)
-    if any(str(symbol).startswith("u") for symbol in expr.free_symbols):
-        raise CaptureError(
-            "the model returns a Python number read from a tensor (.item(), int() or float()), which no "
-            "graph can hold. Return the tensor itself, and read it outside of the model"
-        )
-    return SizeLeaf(expr)
 
 
 def _check_request(

@@ -70,6 +70,11 @@ class FlatModule(nn.Module):
         self._cell = _Cell()
 
     @property
+    def inputs(self) -> Inputs:
+        """The inputs that it was made for."""
+        return self._inputs
+
+    @property
     def numbers(self) -> Mapping[str, Number]:
         """The buffers that count as numbers."""
         return self._numbers

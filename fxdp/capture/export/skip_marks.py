@@ -68,7 +68,7 @@ def route_skips(gm: fx.GraphModule, points: Sequence[SkipPoint]) -> tuple[Route,
     before: `%m = fxdp.mark(%x, stash a)`, `%m_1 = fxdp.mark(%m, pop a)`, `%sin = aten.sin(%m_1)`
     after:  `%alias = aten.alias(%x)`, `%sin = aten.sin(%alias)`
 
-    The alias carries the label through the joint export and is dropped after it (`convert.py`).
+    The alias carries the label through the joint export and is dropped after it (`joint/convert.py`).
 
     Raises
     ------

@@ -9,8 +9,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from fxdp.capture import SizeLeaf, capture
-from fxdp.capture.export.fit import fit_float, fit_int
-from fxdp.capture.export.static import size
+from fxdp.capture.joint.fit import fit_float, fit_int
+from fxdp.capture.joint.static import size
 from fxdp.ir.notes import note
 from fxdp.ir.sizes import B
 from fxdp.ir.types import ScalarType

@@ -10,7 +10,7 @@ Whatever differs other than as a polynomial in the batch is refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import sympy
@@ -18,11 +18,11 @@ import torch
 from torch import fx
 
 from fxdp.capture.captured import Captured, OutputLeaf, SizeLeaf
-from fxdp.capture.export.canonical_sizes import Sizes
-from fxdp.capture.export.convert import Converted, convert
-from fxdp.capture.export.examples import static_hints
-from fxdp.capture.export.fit import fit_float, fit_int
-from fxdp.capture.joint import RawJoint, Request, trace
+from fxdp.capture.export.exported import Exported
+from fxdp.capture.joint.canonical_sizes import Sizes
+from fxdp.capture.joint.convert import Converted, convert
+from fxdp.capture.joint.fit import fit_float, fit_int
+from fxdp.capture.joint.raw_joint import JointOptions, RawJoint, trace_joint
 from fxdp.ir.notes import Note, Site, keep_layout, note
 from fxdp.ir.placements import Dim
 from fxdp.ir.slots import Constant
@@ -38,25 +38,29 @@ def size(expr: str) -> int:
     raise RuntimeError(f"size({expr!r}) is symbolic: a pass replaces it before the graph runs")
 
 
-def capture_static(request: Request) -> Captured:
-    """One graph fitted from traces at four batch sizes."""
-    batches = static_hints(request.inputs.tensors, request.batch)
-    raws = [trace(request, hint, symbolic=False) for hint in batches]
-    graphs = [convert(raw, request.module, request.inputs, Sizes()) for raw in raws]
+def fitted_joint(batches: Sequence[int], exports: Iterable[Exported], options: JointOptions) -> Captured:
+    """One graph fitted to forward graphs of these batch sizes, which may be made while this runs.
+
+    Raises
+    ------
+    StaticMismatchError : the graphs differ in something that has no formula.
+    CaptureError : a graph holds what no program can run.
+    """
+    raws = [trace_joint(exported, options) for exported in exports]
+    graphs = [convert(raw, Sizes()) for raw in raws]
     _Fit(batches, graphs).run()
-    if any(raw.routes != raws[0].routes for raw in raws):
+    first = raws[0].exported
+    if any(raw.exported.routes != first.routes for raw in raws):
         raise StaticMismatchError("the skip connections depend on the batch size")
-    record = raws[0].record
-    assert record.spec is not None
     return Captured(
         gm=graphs[0].gm,
         leaves=_fit_leaves(batches, raws),
-        out_spec=record.spec,
+        out_spec=first.out_spec,
         detached=raws[0].detached,
-        batch=request.batch,
+        batch=first.batch,
         constants=graphs[0].constants,
-        checks=record.checks,
-        routes=raws[0].routes,
+        checks=first.checks,
+        routes=first.routes,
         static=True,
     )
 
@@ -180,10 +184,10 @@ def fit_number(batches: Sequence[int], values: Sequence[Any], where: str) -> sym
 
 def _fit_leaves(batches: Sequence[int], raws: Sequence[RawJoint]) -> tuple[Any, ...]:
     """The leaves of the output; numbers that differ become expressions."""
-    if len({len(raw.record.leaves) for raw in raws}) > 1:
+    if len({len(raw.exported.leaves) for raw in raws}) > 1:
         raise StaticMismatchError("the structure of the model's output depends on the batch size")
     fitted: list[Any] = []
-    for column in zip(*(raw.record.leaves for raw in raws), strict=True):
+    for column in zip(*(raw.exported.leaves for raw in raws), strict=True):
         same = isinstance(column[0], OutputLeaf) or all(value == column[0] for value in column)
         fitted.append(column[0] if same else SizeLeaf(fit_number(batches, column, "the model's output")))
     return tuple(fitted)

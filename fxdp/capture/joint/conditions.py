@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from fxdp.capture.captured import Condition
-from fxdp.capture.export.canonical_sizes import Sizes
+from fxdp.capture.joint.canonical_sizes import Sizes
 from fxdp.ir.notes import Site, note
 from fxdp.ir.types import TensorType
 

@@ -1,30 +1,20 @@
-"""Exporting a program and taking the joint forward and backward graph of it."""
+"""The joint forward and backward graph of an exported forward, as torch gives it."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import sympy
 import torch
 from torch import fx, nn
 
 from fxdp import torch_compat
-from fxdp.capture.captured import Route
 from fxdp.capture.couplings import BatchSymbols, coupling_table
-from fxdp.capture.export.examples import make_examples
-from fxdp.capture.export.flat_module import FlatModule, OutputRecord
+from fxdp.capture.export.exported import BatchDims, Exported
 from fxdp.capture.export.rewrites import part_layers, rejoin, unfused_recurrence
-from fxdp.capture.export.skip_marks import route_skips
-from fxdp.capture.inputs import Inputs
-from fxdp.capture.patches.deferred import deferring
-from fxdp.capture.patches.module_state import read_old_values
-from fxdp.errors import CaptureError
-from fxdp.ir.memory_layout import Arrangement
-
-BatchDims: TypeAlias = Sequence["int | None"]
 
 
 class BatchSpecializedError(Exception):
@@ -32,18 +22,12 @@ class BatchSpecializedError(Exception):
 
 
 @dataclass(frozen=True)
-class Request:
-    """What is to be captured, and how (see `capture`)."""
+class JointOptions:
+    """How a forward graph is differentiated (see `capture`)."""
 
-    program: FlatModule
-    module: nn.Module
-    inputs: Inputs
-    batch: tuple[int | None, ...]
-    dynamic: bool
-    differentiable: str
-    couple: bool
+    differentiable: str = "loss"
+    couple: bool = True
     own_statistics: bool = False
-    orders: Sequence[Arrangement] = ()
 
 
 @dataclass(frozen=True)
@@ -51,16 +35,15 @@ class RawJoint:
     """The joint graph as torch gives it, and what is needed to read it."""
 
     gm: fx.GraphModule
+    exported: Exported
     fakes: tuple[Any, ...]
     """The fake inputs; their sizes are the symbols of the graph."""
-    record: OutputRecord
     detached: tuple[int, ...]
     buffers: dict[str, torch.Tensor]
-    """The buffers of the exported program, by its own names."""
+    """The buffers of the exported graph, by its own names."""
     cloned: frozenset[int]
     """Outputs that were cloned so that torch does not treat them as aliases."""
     shape_env: torch_compat.ShapeEnv | None
-    routes: tuple[Route, ...] = ()
 
 
 class _Differentiated(nn.Module):
@@ -100,55 +83,32 @@ def _is_loss(output: torch.Tensor) -> bool:
     return output.requires_grad and output.dim() == 0 and output.is_floating_point()
 
 
-def trace(request: Request, hint: int, *, symbolic: bool) -> RawJoint:
-    """Export the program and its backward at a batch of `hint`; with `symbolic` sizes are symbols."""
-    program, batch = request.program, request.batch
-    examples = make_examples(request.inputs.tensors, batch, hint, request.orders)
-    with deferring() as deferred:
-        exported = torch.export.export(
-            program,
-            examples,
-            dynamic_shapes=(_dynamic_shapes(examples, batch, request.dynamic),) if symbolic else None,
-            strict=False,
-        )
-    _check_constants(exported)
-    module = torch_compat.exported_module(exported)
-    read_old_values(module, program.record.assigned)
-    deferred.bind(module)
-    part_layers(module)
-    if not symbolic:
-        rejoin(module)
-    routes = route_skips(module, program.record.skips)
-    fakes = tuple(node.meta["val"] for node in module.graph.nodes if node.op == "placeholder")
+def trace_joint(exported: Exported, options: JointOptions) -> RawJoint:
+    """Trace a forward graph with its backward.
+
+    The trace is made with the graph's own fake inputs: with real tensors torch would fix the batch again.
+    """
+    part_layers(exported.gm)
+    if not exported.symbolic:
+        rejoin(exported.gm)
+    fakes = exported.fakes
     fake_mode = next((fake.fake_mode for fake in fakes), None)
-    wrapper = _Differentiated(module, request.differentiable, program.record.loss)
-    symbols = batch_symbols(fakes, batch) if symbolic else None
-    table = coupling_table(BatchSymbols(symbols, request.own_statistics)) if request.couple else {}
-    with unfused_recurrence() if request.couple else contextlib.nullcontext():
+    wrapper = _Differentiated(exported.gm, options.differentiable, exported.loss)
+    symbols = batch_symbols(fakes, exported.batch) if exported.symbolic else None
+    table = coupling_table(BatchSymbols(symbols, options.own_statistics)) if options.couple else {}
+    with unfused_recurrence() if options.couple else contextlib.nullcontext():
         gm = torch_compat.joint_graph(wrapper, fakes, fake_mode, table)
-    if symbolic:
-        batch_symbols(fakes, batch)
+    if exported.symbolic:
+        batch_symbols(fakes, exported.batch)  # differentiating may fix the batch, too
     return RawJoint(
         gm=gm,
+        exported=exported,
         fakes=fakes,
-        record=program.record,
         detached=wrapper.detached,
         buffers=dict(wrapper.named_buffers(remove_duplicate=False)),
         cloned=wrapper.cloned,
         shape_env=fake_mode.shape_env if fake_mode is not None else None,
-        routes=routes,
     )
-
-
-def _check_constants(exported: torch.export.ExportedProgram) -> None:
-    """Refuse tensors that would silently get no gradient."""
-    for name, value in exported.constants.items():
-        if isinstance(value, torch.Tensor) and value.requires_grad and torch.is_grad_enabled():
-            raise CaptureError(
-                f"the model uses a tensor ({name.removeprefix('module.')}, shape {list(value.shape)}) that "
-                "requires grad but is no registered parameter: it would get no gradient. Make it an "
-                "nn.Parameter of the module"
-            )
 
 
 def batch_symbols(fakes: Sequence[Any], batch: BatchDims) -> frozenset[sympy.Symbol]:
@@ -163,16 +123,3 @@ def batch_symbols(fakes: Sequence[Any], batch: BatchDims) -> frozenset[sympy.Sym
             raise BatchSpecializedError(f"the batch size became the constant {size}")
         found |= symbols
     return frozenset(found)
-
-
-def _dynamic_shapes(examples: Sequence[torch.Tensor], batch: BatchDims, dynamic: bool) -> tuple[Any, ...]:
-    """Per input, which dims export makes symbolic: the batch must stay so, others may."""
-    auto, required = torch.export.Dim.AUTO, torch.export.Dim.DYNAMIC
-    return tuple(
-        {
-            dim: required if dim == batch[i] else auto
-            for dim, size in enumerate(example.shape)
-            if dim == batch[i] or (dynamic and size > 1)
-        }
-        for i, example in enumerate(examples)
-    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,11 +11,10 @@ import torch
 from torch import fx, nn
 
 from fxdp import torch_compat
-from fxdp.capture.export.canonical_sizes import Sizes
 from fxdp.capture.export.rewrites import strip_effects
 from fxdp.capture.export.skip_marks import label_of
-from fxdp.capture.inputs import Inputs
-from fxdp.capture.joint import RawJoint
+from fxdp.capture.joint.canonical_sizes import Sizes
+from fxdp.capture.joint.raw_joint import RawJoint
 from fxdp.capture.refusals.diagnose import changed_parameter, check_dense, check_written
 from fxdp.capture.sites import SiteIndex, module_path
 from fxdp.errors import CaptureError
@@ -46,20 +45,19 @@ class Converted:
     constants: dict[str, torch.Tensor]
 
 
-def convert(raw: RawJoint, module: nn.Module, inputs: Inputs, sizes: Sizes) -> Converted:
+def convert(raw: RawJoint, sizes: Sizes) -> Converted:
     """Rebuild the raw joint graph with notes on every node."""
-    return _Converter(raw, module, inputs, sizes).run()
+    return _Converter(raw, sizes).run()
 
 
 class _Converter:
     """Copies a raw graph node by node into a new one."""
 
-    def __init__(self, raw: RawJoint, module: nn.Module, inputs: Inputs, sizes: Sizes) -> None:
+    def __init__(self, raw: RawJoint, sizes: Sizes) -> None:
         strip_effects(raw.gm.graph)
         self.raw = raw
         self.sizes = sizes
-        self.inputs = inputs
-        self.slots = _Slots(module, inputs)
+        self.slots = _Slots(raw.exported.owner, raw.exported.paths)
         self.graph = fx.Graph()
         self.sites = SiteIndex(raw.gm.graph.nodes)
         self.copies: dict[fx.Node, fx.Node] = {}
@@ -187,8 +185,8 @@ class _Converter:
 class _Slots:
     """From torch's descriptors to slots in the user's own names."""
 
-    def __init__(self, module: nn.Module, inputs: Inputs) -> None:
-        self.inputs = inputs
+    def __init__(self, module: nn.Module, paths: Sequence[str]) -> None:
+        self._paths = paths
         self._parameters = _canonical(module.named_parameters)
         self._buffers = _canonical(module.named_buffers)
         self._order = {name: i for names in (self._parameters, self._buffers) for i, name in enumerate(names)}
@@ -200,7 +198,7 @@ class _Slots:
         if isinstance(descriptor, torch_compat.BufferAOTInput):
             return self._named(Buffer, self._buffers, descriptor.target)
         if isinstance(descriptor, torch_compat.PlainAOTInput):
-            return Input(descriptor.idx, self.inputs.paths[descriptor.idx])
+            return Input(descriptor.idx, self._paths[descriptor.idx])
         if isinstance(descriptor, torch_compat.TangentAOTInput):
             output = descriptor.output
             if isinstance(output, torch_compat.PlainAOTOutput):

@@ -1,0 +1,138 @@
+"""`Exported`: a forward graph with all that the second half of capture has to know of it.
+
+    user's code -- export --> Exported -- fxdp/capture/joint --> Captured
+
+`export` makes one of a model, with the user's code run under patches. A graph that somebody else traced
+enters as an `Exported` of its own (`capture_exported`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import fx, nn
+from torch.utils import _pytree as pytree
+
+from fxdp import torch_compat
+from fxdp.capture.captured import Check, OutputLeaf, Route
+from fxdp.capture.export.examples import make_examples
+from fxdp.capture.export.flat_module import FlatModule
+from fxdp.capture.export.skip_marks import route_skips
+from fxdp.capture.patches.deferred import deferring
+from fxdp.capture.patches.module_state import read_old_values
+from fxdp.errors import CaptureError
+from fxdp.ir.memory_layout import Arrangement
+
+BatchDims: TypeAlias = Sequence["int | None"]
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A forward graph of flat tensors; the second half of capture rewrites it in place."""
+
+    gm: fx.GraphModule
+    """Its placeholders are the inputs, its attributes the parameters, buffers and constants."""
+    owner: nn.Module
+    """By whose names parameters and buffers are known; other tensors of the graph are constants."""
+    paths: tuple[str, ...]
+    """What errors and plans call each input."""
+    batch: tuple[int | None, ...]
+    """The batch dim of each input."""
+    symbolic: bool
+    """Whether the sizes of the batch dims are symbols; else the graph is that of one batch size."""
+    leaves: tuple[Any, ...]
+    """One per leaf of the model's output: `OutputLeaf` or a Python value."""
+    out_spec: pytree.TreeSpec
+    loss: int | None = None
+    """The output that the model itself calls its `loss`."""
+    checks: tuple[Check, ...] = ()
+    """Outputs beyond the model's own: what its code raises on."""
+    routes: tuple[Route, ...] = ()
+    """The skip connections, whose values have labels in the graph (`label_of`)."""
+
+    @classmethod
+    def of_graph(
+        cls, gm: fx.GraphModule, owner: nn.Module, batch: BatchDims, paths: Sequence[str] = ()
+    ) -> Exported:
+        """A graph with symbolic sizes from elsewhere that returns a tuple of tensors.
+
+        Its placeholders hold fake tensors in `meta["val"]`, and are called as they are unless `paths` says
+        otherwise.
+        """
+        names = tuple(node.name for node in gm.graph.find_nodes(op="placeholder"))
+        (results,) = gm.graph.output_node().args
+        leaves = tuple(OutputLeaf(i) for i in range(len(results)))  # type: ignore[arg-type]
+        spec = pytree.tree_structure(leaves)
+        return cls(gm, owner, tuple(paths) or names, tuple(batch), True, leaves, spec)
+
+    @property
+    def fakes(self) -> tuple[Any, ...]:
+        """The fake inputs; their sizes are the symbols of the graph."""
+        return tuple(node.meta["val"] for node in self.gm.graph.find_nodes(op="placeholder"))
+
+
+def export(
+    program: FlatModule,
+    batch: BatchDims,
+    hint: int,
+    *,
+    symbolic: bool,
+    dynamic: bool = False,
+    orders: Sequence[Arrangement] = (),
+) -> Exported:
+    """Export the program at a batch of `hint`; with `symbolic` sizes are symbols, with `dynamic` all are."""
+    inputs = program.inputs
+    examples = make_examples(inputs.tensors, batch, hint, orders)
+    with deferring() as deferred:
+        exported = torch.export.export(
+            program,
+            examples,
+            dynamic_shapes=(_dynamic_shapes(examples, batch, dynamic),) if symbolic else None,
+            strict=False,
+        )
+    _check_constants(exported)
+    gm = torch_compat.exported_module(exported)
+    record = program.record
+    read_old_values(gm, record.assigned)
+    deferred.bind(gm)
+    routes = route_skips(gm, record.skips)
+    assert record.spec is not None
+    return Exported(
+        gm=gm,
+        owner=program.module,
+        paths=inputs.paths,
+        batch=tuple(batch),
+        symbolic=symbolic,
+        leaves=record.leaves,
+        out_spec=record.spec,
+        loss=record.loss,
+        checks=record.checks,
+        routes=routes,
+    )
+
+
+def _check_constants(exported: torch.export.ExportedProgram) -> None:
+    """Refuse tensors that would silently get no gradient."""
+    for name, value in exported.constants.items():
+        if isinstance(value, torch.Tensor) and value.requires_grad and torch.is_grad_enabled():
+            raise CaptureError(
+                f"the model uses a tensor ({name.removeprefix('module.')}, shape {list(value.shape)}) that "
+                "requires grad but is no registered parameter: it would get no gradient. Make it an "
+                "nn.Parameter of the module"
+            )
+
+
+def _dynamic_shapes(examples: Sequence[torch.Tensor], batch: BatchDims, dynamic: bool) -> tuple[Any, ...]:
+    """Per input, which dims export makes symbolic: the batch must stay so, others may."""
+    auto, required = torch.export.Dim.AUTO, torch.export.Dim.DYNAMIC
+    return tuple(
+        {
+            dim: required if dim == batch[i] else auto
+            for dim, size in enumerate(example.shape)
+            if dim == batch[i] or (dynamic and size > 1)
+        }
+        for i, example in enumerate(examples)
+    )

@@ -1,0 +1,56 @@
+"""The joint graph of a forward with a symbolic batch, in fxdp's form."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from fxdp.capture.captured import Captured, SizeLeaf
+from fxdp.capture.export.exported import Exported
+from fxdp.capture.joint.canonical_sizes import Sizes
+from fxdp.capture.joint.conditions import find_conditions, guards_of, kept_dims
+from fxdp.capture.joint.convert import convert
+from fxdp.capture.joint.raw_joint import JointOptions, trace_joint
+from fxdp.errors import CaptureError
+
+
+def symbolic_joint(exported: Exported, options: JointOptions) -> Captured:
+    """One joint graph for all batch sizes that the forward graph holds for.
+
+    Raises
+    ------
+    BatchSpecializedError : the forward or its backward fixes the batch size.
+    CaptureError : the graph holds what no program can run.
+    """
+    raw = trace_joint(exported, options)
+    sizes = Sizes(raw.fakes, exported.batch, [guard for guard, _ in guards_of(raw.shape_env)])
+    converted = convert(raw, sizes)
+    return Captured(
+        gm=converted.gm,
+        leaves=tuple(_leaf(leaf, sizes) for leaf in exported.leaves),
+        out_spec=exported.out_spec,
+        detached=raw.detached,
+        symbols=sizes.symbols,
+        batch=exported.batch,
+        constants=converted.constants,
+        conditions=(
+            *find_conditions(raw.shape_env, sizes),
+            *(kept_dims(converted.gm.graph) if options.couple else ()),  # else a squeeze sees the whole batch
+        ),
+        checks=exported.checks,
+        routes=exported.routes,
+    )
+
+
+def _leaf(leaf: Any, sizes: Sizes) -> Any:
+    """A leaf of the output; sizes that the model returns become expressions, read values are refused."""
+    if not isinstance(leaf, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return leaf
+    expr = sizes.expr(leaf)
+    if any(str(symbol).startswith("u") for symbol in expr.free_symbols):
+        raise CaptureError(
+            "the model returns a Python number read from a tensor (.item(), int() or float()), which no "
+            "graph can hold. Return the tensor itself, and read it outside of the model"
+        )
+    return SizeLeaf(expr)

@@ -1,0 +1,92 @@
+"""Graphs from elsewhere enter at the second half of capture."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, fx, nn
+
+from fxdp import torch_compat
+from fxdp.capture import Exported, JointOptions, capture, capture_exported
+from fxdp.errors import CaptureError
+from fxdp.ir.graph_text import graph_text
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 3)
+        self.norm = nn.BatchNorm1d(3)
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        z = self.norm(self.fc(x)).relu()
+        return nn.functional.cross_entropy(z, y), z
+
+
+def inputs() -> tuple[Tensor, Tensor]:
+    return torch.randn(6, 4), torch.tensor([0, 1, 2, 2, 1, 0])
+
+
+def exported_by_hand(model: nn.Module) -> fx.GraphModule:
+    dynamic = torch.export.Dim.DYNAMIC
+    program = torch.export.export(model, inputs(), dynamic_shapes=({0: dynamic}, {0: dynamic}))
+    return torch_compat.exported_module(program)
+
+
+def attributed(gm: fx.GraphModule, model: nn.Module) -> fx.GraphModule:
+    """A graph of Dynamo, which has parameters as inputs, with these as attributes by the names they have."""
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(gm.graph, {}))
+    for node in graph.find_nodes(op="placeholder"):
+        source = node.meta["grapharg"].source.name  # L['self']._modules['fc']._parameters['weight']
+        if source.startswith("L['self']"):
+            with graph.inserting_before(node):
+                node.replace_all_uses_with(graph.get_attr(".".join(re.findall(r"_\w+\['(\w+)'\]", source))))
+        if not node.users:
+            graph.erase_node(node)
+        node.meta["val"] = node.meta["example_value"]
+    return fx.GraphModule(model, graph)
+
+
+def test_a_graph_from_elsewhere_gives_the_graph_that_capture_gives() -> None:
+    model = Model()
+    own = capture(model, inputs(), {})
+    entered = capture_exported(Exported.of_graph(exported_by_hand(model), model, (0, 0)))
+    assert graph_text(entered.gm) == graph_text(own.gm)
+    assert entered.batch == own.batch
+    assert entered.detached == own.detached
+
+
+def test_options_of_the_second_half_count() -> None:
+    model = Model()
+    how = JointOptions(differentiable="all", couple=False)
+    own = capture(model, inputs(), {}, differentiable="all", couple=False)
+    entered = capture_exported(Exported.of_graph(exported_by_hand(model), model, (0, 0)), how)
+    assert graph_text(entered.gm) == graph_text(own.gm)
+
+
+def test_a_graph_of_dynamo_enters_with_its_parameters_by_their_names() -> None:
+    """Dynamo hands over parameters as inputs; they become attributes by the names of their sources."""
+    model, graphs = Model(), []
+
+    def backend(gm: fx.GraphModule, _: Any) -> fx.GraphModule:
+        graphs.append(attributed(gm, model))
+        return gm
+
+    x, y = inputs()
+    torch._dynamo.mark_dynamic(x, 0)
+    torch._dynamo.mark_dynamic(y, 0)
+    torch.compile(model, backend=backend, fullgraph=True)(x, y)
+    assert len(graphs) == 1
+    entered = capture_exported(Exported.of_graph(graphs[0], model, (0, 0), ("x", "y")))
+    assert graph_text(entered.gm) == graph_text(capture(model, inputs(), {}).gm)
+
+
+def test_a_graph_that_fixes_its_batch_is_refused() -> None:
+    program = torch.export.export(Model(), inputs())
+    exported = Exported.of_graph(program.module(), Model(), (0, 0))  # type: ignore[arg-type]
+    with pytest.raises(CaptureError, match="the batch size became the constant 6"):
+        capture_exported(exported)
