@@ -18,6 +18,7 @@ from fxdp.ir.graphs import copy_graph
 from fxdp.ir.level import Level
 from fxdp.ir.model_tensors import slot_values
 from fxdp.ir.notes import note
+from fxdp.ir.sizes import evaluate
 from fxdp.ir.slots import Size
 from fxdp.ir.types import TensorType, local_shape
 from fxdp.lowering import Halves, lower_eager, lower_inductor
@@ -28,7 +29,6 @@ from fxdp.pipeline.cut import Part
 from fxdp.pipeline.cut.partition import backward_gives, halves_of, summed
 from fxdp.pipeline.schedule import Kind, Schedule
 from fxdp.pipeline.write.events import RECORD, WAIT
-from fxdp.pipeline.write.step_graph import evaluate
 from fxdp.ranks.joined import Joined
 from fxdp.runtime.p2p import Receive, Send
 from fxdp.runtime.stage_calls import Backward, Code, Forward, InputGradient, Once, Sums, WeightGradient

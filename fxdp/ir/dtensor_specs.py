@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import sympy
 from torch import fx
 from torch.distributed.device_mesh import DeviceMesh
 
 from fxdp.ir.notes import note
 from fxdp.ir.placements import Dim, Placement, Replicate, Shard
-from fxdp.ir.sizes import B, hint
+from fxdp.ir.sizes import evaluate, hint
 from fxdp.ir.types import TensorType
 from fxdp.torch_compat import dtensor_spec
 
@@ -58,7 +57,4 @@ def _spelled(placement: Placement, sizes: Mapping[str, int] | None) -> tuple[str
 
 
 def _number(size: Dim, sizes: Mapping[str, int] | None) -> int:
-    if sizes is None or isinstance(size, int):
-        return hint(size)
-    names = {s: sizes["B" if s == B else s.name] for s in size.free_symbols}
-    return int(size.xreplace({s: sympy.Integer(n) for s, n in names.items()}))
+    return hint(size) if sizes is None else evaluate(size, sizes)

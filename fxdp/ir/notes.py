@@ -16,7 +16,7 @@ from fxdp.ir.placements import Placement
 from fxdp.ir.recipes import Recipe, Rewrite
 from fxdp.ir.sizes import hint
 from fxdp.ir.slots import ResultSlot, Slot
-from fxdp.ir.types import NodeType, ScalarType, TensorType
+from fxdp.ir.types import NodeType, ScalarType, TensorType, type_bytes
 from fxdp.torch_compat import OpOverload
 
 _KEY = "fxdp"
@@ -90,6 +90,11 @@ def note(node: fx.Node) -> Note:
     if found is None:
         found = node.meta[_KEY] = Note()
     return found
+
+
+def value_bytes(node: fx.Node, batch: int = 64) -> int:
+    """The bytes of a node's global value at typical sizes, as `type_bytes` counts them."""
+    return type_bytes(note(node).type, batch=batch)
 
 
 def copy_note(source: fx.Node, target: fx.Node, **changes: Any) -> Note:

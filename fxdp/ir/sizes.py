@@ -2,11 +2,15 @@
 
 A dim may be sharded only if its size is `c * B` with `c` free of `B` ("homogeneous"); `B - 1` and
 `B * B` in one dim never. All answers are cached: sympy would otherwise dominate the analysis.
+
+Values of symbols are given by name: `{"B": 64, "s0": 32}`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from typing import Any
 
 import sympy
 
@@ -66,13 +70,48 @@ def exact_quotient(a: Dim, b: Dim) -> Dim | None:
     return int(quotient) if quotient.is_Integer else quotient
 
 
+def evaluate(size: Dim, values: Mapping[str, int], *, unknown: int | None = None) -> int:
+    """The value of a size.
+
+    Parameters
+    ----------
+    values : the value of each symbol, by its name.
+    unknown : what a symbol counts that is not among them; with None it is a `KeyError`.
+    """
+    return size if isinstance(size, int) else int(number(size, values, unknown=unknown))
+
+
+def number(
+    expr: sympy.Basic, values: Mapping[str, Any], *, unknown: int | None = None
+) -> int | float | bool:
+    """The value of any expression, as the Python number that it is; else as `evaluate`."""
+    found = [values[s.name] if unknown is None else values.get(s.name, unknown) for s in symbols_of(expr)]
+    return _substituted(expr, *found)
+
+
+@lru_cache(maxsize=65536)
+def symbols_of(expr: sympy.Basic) -> tuple[sympy.Symbol, ...]:
+    """The symbols of an expression, by name."""
+    return tuple(sorted(expr.free_symbols, key=str))
+
+
+@lru_cache(maxsize=65536, typed=True)  # an expression with 1.0 is another number than that with 1
+def _substituted(expr: sympy.Basic, *numbers: Any) -> int | float | bool:
+    value = expr.xreplace(dict(zip(symbols_of(expr), map(sympy.sympify, numbers), strict=True)))
+    if value.is_Boolean:
+        return bool(value)
+    return int(value) if value.is_Integer else float(value)
+
+
 @lru_cache(maxsize=65536)
 def hint(size: Dim, batch: int = 64) -> int:
     """A typical value of the size, for cost estimates: `B` counts `batch`, other symbols 32."""
-    if isinstance(size, int):
-        return size
-    values = {s: batch if s == B else 32 for s in size.free_symbols}
-    return int(size.xreplace({s: sympy.Integer(v) for s, v in values.items()}))
+    return evaluate(size, {B.name: batch}, unknown=32)
+
+
+def rank_sizes(split: Sequence[int], rank: int) -> dict[str, int]:
+    """The values of `B`, `b` and `offset` on a rank, from the local batch of each."""
+    return {B.name: sum(split), LOCAL.name: split[rank], OFFSET.name: sum(split[:rank])}
 
 
 @lru_cache(maxsize=65536)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import TypeAlias
 
 import sympy
 import torch
 
 from fxdp.ir.placements import Dim, Placement, Shard
-from fxdp.ir.sizes import local_size
+from fxdp.ir.sizes import evaluate, hint, local_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,26 @@ class ScalarType:
 
 
 NodeType: TypeAlias = TensorType | ScalarType | tuple["TensorType | ScalarType | None", ...] | None
+
+
+def type_bytes(
+    type_: NodeType, values: Mapping[str, int] | None = None, *, batch: int = 64, unknown: int | None = None
+) -> int:
+    """The bytes of a global value, all tensors of a tuple together; 0 for what is no tensor.
+
+    Parameters
+    ----------
+    values, unknown : of the symbols of sizes, as `evaluate` takes them.
+    batch : without `values`, sizes are typical ones for a batch of this size, as `hint` says.
+    """
+    if isinstance(type_, tuple):
+        return sum(type_bytes(t, values, batch=batch, unknown=unknown) for t in type_)
+    if not isinstance(type_, TensorType):
+        return 0
+    if values is None:
+        # a product of expressions is slow: each dim by itself, most of them ints
+        return type_.dtype.itemsize * prod(n if type(n) is int else hint(n, batch) for n in type_.shape)
+    return type_.dtype.itemsize * prod(evaluate(n, values, unknown=unknown) for n in type_.shape)
 
 
 def local_shape(type_: TensorType, placement: Placement | None) -> tuple[Dim, ...]:

@@ -10,20 +10,15 @@ from torch import Tensor, fx
 
 from fxdp.capture import Captured, Condition
 from fxdp.ir.notes import Site, note
+from fxdp.ir.sizes import evaluate, rank_sizes
 from fxdp.ir.slots import Input
 from fxdp.ir.types import TensorType
 from fxdp.module.call import Call
-from fxdp.reports.plan import evaluate
 
 
 def size_values(captured: Captured, call: Call, batches: Sequence[int], rank: int) -> dict[str, int]:
     """The value of each size slot for this rank."""
-    sizes = {
-        "B": sum(batches),
-        "b": batches[rank],
-        "offset": sum(batches[:rank]),
-        "b_max": max(batches),
-    }
+    sizes = {**rank_sizes(batches, rank), "b_max": max(batches)}
     for name, (index, dim) in captured.symbols.items():
         sizes[name] = call.tensors[index].shape[dim]
     return sizes

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import sympy
 from torch import Tensor
 from torch.utils._pytree import tree_unflatten
 
 from fxdp.capture import Captured, Check, OutputLeaf, SizeLeaf
 from fxdp.errors import InputError
-from fxdp.ir.sizes import B
+from fxdp.ir.sizes import number
 from fxdp.ranks.failure import everywhere
 
 
@@ -27,15 +26,8 @@ def _leaf(leaf: Any, outputs: Sequence[Tensor], sizes: dict[str, int]) -> Any:
     if isinstance(leaf, OutputLeaf):
         return outputs[leaf.index]
     if isinstance(leaf, SizeLeaf):
-        return _number(leaf.expr.xreplace(_by_symbol(leaf.expr, sizes)))
+        return number(leaf.expr, sizes)
     return leaf
-
-
-def _number(value: Any) -> int | float | bool:
-    """A value without symbols as the Python number that it is."""
-    if value.is_Boolean:
-        return bool(value)
-    return int(value) if value.is_Integer else float(value)
 
 
 def raise_if_checked(checks: Sequence[Check], outputs: Sequence[Tensor]) -> None:
@@ -59,7 +51,3 @@ def raise_if_checked(checks: Sequence[Check], outputs: Sequence[Tensor]) -> None
 def has_size_leaves(captured: Captured) -> bool:
     """Whether the model returns numbers that are computed from sizes."""
     return any(isinstance(leaf, SizeLeaf) for leaf in captured.leaves)
-
-
-def _by_symbol(expr: sympy.Basic, sizes: dict[str, int]) -> dict[Any, sympy.Integer]:
-    return {s: sympy.Integer(sizes["B" if s == B else s.name]) for s in expr.free_symbols}

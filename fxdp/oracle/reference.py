@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx
 
 from fxdp.ir.notes import is_host_size, note
-from fxdp.ir.sizes import B, named_size
+from fxdp.ir.sizes import B, number
 from fxdp.ir.slots import ResultSlot, Slot
 from fxdp.ir.types import ScalarType, TensorType
 
@@ -36,8 +36,8 @@ class Reference:
     def __init__(self, gm: fx.GraphModule, batch: int, symbols: Mapping[str, int]) -> None:
         self._gm = gm
         self._nodes = {node.name: node for node in gm.graph.nodes}
-        self.sizes: dict[Any, int] = {B: batch, **{named_size(k): v for k, v in symbols.items()}}
-        """The values of all size symbols; those that only the data fixes join as they are met."""
+        self.sizes: dict[str, int] = {B.name: batch, **symbols}
+        """The values of all size symbols by name; those that only the data fixes join as they are met."""
         self.values: dict[str, Any] = {}
 
     def node(self, like: fx.Node) -> fx.Node | None:
@@ -71,7 +71,7 @@ class Reference:
         """The value of a node that was run, or of a host number."""
         type_ = note(node).type
         if isinstance(type_, ScalarType) and node.name not in self.values:
-            return self._host(type_.expr)
+            return number(type_.expr, self.sizes)
         if node.name not in self.values and isinstance(type_, tuple):
             self.execute(node)  # the ranks' program makes each of its results by itself
         return self.values[node.name]
@@ -84,15 +84,9 @@ class Reference:
         elif isinstance(type_, TensorType):
             for size, value in zip(type_.shape, whole.shape, strict=True):
                 if isinstance(size, sympy.Symbol):
-                    self.sizes.setdefault(size, value)
+                    self.sizes.setdefault(size.name, value)
         elif isinstance(type_, ScalarType) and isinstance(type_.expr, sympy.Symbol):
-            self.sizes.setdefault(type_.expr, whole)
-
-    def _host(self, expr: sympy.Basic) -> int | float | bool:
-        value = expr.xreplace({symbol: sympy.sympify(size) for symbol, size in self.sizes.items()})
-        if isinstance(value, sympy.logic.boolalg.BooleanAtom):
-            return bool(value)
-        return int(value) if value.is_Integer else float(value)
+            self.sizes.setdefault(type_.expr.name, whole)
 
 
 def execute(node: fx.Node, value_of: Callable[[fx.Node], Any]) -> Any:

@@ -6,21 +6,20 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
-import sympy
 import torch
 from torch import Tensor, fx
 
 from fxdp.ir import conversions
 from fxdp.ir.ops import moments
 from fxdp.ir.ops.parts import combine, join_parts, take_part
-from fxdp.ir.placements import Placement, Shard
-from fxdp.ir.sizes import LOCAL, OFFSET, B
+from fxdp.ir.placements import Dim, Placement, Shard
+from fxdp.ir.sizes import LOCAL, evaluate, rank_sizes
 
 
 class VirtualRanks:
     """Ranks that hold `sizes` samples each; further dims have the sizes in `symbols`."""
 
-    def __init__(self, sizes: Sequence[int], symbols: Mapping[Any, int]) -> None:
+    def __init__(self, sizes: Sequence[int], symbols: Mapping[str, int]) -> None:
         self.sizes = tuple(sizes)
         self.world = len(self.sizes)
         self.batch = sum(self.sizes)
@@ -29,17 +28,12 @@ class VirtualRanks:
 
     def slot(self, name: str, rank: int) -> int:
         """The value of a size slot on a rank."""
-        own = {str(B): self.batch, str(LOCAL): self.sizes[rank], str(OFFSET): self.offsets[rank]}
-        if name in own:
-            return own[name]
-        return next(value for symbol, value in self._symbols.items() if str(symbol) == name)
+        return {**self._symbols, **rank_sizes(self.sizes, rank)}[name]
 
-    def number(self, expr: Any, rank: int | None = None) -> int:
+    def number(self, expr: Dim, rank: int | None = None) -> int:
         """The value of a size expression, on a rank where it counts the local batch."""
-        if not isinstance(expr, sympy.Basic):
-            return int(expr)
-        own = {} if rank is None else {LOCAL: self.sizes[rank]}
-        return int(expr.xreplace({**self._symbols, **own}))
+        own = {} if rank is None else {LOCAL.name: self.sizes[rank]}
+        return evaluate(expr, {**self._symbols, **own})
 
     def split(self, whole: Tensor, placement: Placement | None) -> list[Tensor]:
         """Every rank's part of a global value; the value itself where it is not sharded."""
@@ -78,9 +72,8 @@ class VirtualRanks:
 
 def _reduce(values: Sequence[Tensor], op: str) -> Tensor:
     stacked = torch.stack(tuple(values))
-    if op in ("sum", "avg"):
-        total = stacked.sum(0).to(values[0].dtype)
-        return total / len(values) if op == "avg" else total
+    if op == "sum":
+        return stacked.sum(0).to(values[0].dtype)
     if op in ("max", "min"):
         return stacked.amax(0) if op == "max" else stacked.amin(0)
     if op == "moments":

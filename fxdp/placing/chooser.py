@@ -13,16 +13,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from fxdp.ir.placements import Partial, Placement, R, Replicate, Shard
-from fxdp.ir.sizes import batch_factor, hint, product
-from fxdp.ir.types import TensorType
+from fxdp.ir.sizes import batch_factor
+from fxdp.ir.types import TensorType, type_bytes
 from fxdp.rules.registry import Alternative, Op, Operand
 
 _LOCAL_STEP = 1e-3  # slicing or masking moves no byte, but is not nothing
-
-
-def size_bytes(type_: TensorType) -> int:
-    """Bytes of the global value at the hinted sizes."""
-    return hint(product(*type_.shape)) * type_.dtype.itemsize
 
 
 def conversion_cost(
@@ -58,7 +53,7 @@ def choose(op: Op, alternatives: Iterable[Alternative]) -> tuple[Alternative, fl
 
 def cheapest(op: Op, candidates: Sequence[Alternative]) -> tuple[Alternative, float]:
     """The cheapest of these with its conversion bytes."""
-    sizes = [size_bytes(o.type) for o in op.operands]
+    sizes = [type_bytes(o.type) for o in op.operands]
     costs = [_cost(a, op.operands, sizes) for a in candidates]
     priced = [
         (cost + _postponed(op, a, cost), _rank(a), i)
@@ -86,7 +81,7 @@ def _postponed(op: Op, alternative: Alternative, cost: float) -> float:
 
 def _reduction(type_: TensorType) -> int:
     scatters = any(batch_factor(n) is not None for n in type_.shape)
-    return size_bytes(type_) * (1 if scatters else 2)
+    return type_bytes(type_) * (1 if scatters else 2)
 
 
 def _rank(alternative: Alternative) -> tuple[int, int]:

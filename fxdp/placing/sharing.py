@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from torch import fx
 
-from fxdp.ir.notes import note, tensor_operands
+from fxdp.ir.notes import note, tensor_operands, value_bytes
 from fxdp.ir.placements import P, Partial, Placement, R, Shard
 from fxdp.ir.sizes import batch_factor
 from fxdp.ir.types import TensorType
-from fxdp.placing.walk import Walk, bytes_of
+from fxdp.placing.walk import Walk
 
 
 def shared_conversions(walk: Walk) -> dict[fx.Node, Placement]:
@@ -63,7 +63,7 @@ def _chain(node: fx.Node) -> list[fx.Node]:
     while True:
         operands = zip(tensor_operands(chain[-1]), note(chain[-1]).operands, strict=False)
         partial = [s for s, wanted in operands if wanted == P and note(s).placement == P]
-        if len(partial) != 1 or bytes_of(partial[0]) > bytes_of(chain[-1]):
+        if len(partial) != 1 or value_bytes(partial[0]) > value_bytes(chain[-1]):
             return chain
         chain.append(partial[0])
 
@@ -73,6 +73,6 @@ def _sources(walk: Walk, node: fx.Node) -> list[fx.Node]:
     chain = [node]
     while True:
         source = walk.values[chain[-1]].source
-        if source is None or bytes_of(source) > bytes_of(node):
+        if source is None or value_bytes(source) > value_bytes(node):
             return chain
         chain.append(source)

@@ -11,12 +11,12 @@ from torch import fx
 
 from fxdp.errors import PlacementError
 from fxdp.ir.draws import draws
-from fxdp.ir.notes import Reason, Site, is_host_size, note
+from fxdp.ir.notes import Reason, Site, is_host_size, note, value_bytes
 from fxdp.ir.placements import Partial, Placement, R, Shard
 from fxdp.ir.sizes import batch_factor
 from fxdp.ir.slots import Gradient, Input, Mutation, Output, Tangent
 from fxdp.ir.types import ScalarType, TensorType
-from fxdp.placing.chooser import cheapest, choose, conversion_cost, size_bytes
+from fxdp.placing.chooser import cheapest, choose, conversion_cost
 from fxdp.placing.iota import iota_dim
 from fxdp.placing.memory_order import memory_gaps, memory_order
 from fxdp.placing.op_view import op_view
@@ -154,7 +154,7 @@ class Walk:
         wanted = self.convert_at.get(node)
         if wanted is not None and wanted != placement:
             self.conversions.append((node, wanted))
-            self.cost += conversion_cost(placements, wanted, bytes_of(node))
+            self.cost += conversion_cost(placements, wanted, value_bytes(node))
             self.gathered |= isinstance(placement, Shard)
             placements = (wanted,) if isinstance(placement, Partial) else (placement, wanted)
         if replicable and R not in placements:
@@ -173,8 +173,8 @@ class Walk:
         source = self.values[parts[0]]
         if isinstance(source.placements[0], Shard) and source.steps < _MAX_STEPS:
             value.source, value.steps = parts[0], source.steps + 1
-            bytes_ = bytes_of(parts[0]) if source.gather_bytes is None else source.gather_bytes
-            value.gather_bytes = bytes_ if bytes_ < bytes_of(node) else None
+            bytes_ = value_bytes(parts[0]) if source.gather_bytes is None else source.gather_bytes
+            value.gather_bytes = bytes_ if bytes_ < value_bytes(node) else None
 
     def _derive(self, node: fx.Node) -> None:
         """Let the whole value be computed from a source that has been gathered meanwhile."""
@@ -195,7 +195,7 @@ class Walk:
         value = self.values[node]
         if wanted is None or wanted in value.placements or isinstance(note(node).type, tuple):
             return
-        self.cost += conversion_cost(value.placements, wanted, bytes_of(node), value.gather_bytes)
+        self.cost += conversion_cost(value.placements, wanted, value_bytes(node), value.gather_bytes)
         own = value.placements[0]
         if isinstance(own, Shard) and wanted == R and value.gather_bytes is not None:
             self._gather_source(node)
@@ -209,7 +209,7 @@ class Walk:
         chain, wanted = [node], self.values[node].gather_bytes
         while self.values[chain[-1]].gather_bytes is not None:
             chain.append(self.values[chain[-1]].source)  # type: ignore[arg-type]
-        assert bytes_of(chain[-1]) == wanted
+        assert value_bytes(chain[-1]) == wanted
         self._require(chain[-1], R)
         self._compute_whole(chain[:-1])
 
@@ -252,12 +252,6 @@ def _outputs(graph: fx.Graph) -> dict[int, fx.Node]:
     slots = note(result).results
     values = result.args[0]
     return {s.index: v for s, v in zip(slots, values, strict=True) if isinstance(s, Output)}  # type: ignore[arg-type]
-
-
-def bytes_of(node: fx.Node) -> int:
-    """Bytes of a node's global value at the hinted sizes; 0 for what is no tensor."""
-    type_ = note(node).type
-    return size_bytes(type_) if isinstance(type_, TensorType) else 0
 
 
 def _choose(op: Op, one_rank: bool, site: Site) -> Choice:

@@ -20,9 +20,9 @@ from fxdp.ir import conversions
 from fxdp.ir.graph_text import target_text
 from fxdp.ir.notes import Site, is_host_size, note, tensor_operands
 from fxdp.ir.placements import Replicate, Shard
-from fxdp.ir.sizes import B, product
+from fxdp.ir.sizes import B
 from fxdp.ir.slots import Input
-from fxdp.ir.types import TensorType
+from fxdp.ir.types import TensorType, type_bytes
 from fxdp.reports.remedies import cause_and_remedy
 from fxdp.reports.tables import format_bytes
 
@@ -201,21 +201,8 @@ def _row(what: str, node: fx.Node, consumer: fx.Node | None, sizes: Mapping[str,
     site = note(node).site if reader.op == "output" else note(reader).site
     op = "the result" if reader.op == "output" else note(reader).spells or target_text(reader.target)
     phase = "backward" if note(reader if reader.op != "output" else node).backward else "forward"
-    return CoverageRow(what, op, cause, remedy, _bytes(node, sizes), site, phase)
-
-
-def _bytes(node: fx.Node, sizes: Mapping[str, int]) -> int:
-    types = note(node).type
-    members = types if isinstance(types, tuple) else (types,)
-    return sum(_type_bytes(one, sizes) for one in members if isinstance(one, TensorType))
-
-
-def _type_bytes(type_: TensorType, sizes: Mapping[str, int]) -> int:
-    elements = product(*type_.shape)
-    if isinstance(elements, sympy.Basic):
-        known = {s: sympy.Integer(sizes.get(s.name, sizes["B"])) for s in elements.free_symbols}
-        elements = elements.xreplace(known)
-    return int(elements) * type_.dtype.itemsize
+    size = type_bytes(note(node).type, sizes, unknown=sizes[B.name])
+    return CoverageRow(what, op, cause, remedy, size, site, phase)
 
 
 def _merged(rows: Iterable[CoverageRow]) -> Iterable[CoverageRow]:

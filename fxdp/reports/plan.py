@@ -13,9 +13,7 @@ from fxdp.ir.carriers import carrier_name
 from fxdp.ir.graph_text import graph_text, target_text
 from fxdp.ir.mesh import Mesh
 from fxdp.ir.notes import Cause, note
-from fxdp.ir.placements import Dim
-from fxdp.ir.sizes import B, product
-from fxdp.ir.types import TensorType
+from fxdp.ir.types import type_bytes
 from fxdp.pipeline.schedule import Edge, Schedule
 from fxdp.reports.coverage import Coverage
 from fxdp.reports.schedule_svg import schedule_svg
@@ -143,20 +141,7 @@ def _row(node: fx.Node, sizes: Mapping[str, int], mesh: Mesh | None) -> CommRow:
     phase = "backward" if known.backward else "forward"
     by = "" if mesh is None else carrier_name(node, mesh)
     op, site = target_text(node.target), str(cause.site)
-    return CommRow(op, _bytes(node, sizes), 1, cause.text, site, phase, cause.gradient, by)
-
-
-def _bytes(node: fx.Node, sizes: Mapping[str, int]) -> int:
-    type_ = note(node).type
-    assert isinstance(type_, TensorType)
-    return evaluate(product(*type_.shape), sizes) * type_.dtype.itemsize
-
-
-def evaluate(size: Dim, sizes: Mapping[str, int]) -> int:
-    """The value of a size expression."""
-    if isinstance(size, int):
-        return size
-    return int(size.xreplace({s: sizes["B"] if s == B else sizes[s.name] for s in size.free_symbols}))
+    return CommRow(op, type_bytes(known.type, sizes), 1, cause.text, site, phase, cause.gradient, by)
 
 
 def replicated_ops(gm: fx.GraphModule) -> tuple[str, ...]:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
 
 from torch import fx
 
 from fxdp.ir.notes import note
 from fxdp.ir.slots import Parameter
+from fxdp.ir.types import type_bytes
 from fxdp.pipeline.cut import Partition
 from fxdp.pipeline.cut.cost import node_cost
 from fxdp.pipeline.schedule import Schedule
-from fxdp.pipeline.write.step_graph import Sent, evaluate
+from fxdp.pipeline.write.step_graph import Sent
 from fxdp.reports.plan import StageRow
 
 
@@ -52,8 +52,8 @@ def _held(partition: Partition) -> list[tuple[int, int]]:
         for slot, type_ in part.parameters.items():
             if slot not in seen:
                 seen.add(slot)
-                count = prod(evaluate(size, {}) for size in type_.shape)
-                elements, bytes_ = elements + count, bytes_ + count * type_.dtype.itemsize
+                more = type_bytes(type_, {})
+                elements, bytes_ = elements + more // type_.dtype.itemsize, bytes_ + more
         found.append((elements, bytes_))
     return found
 

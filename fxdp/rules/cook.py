@@ -22,8 +22,8 @@ from fxdp.ir.ops.library import aten
 from fxdp.ir.ops.local_ops import positions
 from fxdp.ir.placements import Dim, P, Partial, Placement, R, Shard
 from fxdp.ir.recipes import Recipe, RecipeStep, Term
-from fxdp.ir.sizes import LOCAL, OFFSET, B, exact_quotient, hint, product
-from fxdp.ir.types import TensorType
+from fxdp.ir.sizes import LOCAL, OFFSET, B, exact_quotient, product
+from fxdp.ir.types import TensorType, type_bytes
 from fxdp.rules.registry import Alternative, Op, Operand
 from fxdp.torch_compat import OpOverload
 
@@ -98,7 +98,7 @@ class Cook:
         """The recipe as an alternative; its price are the reductions between its steps."""
         read = {a.index for step in self.steps for a in step.args if isinstance(a, Term)}
         partial = [s.type for i, s in enumerate(self.steps, 1) if isinstance(s.at, Partial) and -i in read]
-        price = sum(2 * hint(product(*t.shape)) * t.dtype.itemsize for t in partial)
+        price = 2 * sum(map(type_bytes, partial))
         chosen = tuple(self.inputs.get(o.index, R) for o in self.op.operands)
         outputs = tuple(None if r is None else r.at for r in results)
         return Alternative(chosen, outputs, None, Recipe(tuple(self.steps), results, price))

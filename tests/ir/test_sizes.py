@@ -7,7 +7,19 @@ import sympy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fxdp.ir.sizes import LOCAL, B, batch_factor, exact_quotient, hint, local_size, mentions_batch, product
+from fxdp.ir.sizes import (
+    LOCAL,
+    B,
+    batch_factor,
+    evaluate,
+    exact_quotient,
+    hint,
+    local_size,
+    mentions_batch,
+    number,
+    product,
+    rank_sizes,
+)
 
 S0 = sympy.Symbol("s0", integer=True, positive=True)
 
@@ -71,3 +83,26 @@ def test_only_homogeneous_sizes_have_a_factor(factor: int, power: int, plus: int
     size = factor * B**power + plus
     size = int(size) if sympy.sympify(size).is_Integer else size
     assert batch_factor(size) == (factor if power == 1 and plus == 0 else None)
+
+
+def test_sizes_have_values_by_the_names_of_their_symbols() -> None:
+    values = {"B": 6, "s0": 5}
+    assert [evaluate(n, values) for n in (7, 3 * B, B * S0 + 1, sympy.floor(B / 4))] == [7, 18, 31, 1]
+    with pytest.raises(KeyError, match="s0"):
+        evaluate(B * S0, {"B": 6})
+    assert evaluate(B * S0, {"B": 6}, unknown=2) == 12
+
+
+def test_a_number_is_the_one_that_eager_code_would_have() -> None:
+    found = [number(n, {"B": 6, "s0": 4}) for n in (B * S0, B / S0, sympy.Ge(B, S0), sympy.Integer(2))]
+    assert found == [24, 1.5, True, 2]
+    assert list(map(type, found)) == [int, float, bool, int]
+    assert (number(B / 2, {"B": 3.0}), number(B / 2, {"B": 3})) == (1.5, 1.5)
+
+
+def test_sizes_of_a_rank() -> None:
+    assert [rank_sizes((2, 0, 3), rank) for rank in range(3)] == [
+        {"B": 5, "b": 2, "offset": 0},
+        {"B": 5, "b": 0, "offset": 2},
+        {"B": 5, "b": 3, "offset": 2},
+    ]

@@ -5,8 +5,8 @@ import torch
 
 from fxdp.ir.placements import P, Placement, R, S
 from fxdp.ir.sizes import B
-from fxdp.ir.types import TensorType
-from fxdp.placing.chooser import choose, conversion_cost, replicated, size_bytes
+from fxdp.ir.types import TensorType, type_bytes
+from fxdp.placing.chooser import choose, conversion_cost, replicated
 from fxdp.rules.registry import Alternative, Op, Operand
 
 aten = torch.ops.aten
@@ -32,8 +32,8 @@ def test_a_local_step_is_cheaper_than_any_byte_but_not_free() -> None:
 
 
 def test_bytes_of_a_type() -> None:
-    assert size_bytes(TensorType(torch.float64, (B, 3))) == 64 * 3 * 8
-    assert size_bytes(TensorType(torch.bool, ())) == 1
+    assert type_bytes(TensorType(torch.float64, (B, 3))) == 64 * 3 * 8
+    assert type_bytes(TensorType(torch.bool, ())) == 1
 
 
 def _op(*operands: tuple[tuple[Placement, ...], int], outputs: int = 1) -> Op:

@@ -8,8 +8,8 @@ import pytest
 from expecttest import assert_expected_inline
 
 from fxdp.pipeline.schedule import SCHEDULES, Costs, Edge, make
-from fxdp.reports import schedule_svg, schedule_text
-from fxdp.reports.schedule_text import timetable
+from fxdp.reports.schedule_svg import schedule_svg
+from fxdp.reports.schedule_text import schedule_text, timetable
 
 _SVG = "{http://www.w3.org/2000/svg}"
 

@@ -22,7 +22,7 @@ from typing import Any
 from torch import fx
 
 from fxdp.ir.graphs import argument, given_arguments
-from fxdp.ir.notes import note, tensor_operands
+from fxdp.ir.notes import note, tensor_operands, value_bytes
 from fxdp.ir.op_kinds import picks
 from fxdp.ir.sizes import hint
 from fxdp.ir.types import ScalarType, TensorType
@@ -68,18 +68,13 @@ def node_bytes(node: fx.Node, batch: int = 64) -> int:
     name = _op_name(node)
     if not name or name in _MOVES_NOTHING or _is_view(node):
         return 0
-    written = sum(_size(t, batch) for t in _result_types(node))
+    written = value_bytes(node, batch)
     operands = list(dict.fromkeys(tensor_operands(node)))
     if name.endswith("_like") or name.startswith("new_"):
         operands = []
     if picks(node.target):
-        return 2 * written + sum(type_bytes(operand, batch) for operand in operands[1:])
-    return written + sum(type_bytes(operand, batch) for operand in operands)
-
-
-def type_bytes(node: fx.Node, batch: int = 64) -> int:
-    """The bytes of the node's value, all tensors of a tuple together."""
-    return sum(_size(t, batch) for t in _result_types(node))
+        return 2 * written + sum(value_bytes(operand, batch) for operand in operands[1:])
+    return written + sum(value_bytes(operand, batch) for operand in operands)
 
 
 def _convolution(node: fx.Node, batch: int, output: tuple[int, ...]) -> int:
@@ -125,12 +120,3 @@ def _shapes(node: fx.Node, batch: int) -> list[tuple[int, ...]]:
 def _shape(value: Any, batch: int) -> tuple[int, ...]:
     type_ = note(value).type if isinstance(value, fx.Node) else None
     return tuple(hint(size, batch) for size in type_.shape) if isinstance(type_, TensorType) else ()
-
-
-def _result_types(node: fx.Node) -> list[TensorType]:
-    type_ = note(node).type
-    return [t for t in (type_ if isinstance(type_, tuple) else (type_,)) if isinstance(t, TensorType)]
-
-
-def _size(type_: TensorType, batch: int) -> int:
-    return type_.dtype.itemsize * prod(hint(size, batch) for size in type_.shape)

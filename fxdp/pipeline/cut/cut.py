@@ -18,12 +18,11 @@ from torch import fx
 
 from fxdp.errors import StageError
 from fxdp.ir import conversions
-from fxdp.ir.notes import note, sequence_number
+from fxdp.ir.notes import note, sequence_number, value_bytes
 from fxdp.ir.op_kinds import is_view
 from fxdp.ir.types import TensorType
 from fxdp.pipeline.cut.balance import balance
 from fxdp.pipeline.cut.cost import node_cost
-from fxdp.pipeline.cut.node_roles import tensor_bytes
 from fxdp.pipeline.cut.phases import Phases
 
 _ADD = torch.ops.aten.add.Tensor
@@ -114,8 +113,8 @@ def _crossing(forward: list[fx.Node]) -> list[float]:
         if base.target in conversions.COLLECTIVES or not isinstance(note(base).type, TensorType):
             blocked[start:end] = [True] * (end - start)
             continue
-        change[start] += tensor_bytes(base)
-        change[end] -= tensor_bytes(base)
+        change[start] += value_bytes(base)
+        change[end] -= value_bytes(base)
     running = itertools.accumulate(change[: len(forward) - 1])
     return [float("inf") if closed else size for closed, size in zip(blocked, running, strict=False)]
 
@@ -124,7 +123,7 @@ def _base(node: fx.Node, position: dict[fx.Node, int]) -> fx.Node:
     """The value that would be sent for a view: its base, where that is not larger."""
     while is_view(node.target):
         source = node.all_input_nodes[0]
-        if source not in position or tensor_bytes(source) > tensor_bytes(node):
+        if source not in position or value_bytes(source) > value_bytes(node):
             return node
         node = source
     return node

@@ -17,7 +17,7 @@ from fxdp.ir import conversions
 from fxdp.ir.draws import node_draws
 from fxdp.ir.notes import note
 from fxdp.ir.op_kinds import is_view
-from fxdp.ir.sizes import LOCAL, OFFSET, hint, product
+from fxdp.ir.sizes import LOCAL, OFFSET
 from fxdp.ir.slots import Buffer, Constant, Input, Parameter, Size
 from fxdp.ir.types import TensorType
 
@@ -29,14 +29,6 @@ _HEAVY = frozenset(
         aten.convolution.default, aten.matmul.default,
     }
 )  # fmt: skip
-
-
-def tensor_bytes(node: fx.Node) -> int:
-    """The bytes of a node's value at a typical batch; 0 where it is no single tensor."""
-    type_ = note(node).type
-    if not isinstance(type_, TensorType):
-        return 0
-    return hint(product(*type_.shape)) * type_.dtype.itemsize
 
 
 def input_only(graph: fx.Graph) -> set[fx.Node]:

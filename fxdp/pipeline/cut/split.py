@@ -7,12 +7,12 @@ from collections.abc import Callable
 import torch
 from torch import fx
 
-from fxdp.ir.notes import copy_note, note
+from fxdp.ir.notes import copy_note, note, value_bytes
 from fxdp.ir.op_kinds import is_view
 from fxdp.ir.placements import R
 from fxdp.ir.slots import Crossing, Gradient, ResultSlot, Tangent
 from fxdp.ir.types import TensorType
-from fxdp.pipeline.cut.node_roles import same_in_all, tensor_bytes
+from fxdp.pipeline.cut.node_roles import same_in_all
 from fxdp.pipeline.cut.partition import CutEdge, Part, Partition, Total
 from fxdp.pipeline.cut.phases import Phases
 from fxdp.torch_compat import graph_module
@@ -148,7 +148,7 @@ class _Cut:
         if not is_view(node.target):
             return False
         base = node.all_input_nodes[0]
-        return tensor_bytes(base) <= tensor_bytes(node) and note(base).placement is not None
+        return value_bytes(base) <= value_bytes(node) and note(base).placement is not None
 
     def _finish_stage(self, stage: int, builders: list[_Builder], wanted: dict[Crossing, fx.Node]) -> Part:
         gives: dict[Crossing, fx.Node] = {}

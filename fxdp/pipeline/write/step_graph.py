@@ -12,6 +12,7 @@ import torch
 from torch import fx
 
 from fxdp.ir.placements import Placement
+from fxdp.ir.sizes import evaluate
 from fxdp.ir.types import TensorType, local_shape
 from fxdp.pipeline.write.events import Events
 from fxdp.runtime import p2p
@@ -163,10 +164,3 @@ class StepGraph:
 def suffix(microbatch: int | None) -> str:
     """`_mb3`, or nothing for a value of the step."""
     return "" if microbatch is None else f"_mb{microbatch}"
-
-
-def evaluate(size: Any, sizes: Mapping[str, int]) -> int:
-    """The value of a size in `B`, `b`, ... ."""
-    if isinstance(size, int):
-        return size
-    return int(size.xreplace({s: sizes[s.name] for s in size.free_symbols}))

@@ -28,12 +28,13 @@ from typing import Any
 from torch import fx
 
 from fxdp.ir.placements import Partial, Shard
+from fxdp.ir.sizes import evaluate
 from fxdp.pipeline.cut import CutEdge, Partition
 from fxdp.pipeline.cut.partition import backward_gives, forward_gives, halves_of
 from fxdp.pipeline.schedule import Action, Edge, End, Kind, Schedule, Transfer, check, programs
 from fxdp.pipeline.write.finish import Finish
 from fxdp.pipeline.write.happens_before import check_order
-from fxdp.pipeline.write.step_graph import StepGraph, evaluate, suffix
+from fxdp.pipeline.write.step_graph import StepGraph, suffix
 from fxdp.runtime import p2p
 
 

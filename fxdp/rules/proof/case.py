@@ -13,7 +13,7 @@ for uneven splits with empty and single-sample ranks. Local shapes are compared 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any
@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 
 from fxdp.errors import RuleError
 from fxdp.ir.placements import Dim, P, Partial, Placement, R, Shard
-from fxdp.ir.sizes import batch_factor
+from fxdp.ir.sizes import OFFSET, batch_factor, rank_sizes
 from fxdp.ir.types import TensorType, local_shape
 from fxdp.rules.localize import MinusOffset, local_target, localized
 from fxdp.rules.proof import recipe_run, samples
@@ -137,8 +137,8 @@ class Case:
             return
         template, target = localized(self.op(), alternative), local_target(self.op(), alternative)
         results: list[tuple[Any, ...]] = []
-        for rank, count in enumerate(split):
-            sizes = (batch, count, sum(split[:rank]))
+        for rank in range(len(split)):
+            sizes = rank_sizes(split, rank)
             mine = [p[rank] for p in parts]
             args, kwargs = pytree.tree_map(partial(_leaf, tensors=mine, sizes=sizes), template)
             results.append(self._call(target, args, kwargs))
@@ -148,11 +148,11 @@ class Case:
         if not self.random:
             self._compare_values(alternative, results, expected, split)
 
-    def _compare_shapes(self, alternative: Alternative, results: Any, sizes: tuple[int, int, int]) -> None:
+    def _compare_shapes(self, alternative: Alternative, results: Any, sizes: Mapping[str, int]) -> None:
         for i, (type_, placement) in enumerate(zip(self.outputs, alternative.outputs, strict=True)):
             if type_ is None:
                 continue
-            shape = tuple(samples.evaluate(n, *sizes) for n in local_shape(type_, placement))
+            shape = tuple(samples.on_rank(n, sizes) for n in local_shape(type_, placement))
             assert tuple(results[i].shape) == shape, f"result {i}: {tuple(results[i].shape)}, wanted {shape}"
 
     def _compare_values(
@@ -173,7 +173,7 @@ class Case:
     def _evaluate(self, operands: Sequence[torch.Tensor], batch: int) -> tuple[Any, ...]:
         args, kwargs = samples.fill_template(self._template, operands)
         args, kwargs = pytree.tree_map_only(
-            sympy.Expr, lambda e: samples.evaluate(e, batch, batch, 0), (args, kwargs)
+            sympy.Expr, lambda e: samples.on_rank(e, rank_sizes((batch,), 0)), (args, kwargs)
         )
         return self._call(self.target, args, kwargs)
 
@@ -190,12 +190,12 @@ class Case:
         return tuple(samples.fit_type(results, PROBES) for results in zip(*runs, strict=True))
 
 
-def _leaf(leaf: Any, tensors: Sequence[torch.Tensor], sizes: tuple[int, int, int]) -> Any:
+def _leaf(leaf: Any, tensors: Sequence[torch.Tensor], sizes: Mapping[str, int]) -> Any:
     if isinstance(leaf, Operand):
         return tensors[leaf.index]
     if isinstance(leaf, MinusOffset):
-        return tensors[leaf.operand.index] - sizes[2]
-    return samples.evaluate(leaf, *sizes)
+        return tensors[leaf.operand.index] - sizes[OFFSET.name]
+    return samples.on_rank(leaf, sizes)
 
 
 @cache

@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 from fxdp.ir.ops.parts import combine
 from fxdp.ir.placements import Partial, R
 from fxdp.ir.recipes import Recipe, RecipeStep, Term
+from fxdp.ir.sizes import rank_sizes
 from fxdp.ir.types import local_shape
 from fxdp.rules.proof import samples
 
@@ -27,11 +28,11 @@ def run(recipe: Recipe, parts: Sequence[list[torch.Tensor]], split: Sequence[int
 
 
 def _step(step: RecipeStep, terms: _Terms, rank: int, split: Sequence[int]) -> torch.Tensor:
-    sizes = (sum(split), split[rank], sum(split[:rank]))
+    sizes = rank_sizes(split, rank)
 
     def concrete(leaf: Any) -> Any:
         if not isinstance(leaf, Term):
-            return samples.evaluate(leaf, *sizes)
+            return samples.on_rank(leaf, sizes)
         own, at = terms[leaf.index]
         if isinstance(at, Partial):
             assert leaf.at == R, "a step reads a partial term as it is"
@@ -42,7 +43,7 @@ def _step(step: RecipeStep, terms: _Terms, rank: int, split: Sequence[int]) -> t
     is_leaf = lambda leaf: isinstance(leaf, Term)  # noqa: E731
     args, kwargs = pytree.tree_map(concrete, (step.args, dict(step.kwargs)), is_leaf=is_leaf)
     result: torch.Tensor = step.target(*args, **kwargs)
-    shape = tuple(samples.evaluate(n, *sizes) for n in local_shape(step.type, step.at))
+    shape = tuple(samples.on_rank(n, sizes) for n in local_shape(step.type, step.at))
     assert tuple(result.shape) == shape, f"{step.target}: {tuple(result.shape)}, wanted {shape}"
     assert result.dtype == step.type.dtype, f"{step.target}: {result.dtype}, wanted {step.type.dtype}"
     return result

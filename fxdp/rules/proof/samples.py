@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from fxdp.ir.ops.parts import combine
 from fxdp.ir.placements import Dim, Partial, Placement, Shard
-from fxdp.ir.sizes import LOCAL, OFFSET, B
+from fxdp.ir.sizes import B, number, rank_sizes
 from fxdp.ir.types import TensorType
 
 TOLERANCE = 1e-9
@@ -94,21 +94,14 @@ def fill_template(template: Any, tensors: Sequence[Any]) -> tuple[tuple[Any, ...
     return args, kwargs
 
 
-def evaluate(size: Any, batch: int, local: int, offset: int) -> Any:
-    """The number that an expression in `B`, `b` and `offset` stands for on a rank."""
-    return _evaluate(size, batch, local, offset) if isinstance(size, sympy.Expr) else size
-
-
-@cache
-def _evaluate(size: sympy.Expr, batch: int, local: int, offset: int) -> Any:
-    numbers = {B: batch, LOCAL: local, OFFSET: offset}
-    value = size.xreplace({symbol: sympy.Integer(n) for symbol, n in numbers.items()})
-    return int(value) if value.is_Integer else float(value)
+def on_rank(leaf: Any, sizes: Mapping[str, int]) -> Any:
+    """The number that an expression in `B`, `b` and `offset` stands for; anything else as it is."""
+    return number(leaf, sizes) if isinstance(leaf, sympy.Expr) else leaf
 
 
 def concrete(sizes: Any, batch: int) -> Any:
     """Sizes in `B` as numbers."""
-    return pytree.tree_map(lambda n: evaluate(n, batch, batch, 0), sizes)
+    return pytree.tree_map(lambda n: on_rank(n, rank_sizes((batch,), 0)), sizes)
 
 
 def random(

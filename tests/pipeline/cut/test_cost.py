@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from fxdp.capture import capture
-from fxdp.ir.notes import note
+from fxdp.ir.notes import note, value_bytes
 from fxdp.ir.slots import Input
 from fxdp.ir.types import TensorType
-from fxdp.pipeline.cut.cost import FLOPS_PER_BYTE, node_bytes, node_cost, node_flops, type_bytes
+from fxdp.pipeline.cut.cost import FLOPS_PER_BYTE, node_bytes, node_cost, node_flops
 from tests.graphs import Sketch
 
 aten = torch.ops.aten
@@ -147,7 +147,7 @@ def test_inputs_sizes_and_what_is_no_op_cost_nothing() -> None:
     x = g.add(Input(0), "f32[B, 3]")
     size = g.call(aten.sym_size.int, x, 0, type="int(B)")
     assert [node_cost(n) for n in (x, size, g.call(getattr, x, "shape"))] == [0, 0, 0]
-    assert type_bytes(x, batch=5) == 60
+    assert value_bytes(x, batch=5) == 60
 
 
 class Layer(nn.Module):
