@@ -110,9 +110,9 @@ def compile(
         a pytree prefix of `(args, kwargs)`. None: all ranks must pass the same sizes, the batch aside.
     bucket_mb : MiB of gradients that are reduced in one all-reduce.
     rng : `"sharded"`: ranks draw different random numbers, reproducible from one seed at a given mesh;
-        `"single-device"`: all ranks draw what one device would (with `compute="eager"`, bit for bit), also
-        for inputs that are not contiguous; a program is compiled for each order of their dims in memory. The
-        ranks' generators must be in one state (`torch.manual_seed` with one number).
+        `"single-device"`: all ranks draw what one device would for contiguous inputs (with `compute="eager"`,
+        bit for bit); a call that draws is refused for others (a slice, a transposed one, `channels_last`).
+        The ranks' generators must be in one state (`torch.manual_seed` with one number).
     uneven : False: you promise that at each call the inputs of all ranks have the same sizes, in all dims,
         which saves a small exchange per call; only the first call of each size is checked.
     compute : `"inductor"`: compiled; what it cannot compile runs as with `"eager"`, with a warning;

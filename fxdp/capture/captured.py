@@ -10,7 +10,6 @@ import torch
 from torch import fx
 from torch.utils._pytree import TreeSpec
 
-from fxdp.ir.memory_layout import Arrangement
 from fxdp.ir.notes import Site
 
 
@@ -77,7 +76,6 @@ class LayoutRead:
 
     how: str
     """The function that reads it."""
-    told: str
     site: Site
     offset: bool = False
     """Whether it tells where in its storage the tensor begins."""
@@ -109,7 +107,5 @@ class Captured:
     """Whether the model fixed its batch size and the graph was fitted from several static traces."""
     numbers: tuple[str, ...] = ()
     """The buffers whose values the program was made for."""
-    orders: tuple[Arrangement, ...] = ()
-    """How the inputs lie in memory; empty where they count as lying in the order of their dims."""
     layout_reads: tuple[LayoutRead, ...] = ()
     """Where the model's code reads how its tensors lie."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,7 +28,6 @@ from fxdp.capture.refusals.diagnose import capture_error, eager_error, is_data_d
 from fxdp.capture.refusals.stateful import check_memory
 from fxdp.capture.refusals.survey import Survey, survey
 from fxdp.errors import CaptureError, FxdpError, InputError
-from fxdp.ir.memory_layout import Arrangement
 from fxdp.torch_compat import compile_lock
 
 
@@ -44,7 +43,7 @@ def capture(
     couple: bool = True,
     own_statistics: bool = False,
     hint: int | None = None,
-    orders: Sequence[Arrangement] = (),
+    whole_draws: bool = False,
 ) -> Captured:
     """Capture `module(*args, **kwargs)` and its backward as one graph in global shapes.
 
@@ -56,13 +55,13 @@ def capture(
     couple          spell out ops that couple samples as sums and counts; False keeps eager's own ops
     own_statistics  BatchNorm normalizes each part of the batch by the part's own statistics
     hint            batch size to trace with: for code that branches on the batch size, whose
-                    `Captured.conditions` do not hold at the size that is wanted; 1, with `orders`: the
-                    capture is for a single sample, for which random numbers may come in another order
-    orders          how the inputs lie in memory; default: in the order of their dims
+                    `Captured.conditions` do not hold at the size that is wanted; 1, with `whole_draws`:
+                    the capture is for a single sample, for which random numbers may come in another order
+    whole_draws     random numbers are one device's for the whole batch (`joint/single_sample.py`)
 
     Under `torch.no_grad()` the graph is the forward alone.
     """
-    _check_request(module, kwargs, loss_fn, differentiable, hint, 1 if orders else 2)
+    _check_request(module, kwargs, loss_fn, differentiable, hint, 1 if whole_draws else 2)
     check_module_hooks(module)
     inputs = flatten_inputs(module, args, kwargs)
     batch = tuple(resolve_batch_dims(args, kwargs, batch_dims))
@@ -70,17 +69,17 @@ def capture(
     with compile_lock, unchanged(module), capture_patches(module, loss_fn):
         program = FlatModule(module, inputs, loss_fn)
         how = JointOptions(differentiable, couple, own_statistics)
-        request = Request(program, module, inputs, batch, dynamic, how, orders)
+        request = Request(program, module, inputs, batch, dynamic, how)
         several = hint if hint is not None and hint > 1 else batch_hint(inputs.tensors, batch)
         found, request = _capture(request, several)
         seeded = request.program.record.seeded
         if seeded and draws_numbers(found.gm.graph):
             raise seeding_error(*seeded[0])
-        if orders:
+        if whole_draws:
             found = _for_one(found, request) if hint == 1 else for_several(found)
     record = request.program.record
     check_memory(record.changed, module, inputs, loss_fn)
-    return replace(found, orders=tuple(orders), layout_reads=record.layout_reads)
+    return replace(found, layout_reads=record.layout_reads)
 
 
 def capture_exported(exported: Exported, options: JointOptions | None = None) -> Captured:
@@ -113,18 +112,10 @@ class Request:
     batch: tuple[int | None, ...]
     dynamic: bool
     joint: JointOptions
-    orders: Sequence[Arrangement] = ()
 
 
 def _export(request: Request, hint: int, *, symbolic: bool) -> Exported:
-    return export(
-        request.program,
-        request.batch,
-        hint,
-        symbolic=symbolic,
-        dynamic=request.dynamic,
-        orders=request.orders,
-    )
+    return export(request.program, request.batch, hint, symbolic=symbolic, dynamic=request.dynamic)
 
 
 def _capture(request: Request, hint: int) -> tuple[Captured, Request]:

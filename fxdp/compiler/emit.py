@@ -16,7 +16,7 @@ from torch import fx, nn
 import fxdp.rules  # noqa: F401 - registers the rules
 from fxdp.capture import Captured
 from fxdp.compiler.pass_manager import Pass, PassManager
-from fxdp.compiler.refused_ops import refuse_fallbacks, refuse_unclear_draws
+from fxdp.compiler.refused_ops import refuse_fallbacks
 from fxdp.errors import FxdpError
 from fxdp.ir.draws import node_draws
 from fxdp.ir.graph_text import graph_text
@@ -110,10 +110,7 @@ def prepare(captured: Captured, mesh: Mesh, options: Options) -> LocalProgram:
     Raises
     ------
     PlacementError : with `strict=True`, an op would run replicated because it has no rule.
-    InputError : random numbers are to be one device's, but an input does not tell in which order they come.
     """
-    if captured.orders:
-        refuse_unclear_draws(captured.gm, captured.orders)
     dump_dir = Path(options.dump_dir) if options.dump_dir is not None and mesh.rank == 0 else None
     manager = PassManager(mesh, options.verify, dump_dir)
     nodes = len(captured.gm.graph.nodes)

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from torch import fx
 
-from fxdp.errors import InputError, PlacementError
+from fxdp.errors import PlacementError
 from fxdp.ir import conversions
-from fxdp.ir.draws import node_draws
 from fxdp.ir.graph_text import target_text, type_text
-from fxdp.ir.memory_layout import UNCLEAR, Arrangement
 from fxdp.ir.notes import note, tensor_operands
-from fxdp.ir.slots import Input
 
 
 def refuse_fallbacks(gm: fx.GraphModule) -> None:
@@ -30,29 +25,6 @@ def refuse_fallbacks(gm: fx.GraphModule) -> None:
             f"  {listing}\n"
             "Give them rules with fxdp.register_rule, or compile with strict=False: that is exact, but slower"
         )
-
-
-def refuse_unclear_draws(gm: fx.GraphModule, orders: Sequence[Arrangement]) -> None:
-    """Refuse random numbers that one device would lay down in an order that the inputs do not tell.
-
-    Raises
-    ------
-    InputError : names the first line that draws them, and the input.
-    """
-    reached: dict[fx.Node, str] = {}
-    for node in gm.graph.nodes:
-        slot = note(node).slot
-        if isinstance(slot, Input) and orders[slot.index] == UNCLEAR:
-            reached[node] = slot.path
-        path = next((reached[n] for n in node.all_input_nodes if n in reached), None)
-        if path is not None:
-            reached[node] = path
-            if node_draws(node):
-                raise InputError(
-                    f'{note(node).site}: rng="single-device" draws in the order of the memory of the input '
-                    f"{path}, but this overlaps itself, or its dims follow each other in another order on "
-                    f"another rank. Pass {path}.contiguous()"
-                )
 
 
 def _is_fallback(node: fx.Node) -> bool:

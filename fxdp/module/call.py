@@ -12,9 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, keystr, tree_flatten, tree_flatten_with_path
 
-from fxdp.capture import register_containers, resolve_batch_dims, several_rows
+from fxdp.capture import lies_in_order, register_containers, resolve_batch_dims, several_rows
 from fxdp.errors import InputError
-from fxdp.ir.memory_layout import Arrangement, arrangement
 from fxdp.module.recent import Recent
 from fxdp.module.stable import stable_text
 from fxdp.module.state import ModelState
@@ -31,8 +30,8 @@ class Call:
     """One call's inputs, flattened.
 
     `kind` is all that decides which program to capture, but for sizes: structure, Python values, dtypes,
-    ranks of tensors, modes, the model's attributes. `dims` are the sizes of all dims but the batch. `orders`
-    are the tensors' arrangements in memory, where a program depends on them.
+    ranks of tensors, modes, the model's attributes. `dims` are the sizes of all dims but the batch. `strided`
+    says whether an input lies other than contiguous, where a program may depend on that.
     """
 
     tensors: tuple[Tensor, ...]
@@ -40,14 +39,14 @@ class Call:
     dims: tuple[tuple[int, ...], ...]
     kind: tuple[Any, ...]
     batch_dims: tuple[int | None, ...] = ()
-    orders: tuple[Arrangement, ...] = ()
+    strided: bool = False
 
 
 class CallReader:
     """Reads calls of one model; batch dims are resolved once per structure.
 
     `generation` counts how often the model's tensors were replaced, which all ranks must do together;
-    `ordered` says whether programs depend on how inputs lie in memory.
+    `whole_draws` says whether programs draw as one device, which depends on how inputs lie in memory.
     """
 
     def __init__(
@@ -57,13 +56,13 @@ class CallReader:
         device_type: str,
         generation: int = 0,
         loss_fn: Any = None,
-        ordered: bool = False,
+        whole_draws: bool = False,
     ) -> None:
         self._batch_dims = batch_dims
         self._device_type = device_type
         self._casts = torch.amp.is_autocast_available(device_type)  # not on meta
         self._generation = generation
-        self._ordered = ordered
+        self._whole_draws = whole_draws
         self._modules = tuple(module.modules())
         self._parameters = tuple(module.parameters())
         self._state = ModelState(module, *([loss_fn] if isinstance(loss_fn, nn.Module) else []))
@@ -90,8 +89,8 @@ class CallReader:
             tuple(shape) if d is None else (*shape[:d], *shape[d + 1 :])
             for shape, d in zip(shapes, batch_dims, strict=True)
         )
-        orders = tuple(map(arrangement, tensors)) if self._ordered else ()
-        return Call(tensors, batch, dims, (spec, others, signature, *self._modes()), batch_dims, orders)
+        strided = self._whole_draws and not all(map(lies_in_order, tensors))
+        return Call(tensors, batch, dims, (spec, others, signature, *self._modes()), batch_dims, strided)
 
     def watch(self, buffers: Iterable[str]) -> None:
         """From now on the values of these buffers decide on the kind of a call, too."""

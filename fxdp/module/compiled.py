@@ -7,20 +7,20 @@ import logging
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import fx, nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from fxdp.capture import check_layouts, copies_in_order, flatten_inputs
 from fxdp.errors import InputError, MeshError, StateError
 from fxdp.ir.mesh import Mesh
 from fxdp.module.call import Call, CallReader, call_lines
-from fxdp.module.drawing import drawing_apart, generator_state
+from fxdp.module.drawing import drawing_apart, drawing_strided, generator_state
 from fxdp.module.held import Held
 from fxdp.module.model_checks import check_model, device_type
 from fxdp.module.optimizers import OptimizerWatch
-from fxdp.module.padding import common_lengths, common_orders, padded, spread_pad
+from fxdp.module.padding import common_lengths, padded, spread_pad
 from fxdp.module.programs import Programs, Served
 from fxdp.module.recent import Recent
 from fxdp.module.staged import StagedPrograms
@@ -33,6 +33,21 @@ from fxdp.ranks.resolve import resolve_mesh
 from fxdp.reports.plan import Plan
 
 _log = logging.getLogger("fxdp")
+
+
+class _Exchanged(NamedTuple):
+    """What the ranks told each other of a call."""
+
+    batches: tuple[int, ...]
+    """The batch size of each data rank."""
+    alike: bool = True
+    """Whether the other sizes of their inputs are the same."""
+    apart: bool = False
+    """Whether their generators are in other states, where that counts."""
+    strided: bool = False
+    """Whether an input lies other than contiguous, where that counts."""
+    told: bool = True
+    """Whether all ranks know this; not where `uneven=False` spares the exchange."""
 
 
 class CompiledModule(StandIn):
@@ -114,17 +129,18 @@ class CompiledModule(StandIn):
                 self._renew()
             with self._refusing():
                 call = self._reader.read(args, kwargs)
-            batches, alike, apart = self._exchange(call)
+            ranks = self._exchange(call)
+            batches = ranks.batches
             if not self._shared:
                 self._share()
-            if not alike:
+            if not ranks.alike:
                 call, args, kwargs = self._pad(call, args, kwargs)
             served = self._programs.find(call, batches)
             if served is None:
                 served = self._programs.make(call, batches, args, kwargs)
                 self._reader.watch(served.local.captured.numbers)
-            if apart and served.draws:
-                raise drawing_apart()
+            if served.draws:
+                self._check_drawing(ranks, served, args, kwargs)
             self._served = served
             self._programs.check_layouts(served, call, args, kwargs)
             return self._programs.run(served, call, batches)
@@ -154,26 +170,37 @@ class CompiledModule(StandIn):
     def _pad(
         self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Call, tuple[Any, ...], dict[str, Any]]:
-        """The call with the sizes and orders that all ranks agree on; all ranks do this together."""
+        """The call with the sizes that all ranks agree on; all ranks do this together."""
         with refusing(self._joined):
             pads = spread_pad(self._options.pad, args, kwargs)
-        rows = gather_objects(self._joined, (call.batch, call.dims, call.orders))
-        orders = common_orders(rows, call.batch_dims)
+        rows = gather_objects(self._joined, (call.batch, call.dims))
         args, kwargs = padded(args, kwargs, call, common_lengths(rows, call, pads), pads)
-        return replace(self._reader.read(args, kwargs), orders=orders), args, kwargs
+        return self._reader.read(args, kwargs), args, kwargs
 
-    def _exchange(self, call: Call) -> tuple[tuple[int, ...], bool, bool]:
-        """All ranks' batch sizes; whether their other sizes and the orders of inputs are the same; whether
-        their generators are in other states, where that counts. The ranks must make the same kind of call.
-        """
+    def _check_drawing(
+        self, ranks: _Exchanged, served: Served, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """Refuse a call for which the ranks would not draw what one device draws; all do this together."""
+        if ranks.apart:
+            raise drawing_apart()
+        if ranks.strided:
+            found, inputs = served.local.captured, flatten_inputs(self._model, args, kwargs)
+            if not ranks.told:
+                check_layouts(found, inputs, whole_draws=True)
+            rows = gather_objects(self._joined, copies_in_order(inputs))
+            if any(rows):  # none, where padding made new ones
+                raise drawing_strided(found, rows)
+
+    def _exchange(self, call: Call) -> _Exchanged:
+        """What all ranks pass; they must make the same kind of call."""
         if self._mesh.world == 1:
-            return (_nonempty((call.batch,))[0],), True, False
-        key = (call.kind, call.dims, call.orders, call.batch)
+            return _Exchanged(_nonempty((call.batch,)), strided=call.strided)
+        key = (call.kind, call.dims, call.batch)
         if not self._options.uneven and key in self._even:
-            return (call.batch,) * self._mesh.size, True, False
-        alike = self._reader.digest((call.dims, call.orders))
+            return _Exchanged((call.batch,) * self._mesh.size, strided=call.strided, told=False)
         state = generator_state(self._mesh.device_type) if self._options.single_device_rng else 0
-        own = (call.batch, self._reader.digest(call.kind), alike, state)
+        digests = self._reader.digest(call.kind), self._reader.digest(call.dims)
+        own = (call.batch, *digests, state, int(call.strided))
         rows = self._agreement.exchange(own)
         if len({row[1] for row in rows}) > 1:
             agree(self._joined, call_lines(call), "calls")
@@ -184,7 +211,8 @@ class CompiledModule(StandIn):
                     InputError(f"uneven=False promises equal local batches, but the ranks have {batches}")
                 )
             self._even[key] = True
-        return batches, len({row[2] for row in rows}) == 1, len({row[3] for row in rows}) > 1
+        _, _, dims, states, strided = zip(*rows, strict=True)
+        return _Exchanged(batches, len(set(dims)) == 1, len(set(states)) > 1, any(strided))
 
     def _batches(self, sizes: Sequence[int]) -> tuple[int, ...]:
         """The batch size of each data rank; pipeline ranks with the same data must have the same."""

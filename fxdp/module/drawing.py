@@ -1,11 +1,16 @@
-"""Ranks that all draw what one device would (`rng="single-device"`) need generators in one state."""
+"""Ranks that all draw what one device would (`rng="single-device"`): what they need for it in common.
+
+Their generators must be in one state, and the inputs of each lie in memory as one device's would.
+"""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping, Sequence
 
 import torch
 
+from fxdp.capture import Captured, strided_draws
 from fxdp.errors import FxdpError, InputError
 from fxdp.ranks.failure import everywhere
 
@@ -28,3 +33,14 @@ def drawing_apart() -> FxdpError:
             "what each draws for itself (its data) from a torch.Generator of its own"
         )
     )
+
+
+def drawing_strided(found: Captured, rows: Sequence[Mapping[str, str]]) -> FxdpError:
+    """The error, raised by all ranks, of a call that draws while inputs of some lie otherwise.
+
+    `rows` are the ranks' inputs that do, each with the copy that would not.
+    """
+    copies = {path: copy for row in rows for path, copy in row.items()}
+    places = ((path, [str(rank) for rank, row in enumerate(rows) if path in row]) for path in copies)
+    shown = "; ".join(f"{path} (rank {', '.join(ranks)})" for path, ranks in places)
+    return everywhere(strided_draws(found, copies, shown))

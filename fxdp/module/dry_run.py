@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from fxdp.capture import capture, check_layouts, unusual
+from fxdp.capture import capture, check_layouts, flatten_inputs
 from fxdp.compiler.emit import LocalProgram, prepare
 from fxdp.compiler.staged_order import prepare_staged
 from fxdp.module.call import CallReader, check_arguments
@@ -42,8 +42,7 @@ def local_program(
     check_arguments(args, kwargs)
     check_model(model)
     device = device_type(model)
-    reader = CallReader(model, options.batch_dims, device, ordered=options.single_device_rng)
-    call = reader.read(args, kwargs)
+    call = CallReader(model, options.batch_dims, device).read(args, kwargs)
     data = resolve_mesh(mesh, device).mesh
     staged = data.pipeline.size > 1 or options.microbatches > 1
     start = time.perf_counter()
@@ -56,10 +55,9 @@ def local_program(
         differentiable="loss" if staged else "all",
         couple=data.size * options.microbatches > 1,
         own_statistics=options.own_statistics,
-        orders=call.orders,
+        whole_draws=options.single_device_rng,
     )
-    if unusual(captured, call.tensors):
-        check_layouts(captured, model, args, kwargs, options.loss_fn)
+    check_layouts(captured, flatten_inputs(model, args, kwargs), whole_draws=options.single_device_rng)
     seconds = time.perf_counter() - start
     local = prepare_staged(captured, data, options) if staged else prepare(captured, data, options)
     local.seconds = {"capture": seconds, **local.seconds}

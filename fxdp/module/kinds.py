@@ -1,8 +1,7 @@
 """What is kept of the programs of one model: by kind of call, those used last.
 
-Two calls are of one kind if they differ in sizes alone, and lie in memory alike where that counts. A Python
-value among the inputs is part of the kind, so a model that is given a step's number or a fresh object at each
-call would fill the memory with programs.
+Two calls are of one kind if they differ in sizes alone. A Python value among the inputs is part of the kind,
+so a model that is given a step's number or a fresh object at each call would fill the memory with programs.
 """
 
 from __future__ import annotations
@@ -35,11 +34,11 @@ class Kinds(Generic[V]):
 
     def find(self, call: Call) -> V | None:
         """What there is for calls of this kind."""
-        return self._kinds.get((call.kind, call.orders))
+        return self._kinds.get(call.kind)
 
     def add(self, call: Call, kind: V, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Keep what was captured for a call of a new kind."""
-        others = [key for (key, orders), _ in self._kinds.items() if orders == call.orders]
+        others = [key for key, _ in self._kinds.items()]
         alike = [key for key in others if key[0] == call.kind[0] and key[2:] == call.kind[2:]]
         if len(alike) == _MANY - 1:
             _log.warning(
@@ -49,4 +48,4 @@ class Kinds(Generic[V]):
                 ", ".join(changing_values(call, alike, args, kwargs)),
                 _KINDS,
             )
-        self._kinds[call.kind, call.orders] = kind
+        self._kinds[call.kind] = kind

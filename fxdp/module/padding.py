@@ -3,8 +3,7 @@
 A batch is the concatenation of the ranks' parts, so all their other sizes must be equal. A rank without
 samples takes the others' sizes, since there is nothing to pad. Sequences of other lengths are padded at
 their end to the longest rank's, with the value that `pad=` names for the input; without one they are
-refused, for what stands in a gap is the model's business, not ours. In which order the dims lie in memory,
-where that counts, is told by the ranks that have samples.
+refused, for what stands in a gap is the model's business, not ours.
 """
 
 from __future__ import annotations
@@ -17,15 +16,14 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from fxdp.errors import InputError
-from fxdp.ir.memory_layout import UNCLEAR, Arrangement
 from fxdp.module.call import Call
 from fxdp.ranks.failure import everywhere
 
 Dims: TypeAlias = "tuple[tuple[int, ...], ...]"
 """Of each tensor the sizes of all dims but the batch."""
 
-Row: TypeAlias = "tuple[int, Dims, tuple[Arrangement, ...]]"
-"""A rank's batch, the other sizes of its tensors, and how they lie in memory where that counts."""
+Row: TypeAlias = "tuple[int, Dims]"
+"""A rank's batch, and the other sizes of its tensors."""
 
 
 def spread_pad(pad: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[float | None]:
@@ -51,11 +49,11 @@ def common_lengths(rows: Sequence[Row], call: Call, pads: Sequence[float | None]
     """
     wanted, faults = [], []
     for i, batch_dim in enumerate(call.batch_dims):
-        sizes = [dims[i] for batch, dims, _ in rows if batch > 0 or batch_dim is None]
-        sizes = sizes or [dims[i] for _, dims, _ in rows]
+        sizes = [dims[i] for batch, dims in rows if batch > 0 or batch_dim is None]
+        sizes = sizes or [dims[i] for _, dims in rows]
         largest = tuple(map(max, zip(*sizes, strict=True)))
         if len(set(sizes)) > 1 and (pads[i] is None or batch_dim is None):
-            listed = ", ".join(f"{list(dims[i])} on rank {rank}" for rank, (_, dims, _) in enumerate(rows))
+            listed = ", ".join(f"{list(dims[i])} on rank {rank}" for rank, (_, dims) in enumerate(rows))
             faults.append(f"tensor {i} has sizes (without the batch) {listed}")
         wanted.append(largest)
     if faults:
@@ -68,20 +66,6 @@ def common_lengths(rows: Sequence[Row], call: Call, pads: Sequence[float | None]
             )
         )
     return tuple(wanted)
-
-
-def common_orders(rows: Sequence[Row], batch_dims: Sequence[int | None]) -> tuple[Arrangement, ...]:
-    """How the whole batch lies in memory, of which each rank has a part.
-
-    A rank without samples says nothing of it, one with a single sample not where the batch dim has its place.
-    """
-    found = []
-    for i, dim in enumerate(batch_dims if rows[0][2] else ()):
-        given = [(2 if dim is None else batch, orders[i]) for batch, _, orders in rows]
-        told = {order for batch, order in given if batch == max(given)[0] or batch > 1}
-        others = {tuple(d for d in order if d != dim) for batch, order in given if batch > 0}
-        found.append(told.pop() if len(told) == len(others) == 1 else UNCLEAR)
-    return tuple(found)
 
 
 def padded(

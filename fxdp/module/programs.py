@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from fxdp.capture import Captured, Condition, capture, check_layouts, unusual
+from fxdp.capture import Captured, Condition, capture, check_layouts, flatten_inputs, misread
 from fxdp.compiler.emit import LocalProgram, emit, prepare
 from fxdp.errors import AgreementError, InputError
 from fxdp.ir.draws import node_draws
@@ -81,8 +81,6 @@ class Programs:
         self._kinds: Kinds[CallKind] = Kinds()
         self.compiled = 0
         """How many programs were compiled."""
-        self._layouts: Recent[Any, bool] = Recent(_CALLS)
-        """The layouts of inputs that were found to be read as those of a program."""
 
     def find(self, call: Call, batches: tuple[int, ...]) -> Served | None:
         """The program that serves the call without compiling anything."""
@@ -192,7 +190,7 @@ class Programs:
                 couple=self._mesh.size * self._options.microbatches > 1,
                 own_statistics=self._options.own_statistics,
                 hint=hint,
-                orders=call.orders,
+                whole_draws=self._options.single_device_rng,
             )
             seconds = time.perf_counter() - start
             local = self._prepare(captured)
@@ -239,12 +237,8 @@ class Programs:
         InputError : names the line and the inputs.
         """
         captured = served.local.captured
-        found = unusual(captured, call.tensors)
-        if not found or (key := (call.kind, captured.orders, found)) in self._layouts:
-            return
-        with _plain_modes():
-            check_layouts(captured, self._module, args, kwargs, self._options.loss_fn)
-        self._layouts[key] = True
+        if misread(captured, call.tensors):
+            check_layouts(captured, flatten_inputs(self._module, args, kwargs), whole_draws=False)
 
     def run(self, served: Served, call: Call, batches: tuple[int, ...]) -> Any:
         """Run a call; the model's own output structure."""

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from fxdp.capture import Captured, OutputLeaf, copy_of, run_model
-from fxdp.ir.memory_layout import arrangement, copied
 from fxdp.ir.model_tensors import slot_values
 from fxdp.ir.notes import note
 from fxdp.ir.slots import (
@@ -50,7 +49,7 @@ def first_samples(tree: Any, batch: Sequence[int | None], size: int) -> Any:
         if isinstance(leaf, Tensor):
             dim = next(dims)
             part = leaf if dim is None else leaf.narrow(dim, 0, size)
-            leaf = copied(part, arrangement(leaf)).requires_grad_(leaf.requires_grad)
+            leaf = part.detach().clone().requires_grad_(leaf.requires_grad)
         cut.append(leaf)
     return pytree.tree_unflatten(cut, spec)
 

@@ -11,12 +11,10 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils import _pytree as pytree
 
-from fxdp.capture import Captured, capture, check_layouts, copy_of, unusual
-from fxdp.capture.inputs import flatten_inputs
+from fxdp.capture import Captured, capture, check_layouts, copy_of, flatten_inputs
 from fxdp.compiler.emit import LocalProgram, prepare
 from fxdp.errors import InputError, VerifierError
 from fxdp.ir.graphs import copy_graph
-from fxdp.ir.memory_layout import arrangement
 from fxdp.ir.mesh import Mesh, mesh_of
 from fxdp.ir.sizes import B, named_size
 from fxdp.module.call import CallReader, check_arguments
@@ -54,6 +52,8 @@ def verify_model(
     reports: list[Report] = []
     for size, some in _by_program(chosen, batch, options):
         module, example, found, note = _captured(model, (args, kwargs), options, precision, size)
+        # of the inputs as they were given: copies in float64 have no gaps
+        check_layouts(found, flatten_inputs(model, args, kwargs), whole_draws=options.single_device_rng)
         for split in some:
             _check_conditions(found, example, sum(split))
         subject, invariants = _subject(module, found, data, options, precision, tolerance)
@@ -102,15 +102,10 @@ def capture_for(
     hint: int | None = None,
 ) -> Captured:
     """The joint graph, as a compiled module captures it."""
-    tensors = flatten_inputs(module, args, kwargs).tensors
-    orders = tuple(map(arrangement, tensors)) if options.single_device_rng else ()
-    found = capture(
+    return capture(
         module, args, kwargs, batch_dims=options.batch_dims, loss_fn=options.loss_fn,
-        differentiable="all", hint=hint, orders=orders,
+        differentiable="all", hint=hint, whole_draws=options.single_device_rng,
     )  # fmt: skip
-    if unusual(found, tensors):
-        check_layouts(found, module, args, kwargs, options.loss_fn)
-    return found
 
 
 def _captured(

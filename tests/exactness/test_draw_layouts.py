@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -12,7 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fxdp
-from fxdp.errors import InputError
+from fxdp.capture import lies_in_order
+from fxdp.errors import FxdpError, InputError
 from fxdp.ir.ops.whole_draws import twin
 from tests.exactness.cases import Model
 from tests.lockstep import check
@@ -20,6 +23,7 @@ from tests.rank_pool import RankPool
 
 SPLITS = ((8,), (4, 3), (5, 2, 0, 1))
 FIRST: dict[str, Any] = {"memory_format": torch.channels_last}
+
 
 def _filled(z: Tensor) -> Tensor:
     z[:, ::2].normal_()
@@ -115,10 +119,12 @@ def _subject(name: str, batch: int) -> tuple[nn.Module, Tensor]:
 INPUTS: dict[str, Callable[[int], Tensor]] = {
     "channels_last": lambda n: _wide(n, 3, 4, 4).to(**FIRST),
     "channels_last_crop": lambda n: _wide(n, 4, 6, 5).to(**FIRST)[:, 1:, 2:, 1:],
+    "crop": lambda n: _wide(n, 3, 5, 4)[:, :, 1:],
     "one_channel": lambda n: _wide(n, 1, 4, 4).to(**FIRST).expand(-1, 3, -1, -1),
     "batch_last": lambda n: _wide(4, 4, 3, n).permute(3, 2, 0, 1),
     "some_of_batch_last": lambda n: _wide(4, 4, 3, n + 2)[..., 1:-1].permute(3, 2, 0, 1),
     "expanded": lambda n: _wide(3, 1, 4).expand(n, 3, 4, 4),
+    "overlapping": lambda n: _wide(n, 3, 4, 6).unfold(3, 3, 1)[..., 1],
 }  # fmt: skip
 
 
@@ -127,21 +133,54 @@ def _wide(*size: int) -> Tensor:
 
 
 @pytest.mark.parametrize("name", INPUTS)
-def test_inputs_are_drawn_for_as_they_lie(name: str) -> None:
-    check(_noisy(), (INPUTS[name](8),), splits=SPLITS, rng="single-device")
+def test_inputs_that_lie_otherwise_are_refused_where_numbers_are_drawn(name: str) -> None:
+    x = INPUTS[name](8)
+    said = r"\.py:\d+ `.*: rng=.* lie otherwise: input_0. Pass input_0.contiguous\(\)$"
+    with pytest.raises(InputError, match=said):
+        check(_noisy(), (x,), splits=SPLITS, rng="single-device")
+    with pytest.raises(InputError, match=said):
+        fxdp.plan(_noisy(), (x,), mesh={"dp": 2}, rng="single-device")
+    with pytest.raises(InputError, match=said):
+        fxdp.verify(_noisy(), (x,), mesh={"dp": 2}, rng="single-device")
+    check(_noisy(), (x.contiguous(),), splits=SPLITS, rng="single-device")
+    check(_noisy().eval(), (x,), splits=((4, 4),), rng="sharded")
+    check(Model(lambda x: x.sin().tanh()), (x,), splits=SPLITS, rng="single-device")
+
+
+def test_one_channel_has_two_orders() -> None:
+    """Contiguous for torch, and yet eager lays down what a convolution makes of it in channels_last."""
+    x = _wide(8, 1, 4, 4).to(**FIRST)
+    conv = nn.Conv2d(1, 3, 3, padding=1, dtype=torch.float64)
+    assert x.is_contiguous()
+    assert not conv(x).is_contiguous()
+    model = Model(lambda conv, x: F.dropout(conv(x)).tanh(), conv)
+    copy = r"Pass input_0.clone\(memory_format=torch.contiguous_format\)"
+    with pytest.raises(InputError, match=copy):
+        check(model, (x,), splits=SPLITS, rng="single-device")
+    x = x.clone(memory_format=torch.contiguous_format)
+    assert conv(x).is_contiguous()
+    check(model, (x,), splits=SPLITS, rng="single-device")
+
+
+IN_ORDER: dict[str, Tensor] = {
+    "scalar": torch.ones(()),
+    "rows": torch.ones(9, 3)[2:5],
+    "one_channel": torch.ones(4, 1, 2, 2),
+    "one_pixel": torch.ones(4, 3, 1, 1),
+    "no_samples": torch.ones(0, 3, 2, 2).to(**FIRST),
+    "new_axis": torch.from_numpy(np.ones((4, 6))[:, None]),
+    "one_row_of_columns": torch.ones(5, 1).t(),
+}
+
+
+@pytest.mark.parametrize("name", IN_ORDER)
+def test_what_lies_as_new_memory_does(name: str) -> None:
+    assert lies_in_order(IN_ORDER[name])
 
 
 def _noisy() -> nn.Module:
     conv = nn.Conv2d(3, 3, 3, padding=1, dtype=torch.float64)
     return Model(lambda conv, x: F.dropout(conv(x) + x).tanh() + F.dropout(x) * torch.rand_like(x), conv)
-
-
-def test_an_input_that_overlaps_itself_is_refused_where_it_is_drawn_for() -> None:
-    x = _wide(8, 10).unfold(1, 3, 1)
-    check(Model(lambda x: x.sin().sum() + F.dropout(torch.ones(3))), (x,), splits=SPLITS, rng="single-device")
-    check(Model(lambda x: F.dropout(x)), (x,), splits=((4, 4),))
-    with pytest.raises(InputError, match=r"the input input_0, but this overlaps.* Pass input_0.contiguous"):
-        check(Model(lambda x: F.dropout(x)), (x,), splits=SPLITS, rng="single-device")
 
 
 def _call(parts: list[list[Tensor]]) -> list[Any]:
@@ -156,33 +195,51 @@ def _call(parts: list[list[Tensor]]) -> list[Any]:
             found.append(str(error))
     torch.manual_seed(dist.get_rank())
     with pytest.raises(InputError, match=r"generators .* are in different states\. Call torch.manual_seed"):
-        compiled(parts[0][dist.get_rank()])
+        compiled(parts[1][dist.get_rank()])
     torch.manual_seed(5)
-    found.append(compiled(parts[0][dist.get_rank()]).detach())
+    found.append(compiled(parts[1][dist.get_rank()]).detach())
     return found
 
 
-def test_ranks_agree_on_how_the_batch_lies(ranks: RankPool) -> None:
+def test_all_ranks_refuse_what_lies_otherwise_on_one(ranks: RankPool) -> None:
     x, first = _wide(4, 3, 4, 4), _wide(4, 3, 4, 4).to(**FIRST)
-    turned = _wide(3, 4, 4, 4).transpose(0, 1)
-    alone = turned[3:].contiguous()
-    steps = [
+    none = torch.empty(0, 3, 4, 4, dtype=torch.float64).to(**FIRST)
+    steps: list[tuple[Tensor | str, list[Tensor]]] = [
+        (r"input_0 \(rank 1\)\. Pass input_0.contiguous\(\)$", [x[:1], first[2:]]),
         (x, [x[:2], x[2:]]),
-        (first, [first, torch.empty(0, 3, 4, 4, dtype=torch.float64)]),
-        (turned, [turned[:3], alone]),
-        (None, [x[:2], first[2:]]),
-        (first, [first[:2], first[2:]]),
+        (r"input_0 \(rank 0, 1\)\. Pass input_0.contiguous\(\)$", [first[:2], first[2:]]),
+        (first.contiguous(), [first[:2].contiguous(), first[2:].contiguous()]),
+        (x[:2], [none, x[:2]]),
+        (r"input_0 \(rank 0\)\. Pass input_0.contiguous\(\)$", [first[:2], none]),
     ]
     found = ranks.run(2, _call, [parts for _, parts in steps])
-    for i, (whole, _) in enumerate([*steps, steps[0]]):
+    for i, (whole, _) in enumerate([*steps, steps[1]]):
         results = [own[i] for own in found]
-        if whole is None:
-            assert all("another order on another rank. Pass input_0.contiguous()" in r for r in results)
+        if isinstance(whole, str):
+            assert all(re.search(whole, text) for text in results), results
             continue
         torch.manual_seed(0)
         model = _noisy()
         torch.manual_seed(5)
         torch.testing.assert_close(torch.cat(results), model(whole), rtol=1e-12, atol=1e-12)
+
+
+def _call_promised_even(parts: list[list[Tensor]]) -> str:
+    model = Model(lambda x: F.dropout(x).mean())
+    compiled = fxdp.compile(model, rng="single-device", compute="eager", uneven=False)
+    compiled(parts[0][dist.get_rank()])
+    with pytest.raises(FxdpError) as caught:
+        compiled(parts[1][dist.get_rank()])
+    return f"{type(caught.value).__name__}: {caught.value}"
+
+
+def test_ranks_that_do_not_exchange_stop_together(ranks: RankPool) -> None:
+    x = _wide(4, 3, 4, 4)
+    found = ranks.run(2, _call_promised_even, [[x[:2], x[2:]], [x[:2], x[2:].to(**FIRST)]])
+    assert found[0].startswith("RankFailedError"), found[0]
+    assert found[1].startswith("InputError")
+    for text in found:
+        assert "these inputs lie otherwise: input_0. Pass input_0.contiguous()" in text
 
 
 def test_inductor_knows_how_they_lie(ranks: RankPool) -> None:

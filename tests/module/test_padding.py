@@ -12,9 +12,8 @@ from torch import Tensor, nn
 
 import fxdp
 from fxdp.errors import FxdpError, InputError
-from fxdp.ir.memory_layout import UNCLEAR
 from fxdp.module.call import CallReader
-from fxdp.module.padding import common_orders, padded, spread_pad
+from fxdp.module.padding import padded, spread_pad
 from tests.rank_pool import RankPool
 
 PAD = ((0, -100), {})
@@ -128,25 +127,6 @@ def test_pad_values_that_fit_no_input(pad: Any) -> None:
     x = torch.ones(2, 3)
     with pytest.raises(InputError, match=r"pad.* is no prefix of the inputs there"):
         spread_pad(pad, (x, x), {"mask": x})
-
-
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        ([(3, (1, 0)), (2, (1, 0))], (1, 0)),
-        ([(3, (1, 0)), (0, (0, 1))], (1, 0)),
-        ([(3, (1, 0)), (1, (0, 1))], (1, 0)),
-        ([(1, (0, 2, 1)), (5, (0, 1, 2))], UNCLEAR),
-        ([(3, (1, 0)), (2, (0, 1))], UNCLEAR),
-        ([(1, (1, 0)), (1, (0, 1)), (0, (0, 1))], UNCLEAR),
-        ([(1, (1, 0)), (0, (0, 1))], (1, 0)),
-    ],
-    ids=str,
-)
-def test_orders_are_told_by_ranks_with_samples(given: list[tuple[int, Any]], expected: Any) -> None:
-    rows = [(batch, ((),), (order,)) for batch, order in given]
-    assert common_orders(rows, (0,)) == (expected,)
-    assert common_orders([(batch, ((),), ()) for batch, _ in given], (0,)) == ()
 
 
 def test_padding_grows_ends_and_lets_gradients_back() -> None:

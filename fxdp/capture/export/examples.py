@@ -6,8 +6,6 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from fxdp.ir.memory_layout import Arrangement, arranged, in_order
-
 HINTS = (7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71, 73, 79, 83, 89, 97)
 """Batch sizes to trace with: odd and prime, so that the batch is seldom mistaken for another size."""
 
@@ -37,20 +35,13 @@ def first_free(candidates: Iterable[int], taken: set[int], count: int) -> tuple[
 
 
 def make_examples(
-    tensors: Sequence[torch.Tensor],
-    dims: Sequence[int | None],
-    batch: int,
-    orders: Sequence[Arrangement] = (),
+    tensors: Sequence[torch.Tensor], dims: Sequence[int | None], batch: int
 ) -> tuple[torch.Tensor, ...]:
-    """Tensors like the inputs with `batch` samples; their values are never read, so never written.
-
-    They lie in memory in these `orders`, or simply in the order of their dims.
-    """
-    orders = orders or [in_order(tensor.dim()) for tensor in tensors]
-    return tuple(_example(*given, batch) for given in zip(tensors, dims, orders, strict=True))
+    """Contiguous tensors like the inputs, with `batch` samples; nobody reads values, so none are written."""
+    return tuple(_example(*given, batch) for given in zip(tensors, dims, strict=True))
 
 
-def _example(tensor: torch.Tensor, dim: int | None, order: Arrangement, batch: int) -> torch.Tensor:
+def _example(tensor: torch.Tensor, dim: int | None, batch: int) -> torch.Tensor:
     shape = [batch if i == dim else size for i, size in enumerate(tensor.shape)]
-    made = arranged(shape, order, tensor.dtype, tensor.device)
+    made = torch.empty(shape, dtype=tensor.dtype, device=tensor.device)
     return made.requires_grad_() if tensor.requires_grad else made

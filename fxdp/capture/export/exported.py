@@ -24,7 +24,6 @@ from fxdp.capture.export.skip_marks import route_skips
 from fxdp.capture.patches.deferred import deferring
 from fxdp.capture.patches.module_state import read_old_values
 from fxdp.errors import CaptureError
-from fxdp.ir.memory_layout import Arrangement
 
 BatchDims: TypeAlias = Sequence["int | None"]
 
@@ -81,11 +80,10 @@ def export(
     *,
     symbolic: bool,
     dynamic: bool = False,
-    orders: Sequence[Arrangement] = (),
 ) -> Exported:
     """Export the program at a batch of `hint`; with `symbolic` sizes are symbols, with `dynamic` all are."""
     inputs = program.inputs
-    examples = make_examples(inputs.tensors, batch, hint, orders)
+    examples = make_examples(inputs.tensors, batch, hint)
     with deferring() as deferred:
         exported = torch.export.export(
             program,

@@ -89,7 +89,7 @@ class FlatModule(nn.Module):
         args, kwargs = self._inputs.rebuild(tensors)
         with contextlib.ExitStack() as stack:
             tracker = stack.enter_context(captured_skips(self.module))
-            heard = stack.enter_context(hearing(tensors))
+            heard = stack.enter_context(hearing(self.module, tensors))
             assigned = stack.enter_context(assigned_buffers(self.module))
             stack.enter_context(as_numbers(self.module, self._numbers))
             before = Attributes(self.module)

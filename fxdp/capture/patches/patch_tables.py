@@ -56,12 +56,12 @@ class Heard:
     seeded: list[tuple[str, Site]] = field(default_factory=list)
 
 
-def own_code(heard: Heard, tensors: Sequence[Tensor]) -> tuple[Patch, ...]:
+def own_code(heard: Heard, module: nn.Module, tensors: Sequence[Tensor]) -> tuple[Patch, ...]:
     """While the model's code runs on these inputs: torch's tracing before and after it has torch as it is."""
     return (
         *AUTOGRAD,
         DATA,
-        *layout_reads(heard.layout_reads, tensors),
+        *layout_reads(heard.layout_reads, module, tensors),
         *seedings(heard.seeded),
         *checks(heard.asked),
         *python_draws(),
@@ -70,7 +70,7 @@ def own_code(heard: Heard, tensors: Sequence[Tensor]) -> tuple[Patch, ...]:
 
 
 @contextlib.contextmanager
-def hearing(tensors: Sequence[Tensor]) -> Iterator[Heard]:
+def hearing(module: nn.Module, tensors: Sequence[Tensor]) -> Iterator[Heard]:
     """Around one run of the model's code.
 
     Raises
@@ -78,7 +78,7 @@ def hearing(tensors: Sequence[Tensor]) -> Iterator[Heard]:
     CaptureError : the code does what no graph can hold, with its line.
     """
     heard = Heard()
-    with patched(own_code(heard, tensors)), RefusedGenerators():
+    with patched(own_code(heard, module, tensors)), RefusedGenerators():
         yield heard
 
 
