@@ -89,7 +89,7 @@ def _deferrable(graph: fx.Graph) -> set[fx.Node]:
 def _reductions(graph: fx.Graph, deferrable: set[fx.Node]) -> list[_Reduction]:
     found = []
     for node in graph.nodes:
-        if node.target is conversions.all_reduce and node.args[1] == "sum":
+        if node.target is conversions.all_reduce and node.args[1] == "sum" and not node.kwargs:
             (done,) = node.users
             if done in deferrable:
                 found.append(_Reduction(node.args[0], node, done))

@@ -46,7 +46,7 @@ def _several(members: list[fx.Node]) -> Iterator[list[fx.Node]]:
 def _is_small(node: fx.Node, limit: int) -> bool:
     """A sum of fixed and small size that is no bucket of gradients."""
     known = note(node)
-    if node.args[1] != "sum" or (known.reason is not None and known.reason.rule == "bucket"):
+    if node.args[1] != "sum" or node.kwargs or (known.reason is not None and known.reason.rule == "bucket"):
         return False
     type_ = _type(node)
     return all(isinstance(n, int) for n in type_.shape) and _elements(node) * type_.dtype.itemsize <= limit

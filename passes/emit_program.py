@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,12 +10,12 @@ import sympy
 import torch
 from torch import fx
 
+from fxdp.errors import PlacementError
 from fxdp.ir import conversions
 from fxdp.ir.carriers import group_of
 from fxdp.ir.level import Level
 from fxdp.ir.mesh import Mesh
 from fxdp.ir.notes import is_host_size, note
-from fxdp.ir.ops import collectives
 from fxdp.ir.ops.moments import MOMENTS_OP, moments
 from fxdp.ir.ops.standardize import STANDARDIZE_BACKWARD_OP, STANDARDIZE_OP, standardize, standardize_backward
 from fxdp.ir.placements import R
@@ -37,6 +38,63 @@ ROWS = Constant("<rows>")
 
 
 @dataclass
+class _Place:
+    """Where one conversion is lowered: what its functions are called with (`conversions.Emission`)."""
+
+    program: _Lowering
+    node: fx.Node
+    conversion: conversions.Conversion
+
+    @property
+    def group(self) -> str:
+        """The name of the process group along the conversion's axis."""
+        return group_of(self.node, self.program.mesh)
+
+    @property
+    def world(self) -> int:
+        """The ranks along its axis."""
+        return self.program.mesh.size_along(self.conversion.axis)
+
+    @property
+    def index(self) -> int:
+        """This rank's place among them."""
+        axis = self.conversion.axis
+        return self.program.part if axis is None else self.program.mesh.coordinates[axis]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The value's."""
+        type_ = note(self.node).type
+        assert isinstance(type_, TensorType)
+        return type_.dtype
+
+    def size(self, name: str) -> fx.Node:
+        """The size slot of this name."""
+        self._refuse_part_of_the_ranks()
+        return self.program.size(name)
+
+    def largest(self) -> fx.Node | None:
+        """The largest local batch, where they differ."""
+        return None if self.program.even else self.size(LARGEST)
+
+    def rows(self) -> fx.Node | None:
+        """The real rows among padded parts, where the local batches differ."""
+        if self.program.even:
+            return None
+        self._refuse_part_of_the_ranks()
+        return self.program.slot(ROWS, TensorType(torch.int64, (B,)))
+
+    def _refuse_part_of_the_ranks(self) -> None:
+        """A program's sizes count samples along all data axes; of those along one they say nothing."""
+        mesh = self.program.mesh
+        if self.world < mesh.size:
+            raise PlacementError(
+                f"%{self.node.name} is along {self.conversion.axis} of {mesh} and asks for sizes of parts "
+                "there, which a program does not have; this is a bug in a pass"
+            )
+
+
+@dataclass
 class _Lowering:
     """Lowers one graph in place."""
 
@@ -50,32 +108,27 @@ class _Lowering:
         self.slots: dict[Slot, fx.Node] = {
             slot: n for n in self.graph.nodes if (slot := note(n).slot) is not None
         }
+        self.waits: dict[Any, Callable[[], conversions.Call]] = {}
         for node in list(self.graph.nodes):
-            if self.mesh.size == 1 and (
-                node.target in conversions.COLLECTIVES or node.target is conversions.wait
-            ):
-                node.replace_all_uses_with(node.args[0])
-                self.graph.erase_node(node)
+            found = conversions.conversion_of(node)
+            if found is not None and found.communicates and self.mesh.size_along(found.axis) == 1:
+                self._skip(node)
+            elif found is not None:
+                self._start(_Place(self, node, found))
+            elif node.target is conversions.wait and node.args[0] in self.waits:
+                self._replace(node, self.waits[node.args[0]]())
             elif node.target is conversions.wait:
-                self._lower_wait(node)
-            elif node.target in conversions.CONVERSIONS:
-                self._lower(node)
+                self._skip(node)
             elif node.target in _SPELLED_OUT:
                 node.target = _SPELLED_OUT[node.target]
         if self.sizes is not None:
             self._bind(self.sizes)
 
-    def _size(self, name: str) -> fx.Node:
+    def size(self, name: str) -> fx.Node:
         symbol = sympy.Symbol(name, integer=True, nonnegative=True)
-        return self._slot(Size(name), ScalarType(symbol))
+        return self.slot(Size(name), ScalarType(symbol))
 
-    def _rows(self) -> fx.Node | None:
-        return None if self.even else self._slot(ROWS, TensorType(torch.int64, (B,)))
-
-    def _largest(self) -> fx.Node | None:
-        return None if self.even else self._size(LARGEST)
-
-    def _slot(self, slot: Size | Constant, type_: ScalarType | TensorType) -> fx.Node:
+    def slot(self, slot: Size | Constant, type_: ScalarType | TensorType) -> fx.Node:
         """The placeholder of a slot, made before all others if the program has none yet."""
         if slot not in self.slots:
             with self.graph.inserting_before(next(iter(self.graph.nodes))):
@@ -85,47 +138,22 @@ class _Lowering:
             known.placement = R if isinstance(type_, TensorType) else None
         return self.slots[slot]
 
-    def _lower(self, node: fx.Node) -> None:
-        value, *rest = node.args
-        mesh = self.mesh
-        if node.target is conversions.all_reduce and rest[0] == "moments":
-            self._replace(node, collectives.start_moments, (value, mesh.size, group_of(node, mesh)))
-        elif node.target is conversions.all_reduce:
-            self._replace(node, collectives.start_all_reduce, (value, rest[0], group_of(node, mesh)))
-        elif node.target is conversions.broadcast:
-            self._replace(node, collectives.start_broadcast, (value, group_of(node, mesh)))
-        elif node.target is conversions.all_gather:
-            gathered = (value, *rest, mesh.size, self._largest(), group_of(node, mesh))
-            self._replace(node, collectives.start_all_gather, gathered)
-        elif node.target is conversions.reduce_scatter:
-            scattered = (value, *rest, mesh.size, self._largest(), self._rows(), group_of(node, mesh))
-            self._replace(node, collectives.start_reduce_scatter, scattered)
-        elif node.target is conversions.shard:
-            bounds = (self._size("B"), self._size("offset"), self._size("b"))
-            self._replace(node, collectives.shard, (value, *rest, *bounds))
-        else:
-            self._replace(node, collectives.partial, (value, self.part))
+    def _skip(self, node: fx.Node) -> None:
+        """A single rank has the result already."""
+        node.replace_all_uses_with(node.args[0])  # type: ignore[arg-type]
+        self.graph.erase_node(node)
 
-    def _lower_wait(self, node: fx.Node) -> None:
-        pending = node.args[0]
-        assert isinstance(pending, fx.Node)
-        if pending.target is collectives.start_all_gather:
-            self._replace(node, collectives.finish_all_gather, (pending, pending.args[1], self._rows()))
-        elif pending.target is collectives.start_moments:
-            self._replace(node, collectives.finish_moments, (pending, self.mesh.size))
-        elif pending.target is collectives.start_reduce_scatter:
-            self._replace(
-                node, collectives.finish_reduce_scatter, (pending, pending.args[1], self._size("b"))
-            )
-        elif pending.target is collectives.start_all_reduce and pending.args[1] in ("max", "min"):
-            type_ = note(node).type
-            assert isinstance(type_, TensorType)
-            self._replace(node, collectives.finish_extremum, (pending, type_.dtype))
-        else:
-            self._replace(node, collectives.finish, (pending,))
+    def _start(self, place: _Place) -> None:
+        """What a wait for it calls is known here, and made when it comes: sizes get slots in that order."""
+        node, found = place.node, place.conversion
+        value, *arguments = node.args
+        self._replace(node, found.start(place, value, *arguments))
+        if (finish := found.finish) is not None:
+            self.waits[node] = lambda: finish(place, node, *arguments)
 
-    def _replace(self, node: fx.Node, target: Any, args: tuple[Any, ...]) -> None:
-        node.target, node.args = target, args
+    def _replace(self, node: fx.Node, call: conversions.Call) -> None:
+        target, node.args = call
+        node.target, node.kwargs = target, {}
         node._rename(target.__name__)
 
     def _bind(self, sizes: dict[str, int]) -> None:

@@ -16,8 +16,7 @@ from fxdp.ir.graph_text import target_text
 from fxdp.ir.level import Level
 from fxdp.ir.mesh import Mesh
 from fxdp.ir.notes import Cause, Reason, copy_note, note, tensor_operands
-from fxdp.ir.placements import P, Partial, Placement, R, Replicate, Shard
-from fxdp.ir.sizes import batch_factor, exact_quotient
+from fxdp.ir.placements import Partial, Placement, R, Replicate, Shard
 from fxdp.ir.slots import Gradient, Mutation, Output, Parameter
 from fxdp.ir.types import ScalarType, TensorType
 
@@ -42,28 +41,30 @@ class _Insertion:
         return found
 
     def _make(self, node: fx.Node, wanted: Placement, consumer: fx.Node, cause: Cause) -> fx.Node:
-        have = note(node).placement
-        if isinstance(have, Replicate):
-            return self._local(node, wanted, consumer, cause)
-        if isinstance(have, Partial):
-            if isinstance(wanted, Replicate):
-                return self._collective(node, conversions.all_reduce, (have.op,), R, consumer, cause)
-            if have != P:  # of extrema and moments no part can be had alone
-                return self.convert(self.convert(node, R, consumer, cause), wanted, consumer, cause)
-            assert isinstance(wanted, Shard)
-            factors = _factors(node, wanted)
-            return self._collective(node, conversions.reduce_scatter, factors, wanted, consumer, cause)
-        if isinstance(wanted, Replicate):
-            return self._whole(node, consumer, cause)
-        return self.convert(self.convert(node, R, consumer, cause), wanted, consumer, cause)
+        have, type_ = note(node).placement, note(node).type
+        assert isinstance(have, Replicate | Partial | Shard)
+        first, *more = conversions.route(have, wanted)
+        if isinstance(have, Shard) and self._is_had_whole(node):
+            if wanted == R:
+                return self._recomputed(node, consumer, cause)
+            more = [first]  # the whole value costs no traffic, whatever the direct way does
+        if more:
+            return self.convert(self.convert(node, R, consumer, cause), wanted, consumer, cause)
+        assert isinstance(type_, TensorType)
+        try:
+            arguments = first.arguments(type_, have, wanted)
+        except PlacementError as error:
+            raise PlacementError(f"%{node.name}: {error}") from None
+        make = self._collective if first.communicates else self._local
+        return make(node, first.target, arguments, wanted, consumer, cause)
 
-    def _local(self, node: fx.Node, wanted: Placement, consumer: fx.Node, cause: Cause) -> fx.Node:
+    def _local(
+        self, node: fx.Node, target: Callable[..., Any], args: tuple[Any, ...], wanted: Placement,
+        consumer: fx.Node, cause: Cause,
+    ) -> fx.Node:  # fmt: skip
         """Slicing or masking a replicated value: no traffic, made right before the first use."""
         with self.graph.inserting_before(consumer):
-            if isinstance(wanted, Shard):
-                made = self.graph.call_function(conversions.shard, (node, wanted.dim, wanted.outer))
-            else:
-                made = self.graph.call_function(conversions.partial, (node,))
+            made = self.graph.call_function(target, (node, *args))
         copy_note(
             node, made, placement=wanted, slot=None, cause=cause, operands=(R,), reason=Reason("convert"),
             backward=note(consumer).backward, rewrite=None,
@@ -85,19 +86,17 @@ class _Insertion:
         copy_note(pending, done, cause=None, operands=(wanted,))
         return done
 
-    def _whole(self, node: fx.Node, consumer: fx.Node, cause: Cause) -> fx.Node:
-        clone = self._replicated_clone(node)
-        if clone is not None:
-            return clone
-        if note(node).derived:
-            return self._derived(node, consumer, cause)
-        have = note(node).placement
-        assert isinstance(have, Shard)
-        return self._collective(node, conversions.all_gather, _factors(node, have), R, consumer, cause)
+    def _is_had_whole(self, node: fx.Node) -> bool:
+        """Whether each rank can have the whole of a sharded value without traffic."""
+        return node.target in conversions.LOCAL or node in self.replicable or note(node).derived
+
+    def _recomputed(self, node: fx.Node, consumer: fx.Node, cause: Cause) -> fx.Node:
+        """The whole value without traffic."""
+        return self._replicated_clone(node) or self._derived(node, consumer, cause)
 
     def _replicated_clone(self, node: fx.Node) -> fx.Node | None:
         """The node computed whole from whole operands, or None where it depends on sharded data."""
-        if node.target in (conversions.shard, conversions.partial):
+        if node.target in conversions.LOCAL:
             return node.args[0]  # type: ignore[return-value]
         if _is_whole(node):
             return node
@@ -122,7 +121,7 @@ class _Insertion:
         """The node computed once more, from its operands' whole values, right before the first use."""
         wholes = {}
         for source in node.all_input_nodes:
-            cut = source.target in (conversions.shard, conversions.partial)
+            cut = source.target in conversions.LOCAL
             original = source.args[0] if cut else source
             assert isinstance(original, fx.Node)
             wholes[source] = source if _is_host(source) else self.convert(original, R, consumer, cause)
@@ -147,19 +146,6 @@ class _Insertion:
         done = self._collective(node, conversions.broadcast, (), R, node.next, cause)
         for user in users:
             user.replace_input_with(node, done)
-
-
-def _factors(node: fx.Node, placement: Shard) -> tuple[Any, ...]:
-    """The sharded dim and its factors around the batch: `size == outer * B * inner`."""
-    type_ = note(node).type
-    assert isinstance(type_, TensorType)
-    factor = batch_factor(type_.shape[placement.dim])
-    inner = None if factor is None else exact_quotient(factor, placement.outer)
-    if inner is None:
-        raise PlacementError(
-            f"{node.name} of shape {type_.shape} cannot be {placement}; this is a bug in a rule"
-        )
-    return placement.dim, placement.outer, inner
 
 
 def _replicable(nodes: list[fx.Node]) -> frozenset[fx.Node]:

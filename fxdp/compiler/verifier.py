@@ -19,7 +19,7 @@ from fxdp.ir.graphs import given_arguments
 from fxdp.ir.level import Level
 from fxdp.ir.notes import is_host_size, note, tensor_operands
 from fxdp.ir.op_kinds import linear_groups
-from fxdp.ir.placements import Partial, Placement, Replicate, Shard
+from fxdp.ir.placements import Partial, Placement, Shard
 from fxdp.ir.sizes import batch_factor, exact_quotient
 from fxdp.ir.slots import Crossing, Output
 from fxdp.ir.types import ScalarType, TensorType
@@ -130,16 +130,6 @@ def collectives_have_causes(graph: fx.Graph) -> Iterator[Fault]:
             yield node, "has no cause"
 
 
-_CONVERTS: dict[Callable[..., object], tuple[type[Placement], type[Placement]]] = {
-    conversions.all_reduce: (Partial, Replicate),
-    conversions.reduce_scatter: (Partial, Shard),
-    conversions.all_gather: (Shard, Replicate),
-    conversions.broadcast: (Replicate, Replicate),
-    conversions.shard: (Replicate, Shard),
-    conversions.partial: (Replicate, Partial),
-}
-
-
 def conversions_say_what_they_do(graph: fx.Graph) -> Iterator[Fault]:
     """EXPLICIT: a conversion turns what it reads into what its name says; a wait changes nothing."""
     for node in graph.nodes:
@@ -150,20 +140,17 @@ def conversions_say_what_they_do(graph: fx.Graph) -> Iterator[Fault]:
             if before != after:
                 yield node, f"turns {before} into {after}"
             continue
-        have, give = _CONVERTS[node.target]
-        if not (isinstance(before, have) and isinstance(after, give)):
+        found = conversions.conversion_of(node)
+        assert found is not None
+        if not (isinstance(before, found.takes) and isinstance(after, found.gives)):
             yield node, f"turns {before} into {after}"
             continue
-        if isinstance(before, Partial) and _reduces_by(node) != before.op:
-            yield node, f"reduces {before} by {_reduces_by(node)}"
+        if isinstance(before, Partial) and found.reduction(node) != before.op:
+            yield node, f"reduces {before} by {found.reduction(node)}"
             continue
-        sharded = after if give is Shard else before
+        sharded = after if found.gives is Shard else before
         if isinstance(sharded, Shard) and node.args[1:3] != (sharded.dim, sharded.outer):
             yield node, f"does not name the dim and outer factor of {sharded}"
-
-
-def _reduces_by(node: fx.Node) -> object:
-    return node.args[1] if node.target is conversions.all_reduce else "sum"
 
 
 def partial_flows_through_linear_ops(graph: fx.Graph) -> Iterator[Fault]:

@@ -8,18 +8,16 @@ woken. A large sum between ranks of one host takes a quarter of gloo's time thro
 from __future__ import annotations
 
 from math import prod
-from typing import Literal, TypeAlias
 
 from torch import fx
 
-from fxdp.ir import conversions
+from fxdp.ir.conversions import Way, conversion_of
 from fxdp.ir.mesh import Mesh
 from fxdp.ir.notes import note
+from fxdp.ir.placements import Partial, Replicate
 from fxdp.ir.types import TensorType
 
-__all__ = ["MESSAGE_BYTES", "Way", "carrier_name", "fits_messages", "group_of", "way_of"]
-
-Way: TypeAlias = Literal["group", "messages", "memory"]
+__all__ = ["MESSAGE_BYTES", "carrier_name", "fits_messages", "group_of", "way_of"]
 
 MESSAGE_BYTES = 128 * 1024
 """The most bytes that one rank should send in a round of messages: its value, to each other rank."""
@@ -33,24 +31,32 @@ def fits_messages(size: int, ranks: int) -> bool:
 def way_of(node: fx.Node, mesh: Mesh) -> Way:
     """How the collective `node` travels; the same on all ranks and for all batch sizes.
 
-    All-reduces whose value has a fixed size go by messages if it is small, else through shared memory.
+    Values of a fixed size go by messages if they are small, else sums through shared memory.
     """
-    type_ = note(node).type
-    if node.target is not conversions.all_reduce or mesh.device_type != "cpu":
+    found, type_ = conversion_of(node), note(node).type
+    if found is None or len(found.ways) == 1 or mesh.device_type != "cpu" or _is_part(found.axis, mesh):
         return "group"
     if not isinstance(type_, TensorType) or not all(isinstance(n, int) for n in type_.shape):
         return "group"  # ranks with more samples than others would choose otherwise than these
     if fits_messages(prod(int(n) for n in type_.shape) * type_.dtype.itemsize, mesh.size):
         return "messages"
-    return "memory" if mesh.shared_memory and node.args[1] == "sum" else "group"
+    return "memory" if mesh.shared_memory and found.reduction(node) == "sum" else "group"
+
+
+def _is_part(axis: str | None, mesh: Mesh) -> bool:
+    """Whether messages and shared memory, which join all data ranks, join more than the axis does."""
+    return axis is not None and len(mesh.axes) > 1
 
 
 def group_of(node: fx.Node, mesh: Mesh) -> str:
     """The name of the group that carries the collective `node`."""
     if way_of(node, mesh) != "group":
         return mesh.group("messages")
-    reduces = node.target is conversions.all_reduce and note(node).backward
-    return mesh.group("reduce" if reduces else "data")
+    found = conversion_of(node)
+    assert found is not None
+    # gradients do not wait behind the forward's collectives, nor these behind them
+    reduces = note(node).backward and found.gives is Replicate and found.takes is Partial
+    return mesh.group("reduce" if reduces else "data", found.axis)
 
 
 def carrier_name(node: fx.Node, mesh: Mesh) -> str:

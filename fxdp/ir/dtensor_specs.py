@@ -14,7 +14,7 @@ from torch import fx
 from torch.distributed.device_mesh import DeviceMesh
 
 from fxdp.ir.notes import note
-from fxdp.ir.placements import Dim, Placement, Replicate, Shard
+from fxdp.ir.placements import Dim, Placement, Replicate, Shard, per_axis
 from fxdp.ir.sizes import evaluate, hint
 from fxdp.ir.types import TensorType
 from fxdp.torch_compat import dtensor_spec
@@ -45,9 +45,11 @@ def set_specs(graph: fx.Graph, mesh: DeviceMesh, sizes: Mapping[str, int] | None
 def _spec(type_: object, placement: object, mesh: DeviceMesh, sizes: Mapping[str, int] | None) -> Any:
     if not isinstance(type_, TensorType) or placement is None:
         return None
-    spelled = _spelled(placement, sizes)  # type: ignore[arg-type]
+    axes = mesh.mesh_dim_names or tuple(map(str, range(mesh.ndim)))
+    along = per_axis(placement, axes)  # type: ignore[arg-type]
+    spelled = [_spelled(p, sizes) for p in along.values() if p is not None]
     shape = [_number(n, sizes) for n in type_.shape]
-    return dtensor_spec(mesh, [spelled] * mesh.ndim, shape, type_.dtype)
+    return dtensor_spec(mesh, spelled, shape, type_.dtype)
 
 
 def _spelled(placement: Placement, sizes: Mapping[str, int] | None) -> tuple[str, int, int]:

@@ -17,6 +17,7 @@ import torch
 from torch import fx
 
 from fxdp.ir.notes import Note, note
+from fxdp.ir.placements import per_axis
 from fxdp.ir.slots import (
     Buffer,
     Constant,
@@ -88,8 +89,9 @@ def _placement_text(known: Note, axes: tuple[str, ...]) -> str:
     words = [] if known.stage is None else [f"stage={known.stage}"]
     placement = known.placement
     if placement is not None:
-        shown = ", ".join(map(str, placement)) if isinstance(placement, tuple) else str(placement)
-        words += [f"{axis}={shown}" for axis in axes]
+        members = placement if isinstance(placement, tuple) else (placement,)
+        along = [per_axis(member, axes) for member in members]
+        words += [f"{axis}={', '.join(str(member[axis]) for member in along)}" for axis in axes]
     return " {" + " ".join(words) + "}" if words and axes else ""
 
 

@@ -10,6 +10,7 @@ holds its contiguous range of the batch factor for every outer index. `(T, B, H)
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -52,6 +53,12 @@ class Shard:
 
 
 Placement: TypeAlias = Replicate | Partial | Shard
+
+
+def per_axis(placement: Placement | None, axes: Sequence[str]) -> dict[str, Placement | None]:
+    """The placement along each data axis of a mesh: the same, as all of them split the one batch axis."""
+    return dict.fromkeys(axes, placement)
+
 
 R = Replicate()
 P = Partial()

@@ -17,6 +17,7 @@ from torch import Tensor, fx
 
 from fxdp.ir import conversions
 from fxdp.ir.draws import node_draws
+from fxdp.ir.mesh import Mesh
 from fxdp.ir.notes import is_host_size, note, tensor_operands
 from fxdp.ir.placements import Partial, Placement, Replicate, Shard
 from fxdp.ir.slots import Input, Output, ResultSlot, Size, Slot, Tangent
@@ -41,6 +42,7 @@ class LockStep:
     sizes : every rank's batch; their sum is the global batch.
     symbols : values of further dynamic sizes.
     tolerance : largest relative error (of the largest value) that counts as equal.
+    mesh : which ranks lie along which axis; without it there is one.
     single_device_rng : the ranks' generators are in the same state, as with `rng="single-device"`.
     tolerances : other tolerances of single nodes, by name.
     """
@@ -53,6 +55,7 @@ class LockStep:
     stop_at_first: bool = True
     single_device_rng: bool = False
     tolerances: Mapping[str, float] = field(default_factory=dict)
+    mesh: Mesh | None = None
     faults: list[Fault] = field(default_factory=list)
     errors: dict[fx.Node, float] = field(default_factory=dict)
     """The relative error of each node that was compared."""
@@ -82,7 +85,7 @@ class LockStep:
         self.faults.clear()
         self.errors.clear()
         self._one = Reference(self.captured, sum(self.sizes), self.symbols)
-        self._ranks = VirtualRanks(self.sizes, self._one.sizes)
+        self._ranks = VirtualRanks(self.sizes, self._one.sizes, self.mesh)
         self._values: dict[fx.Node, list[Any]] = {}
         self._floors: dict[fx.Node, float] = {}
         own = len(self.sizes) > 1 and not self.single_device_rng

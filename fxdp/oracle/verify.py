@@ -185,7 +185,7 @@ def _subject(
     allowed = tolerances(local.gm, own=precision == "own")
     if tolerance is not None:
         allowed = dict.fromkeys(allowed, tolerance)
-    return Subject(module, local.gm, reference, options, allowed), invariants
+    return Subject(module, local.gm, reference, options, allowed, mesh), invariants
 
 
 def _compared(subject: Subject | None, mesh: Mesh, note: str) -> str:

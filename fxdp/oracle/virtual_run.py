@@ -11,6 +11,7 @@ from torch import Tensor, fx, nn
 
 from fxdp.capture import Captured
 from fxdp.ir.draws import node_draws
+from fxdp.ir.mesh import Mesh
 from fxdp.ir.notes import note
 from fxdp.ir.slots import ResultSlot, Slot
 from fxdp.options import Options
@@ -61,6 +62,7 @@ class Subject:
     reference: Captured
     options: Options
     tolerances: Mapping[str, float]
+    mesh: Mesh | None = None
 
     def run(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], split: tuple[int, ...], seed: int
@@ -97,6 +99,7 @@ class Subject:
         return LockStep(
             self.local, self.reference.gm, split, symbols,
             single_device_rng=self.options.single_device_rng, tolerances=self.tolerances,
+            mesh=self.mesh,
         )  # fmt: skip
 
     def _comparable(

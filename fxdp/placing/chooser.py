@@ -12,12 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from fxdp.ir.conversions import price
 from fxdp.ir.placements import Partial, Placement, R, Replicate, Shard
 from fxdp.ir.sizes import batch_factor
 from fxdp.ir.types import TensorType, type_bytes
 from fxdp.rules.registry import Alternative, Op, Operand
-
-_LOCAL_STEP = 1e-3  # slicing or masking moves no byte, but is not nothing
 
 
 def conversion_cost(
@@ -27,18 +26,7 @@ def conversion_cost(
     if want is None or want in have:
         return 0.0
     gathered = n if gather_bytes is None else gather_bytes
-    return min(_one_conversion(p, want, n, gathered) for p in have)
-
-
-def _one_conversion(have: Placement, want: Placement, n: int, gathered: int) -> float:
-    if isinstance(have, Replicate):
-        return _LOCAL_STEP
-    if isinstance(have, Partial) and have.op != "sum":  # no part of it can be had alone
-        return 2.0 * n + (0.0 if isinstance(want, Replicate) else _LOCAL_STEP)
-    if isinstance(have, Partial):
-        return 2.0 * n if isinstance(want, Replicate) else float(n)
-    # a whole value means a whole batch's work on every rank, a part does not
-    return gathered + _LOCAL_STEP * (1 if isinstance(want, Replicate) else 2)
+    return min(price(p, want, n, gathered) for p in have)
 
 
 def replicated(op: Op) -> Alternative:

@@ -28,13 +28,6 @@ from fxdp.reports.tables import format_bytes
 
 _WHOLE = ", runs whole"
 
-_TRAVELS = {
-    conversions.all_gather: "gathered",
-    conversions.all_reduce: "reduced whole",
-    conversions.reduce_scatter: "reduced and split",
-    conversions.broadcast: "drawn once for all",
-}
-
 
 @dataclass(frozen=True, slots=True)
 class CoverageRow:
@@ -133,11 +126,12 @@ def _rows(gm: fx.GraphModule, sizes: Mapping[str, int]) -> list[CoverageRow]:
         if node not in samples and not _reads_whole(node, samples):
             continue
         before = next((roots[s] for s in node.all_input_nodes if s in roots), None)
-        if node.target in _TRAVELS:
+        found = conversions.conversion_of(node)
+        if found is not None and found.communicates:
             cause = note(node).cause
             consumer = None if cause is None else nodes.get(cause.consumer)
             roots[node] = needs[consumer] = len(rows)
-            rows.append(_row(_TRAVELS[node.target], node, consumer, sizes))
+            rows.append(_row(found.words, node, consumer, sizes))
         elif node.target in conversions.CONVERSIONS:
             roots.update({node: before} if before is not None else {})
         elif _reads_whole(node, samples):

@@ -7,15 +7,20 @@ Sharded values travel with their batch factor first: `front` turns a part with `
 `dim` into `[b, ..., outer, inner, ...]`, whose rows can be concatenated over ranks; `back` undoes it.
 Uneven parts are padded to the largest one (`largest` rows); `rows` then lists where the real rows of the
 gathered buffer lie.
+
+What each does to a list of ranks stands below: it is what the oracle runs.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
 from fxdp.ir.ops.moments import combine
-from fxdp.ir.ops.parts import take_part, unflatten
+from fxdp.ir.ops.parts import join_parts, take_part, unflatten
 from fxdp.ir.ops.rank_extrema import restored, sortable
 
 _c10d = torch.ops._c10d_functional
@@ -119,3 +124,54 @@ def partial(value: Tensor, rank: int) -> Tensor:
     All ranks read it. Else the others would drop what it is computed from, and with it collectives.
     """
     return torch.where(value.new_full((), rank == 0, dtype=torch.bool), value, 0)
+
+
+# -- the same on a list of ranks: every rank's result, from all ranks' values and batch sizes ---------------
+
+
+def all_reduced(values: Sequence[Tensor], sizes: Sequence[int], op: str) -> list[Tensor]:
+    """The reduction, on all ranks."""
+    stacked = torch.stack(tuple(values))
+    match op:
+        case "sum":
+            total = stacked.sum(0).to(values[0].dtype)
+        case "max" | "min":
+            total = stacked.amax(0) if op == "max" else stacked.amin(0)
+        case "moments":
+            total = combine(stacked)
+        case _:
+            raise NotImplementedError(f"all_reduce by {op}")
+    return [total] * len(values)
+
+
+def reduce_scattered(
+    values: Sequence[Tensor], sizes: Sequence[int], dim: int, outer: int, inner: int
+) -> list[Tensor]:
+    """Each rank's part of the sum."""
+    return sharded(all_reduced(values, sizes, "sum"), sizes, dim, outer)
+
+
+def all_gathered(
+    values: Sequence[Tensor], sizes: Sequence[int], dim: int, outer: int, inner: int
+) -> list[Tensor]:
+    """The parts put together, on all ranks."""
+    return [join_parts(values, dim, outer, sizes)] * len(values)
+
+
+def broadcasted(values: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
+    """The first rank's value, on all ranks."""
+    return [values[0]] * len(values)
+
+
+def sharded(values: Sequence[Tensor], sizes: Sequence[int], dim: int, outer: int) -> list[Tensor]:
+    """Each rank's part of its whole value."""
+    starts = [0, *accumulate(sizes)]
+    return [
+        take_part(value, dim, outer, starts[-1], start, size)
+        for value, start, size in zip(values, starts[:-1], sizes, strict=True)
+    ]
+
+
+def made_partial(values: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
+    """The value on the first rank, zeros on the others."""
+    return [values[0], *(torch.zeros_like(v) for v in values[1:])]
