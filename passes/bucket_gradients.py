@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from math import prod
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import fx
@@ -13,12 +13,10 @@ from fxdp.ir import conversions
 from fxdp.ir.graphs import reachable
 from fxdp.ir.level import Level
 from fxdp.ir.mesh import Mesh
-from fxdp.ir.notes import Cause, Reason, note, tensor_operands
-from fxdp.ir.placements import P, Placement, R
+from fxdp.ir.notes import Cause, note
+from fxdp.ir.packing import Packing, elements, is_static, type_of
 from fxdp.ir.slots import Gradient
-from fxdp.ir.types import NodeType, TensorType
-
-aten = torch.ops.aten
+from fxdp.ir.types import TensorType
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +62,12 @@ class _Reduction:
 
     @property
     def type(self) -> TensorType:
-        type_ = note(self.value).type
-        assert isinstance(type_, TensorType)
-        return type_
+        return type_of(self.value)
+
+    @property
+    def axis(self) -> str | None:
+        found = conversions.conversion_of(self.pending)
+        return None if found is None else found.axis
 
 
 def _deferrable(graph: fx.Graph) -> set[fx.Node]:
@@ -89,19 +90,24 @@ def _deferrable(graph: fx.Graph) -> set[fx.Node]:
 def _reductions(graph: fx.Graph, deferrable: set[fx.Node]) -> list[_Reduction]:
     found = []
     for node in graph.nodes:
-        if node.target is conversions.all_reduce and node.args[1] == "sum" and not node.kwargs:
+        if node.target is conversions.all_reduce and node.args[1] == "sum":
             (done,) = node.users
             if done in deferrable:
                 found.append(_Reduction(node.args[0], node, done))
     return found
 
 
-def _is_static(reduction: _Reduction) -> bool:
-    return all(isinstance(n, int) for n in reduction.type.shape)
-
-
 _Chosen: TypeAlias = list[tuple[_Reduction, Piece]]
 """The pieces of one bucket."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Bucket:
+    """A bucket under way."""
+
+    packing: Packing
+    pending: fx.Node
+    chosen: _Chosen
 
 
 class _Bucketing:
@@ -118,14 +124,14 @@ class _Bucketing:
         deferrable = _deferrable(self.graph)
         reductions = _reductions(self.graph, deferrable)
         after = self._downstream({r.done for r in reductions})
-        bucketed = [r for r in reductions if _is_static(r)]
-        by_dtype: dict[torch.dtype, list[_Reduction]] = {}
+        bucketed = [r for r in reductions if is_static(r.type)]
+        alike: dict[tuple[torch.dtype, str | None], list[_Reduction]] = {}
         for reduction in bucketed:
-            by_dtype.setdefault(reduction.type.dtype, []).append(reduction)
-        starts = [b for dtype, members in by_dtype.items() for b in self._start(dtype, members)]
+            alike.setdefault((reduction.type.dtype, reduction.axis), []).append(reduction)
+        starts = [b for (dtype, axis), members in alike.items() for b in self._start(dtype, axis, members)]
         output = self.graph.output_node()
         for reduction in reductions:
-            if not _is_static(reduction):
+            if not is_static(reduction.type):
                 output.prepend(reduction.done)
         self._finish(bucketed, starts, output)
         for node in after:
@@ -139,90 +145,62 @@ class _Bucketing:
         reached = reachable(roots) - roots
         return [n for n in self.graph.nodes if n in reached and n.op == "call_function"]
 
-    def _start(self, dtype: torch.dtype, members: list[_Reduction]) -> list[tuple[fx.Node, _Chosen]]:
+    def _start(self, dtype: torch.dtype, axis: str | None, members: list[_Reduction]) -> list[_Bucket]:
+        packing = Packing(self.graph, "bucket", backward=True, axis=axis)
         members = sorted(members, key=lambda r: self.position[r.value])
-        sizes = [prod(r.type.shape) for r in members]
+        sizes = [elements(r.type) for r in members]
         started = []
         for pieces in cut_into_buckets(sizes, max(1, self.bucket_bytes // dtype.itemsize)):
             chosen = [(members[p.gradient], p) for p in pieces]
-            started.append((self._start_one(dtype, chosen), chosen))
+            started.append(_Bucket(packing, self._start_one(packing, chosen), chosen))
         return started
 
-    def _start_one(self, dtype: torch.dtype, chosen: _Chosen) -> fx.Node:
+    def _start_one(self, packing: Packing, chosen: _Chosen) -> fx.Node:
         last = max((r.value for r, _ in chosen), key=self.position.__getitem__)
-        pieces = [self._piece(last, reduction, piece) for reduction, piece in chosen]
-        total = sum(p.stop - p.start for _, p in chosen)
-        bucket = pieces[0] if len(pieces) == 1 else self._add(last, aten.cat.default, (pieces,), dtype, total)
-        pending = self._add(last, conversions.all_reduce, (bucket, "sum"), dtype, total)
-        note(pending).placement = R
-        note(pending).cause = _bucket_cause(chosen)
-        return pending
+        pieces = [self._piece(packing, last, reduction, piece) for reduction, piece in chosen]
+        bucket = pieces[0]
+        if len(pieces) > 1:
+            bucket = self._after(last, lambda: packing.side_by_side(pieces))
+        return self._after(last, lambda: packing.reduce(bucket, _bucket_cause(chosen)))
 
-    def _piece(self, last: fx.Node, reduction: _Reduction, piece: Piece) -> fx.Node:
+    def _piece(self, packing: Packing, last: fx.Node, reduction: _Reduction, piece: Piece) -> fx.Node:
         """The piece as a flat value; a gradient is flattened once, where it is made."""
-        size, dtype = prod(reduction.type.shape), reduction.type.dtype
         flat = self.flat.get(reduction)
         if flat is None:
             value = reduction.value
-            flat = self.flat[reduction] = self._add(value, aten.reshape.default, (value, [size]), dtype, size)
-        if piece.stop - piece.start == size:
+            flat = self.flat[reduction] = self._after(value, lambda: packing.flat(value))
+        if piece.stop - piece.start == elements(reduction.type):
             return flat
-        bounds = (0, piece.start, piece.stop)
-        return self._add(last, aten.slice.Tensor, (flat, *bounds), dtype, piece.stop - piece.start)
+        return self._after(last, lambda: packing.piece(flat, piece.start, piece.stop))
 
-    def _add(
-        self, where: fx.Node, target: Any, args: tuple[Any, ...], dtype: torch.dtype, size: int
-    ) -> fx.Node:
-        """A node after `where` and all that was added there before."""
+    def _after(self, where: fx.Node, write: Callable[[], fx.Node]) -> fx.Node:
+        """A node after `where` and all that was written there before."""
         with self.graph.inserting_after(self.tail.get(where, where)):
-            made = self.graph.call_function(target, args)
-        self.tail[where] = made
-        _describe(made, TensorType(dtype, (size,)), P)
+            made = self.tail[where] = write()
         return made
 
-    def _finish(
-        self, bucketed: list[_Reduction], starts: list[tuple[fx.Node, _Chosen]], output: fx.Node
-    ) -> None:
+    def _finish(self, bucketed: list[_Reduction], starts: list[_Bucket], output: fx.Node) -> None:
         parts: dict[_Reduction, list[fx.Node]] = {}
         with self.graph.inserting_before(output):
-            for pending, chosen in starts:
-                done = self.graph.call_function(conversions.wait, (pending,))
-                _describe(done, note(pending).type, R)
-                offset = 0
-                for reduction, piece in chosen:
-                    size = piece.stop - piece.start
-                    part = self.graph.call_function(aten.slice.Tensor, (done, 0, offset, offset + size))
-                    _describe(part, TensorType(reduction.type.dtype, (size,)), R)
-                    parts.setdefault(reduction, []).append(part)
-                    offset += size
-            wholes = {r.done: self._whole(r, parts.get(r)) for r in bucketed}
+            for bucket in starts:
+                done, offset = bucket.packing.wait(bucket.pending), 0
+                for reduction, piece in bucket.chosen:
+                    stop = offset + piece.stop - piece.start
+                    parts.setdefault(reduction, []).append(bucket.packing.piece(done, offset, stop))
+                    offset = stop
+            packing = Packing(self.graph, "bucket", backward=True)
+            wholes = {r.done: _whole(packing, r, parts.get(r)) for r in bucketed}
         # at once: replacing the output's many arguments one by one would take quadratic time
         output.args = (tuple(wholes.get(value, value) for value in output.args[0]),)  # type: ignore[arg-type,union-attr]
         for done, whole in wholes.items():
             done.replace_all_uses_with(whole)
 
-    def _whole(self, reduction: _Reduction, pieces: list[fx.Node] | None) -> fx.Node:
-        if pieces is None:  # the gradient has no elements, so it is whole already
-            empty = self.graph.call_function(aten.zeros_like.default, (reduction.value,))
-            _describe(empty, reduction.type, R, operands=(None,))
-            return empty
-        whole = pieces[0]
-        if len(pieces) > 1:
-            whole = self.graph.call_function(aten.cat.default, (pieces,))
-            _describe(whole, TensorType(reduction.type.dtype, (prod(reduction.type.shape),)), R)
-        shaped = self.graph.call_function(aten.view.default, (whole, list(reduction.type.shape)))
-        _describe(shaped, reduction.type, R)
-        return shaped
 
-
-def _describe(
-    node: fx.Node, type_: NodeType, placement: Placement, operands: tuple[Placement | None, ...] | None = None
-) -> None:
-    """A node of the bucketing: its operands are P where the result is, R where that is."""
-    known = note(node)
-    known.type, known.placement, known.backward = type_, placement, True
-    known.operands = (placement,) * len(tensor_operands(node)) if operands is None else operands
-    known.reason = Reason("bucket", known.operands)
+def _whole(packing: Packing, reduction: _Reduction, pieces: list[fx.Node] | None) -> fx.Node:
+    if pieces is None:  # the gradient has no elements, so it is whole already
+        return packing.zeros(reduction.value)
+    whole = pieces[0] if len(pieces) == 1 else packing.side_by_side(pieces)
+    return packing.shaped(whole, reduction.type)
 
 
 def _bucket_cause(chosen: _Chosen) -> Cause:
@@ -245,7 +223,7 @@ class BucketGradients:
 
     Parameters
     ----------
-    bucket_bytes : the size of a bucket.
+    bucket_bytes : the size of a bucket. Reductions along different axes go into different ones.
     """
 
     bucket_bytes: int = 25 * 1024 * 1024

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import prod
 from typing import TypeAlias
 
 import torch
@@ -13,13 +12,11 @@ from torch import fx
 from fxdp.ir import conversions
 from fxdp.ir.level import Level
 from fxdp.ir.mesh import Mesh
-from fxdp.ir.notes import Cause, Reason, note
-from fxdp.ir.placements import P, Placement, R
-from fxdp.ir.types import TensorType
+from fxdp.ir.notes import Cause, note
+from fxdp.ir.packing import Packing, elements, is_static, type_of
 
-aten = torch.ops.aten
-
-_Key: TypeAlias = "tuple[torch.dtype, bool]"
+_Key: TypeAlias = "tuple[torch.dtype, bool, str | None]"
+"""What sums have in common that may travel together: dtype, phase, axis."""
 
 
 def groups(graph: fx.Graph, limit: int) -> Iterator[list[fx.Node]]:
@@ -46,54 +43,31 @@ def _several(members: list[fx.Node]) -> Iterator[list[fx.Node]]:
 def _is_small(node: fx.Node, limit: int) -> bool:
     """A sum of fixed and small size that is no bucket of gradients."""
     known = note(node)
-    if node.args[1] != "sum" or node.kwargs or (known.reason is not None and known.reason.rule == "bucket"):
+    if node.args[1] != "sum" or (known.reason is not None and known.reason.rule == "bucket"):
         return False
-    type_ = _type(node)
-    return all(isinstance(n, int) for n in type_.shape) and _elements(node) * type_.dtype.itemsize <= limit
+    type_ = type_of(node)
+    return is_static(type_) and elements(type_) * type_.dtype.itemsize <= limit
 
 
 def _key(node: fx.Node) -> _Key:
-    return _type(node).dtype, note(node).backward
-
-
-def _type(node: fx.Node) -> TensorType:
-    type_ = note(node).type
-    assert isinstance(type_, TensorType)
-    return type_
-
-
-def _elements(node: fx.Node) -> int:
-    return prod(int(n) for n in _type(node).shape)
+    found = conversions.conversion_of(node)
+    return type_of(node).dtype, note(node).backward, None if found is None else found.axis
 
 
 def _coalesce(graph: fx.Graph, members: list[fx.Node]) -> None:
     """Replace the all-reduces by one, started where the last was and waited for where the first was."""
     waits = [next(iter(member.users)) for member in members]
-    dtype, backward = _key(members[0])
-    with graph.inserting_after(members[-1]):
-        anchor = graph.call_function(aten.cat.default, ([],))
-    with graph.inserting_before(anchor):
-        flats = []
-        for member in members:
-            value = member.args[0]
-            flat = graph.call_function(aten.reshape.default, (value, [_elements(member)]))
-            flats.append(_describe(flat, TensorType(dtype, (_elements(member),)), P, backward))
-    anchor.args = (flats,)
-    total = TensorType(dtype, (sum(map(_elements, members)),))
-    _describe(anchor, total, P, backward)
-    with graph.inserting_after(anchor):
-        pending = graph.call_function(conversions.all_reduce, (anchor, "sum"))
-    _describe(pending, total, R, backward, operands=(P,))
-    note(pending).cause = _cause(members)
+    _, backward, axis = _key(members[0])
+    packing = Packing(graph, "coalesce", backward, axis)
+    with graph.inserting_before(members[-1].next):
+        flats = [packing.flat(member.args[0]) for member in members]  # type: ignore[arg-type]
+        pending = packing.reduce(packing.side_by_side(flats), _cause(members))
     with graph.inserting_before(_first(graph, waits)):
-        done = _describe(graph.call_function(conversions.wait, (pending,)), total, R, backward)
-        start = 0
+        done, start = packing.wait(pending), 0
         for member, wait in zip(members, waits, strict=True):
-            stop = start + _elements(member)
-            part = graph.call_function(aten.slice.Tensor, (done, 0, start, stop))
-            _describe(part, TensorType(dtype, (stop - start,)), R, backward)
-            whole = graph.call_function(aten.view.default, (part, list(_type(member).shape)))
-            wait.replace_all_uses_with(_describe(whole, _type(member), R, backward))
+            stop = start + elements(type_of(member))
+            part = packing.piece(done, start, stop)
+            wait.replace_all_uses_with(packing.shaped(part, type_of(member)))
             start = stop
     for node in (*waits, *members):
         graph.erase_node(node)
@@ -102,21 +76,6 @@ def _coalesce(graph: fx.Graph, members: list[fx.Node]) -> None:
 def _first(graph: fx.Graph, nodes: list[fx.Node]) -> fx.Node:
     position = {node: i for i, node in enumerate(graph.nodes)}
     return min(nodes, key=position.__getitem__)
-
-
-def _describe(
-    node: fx.Node,
-    type_: TensorType,
-    placement: Placement,
-    backward: bool,
-    operands: tuple[Placement, ...] | None = None,
-) -> fx.Node:
-    known = note(node)
-    known.type, known.placement, known.backward = type_, placement, backward
-    count = len(node.args[0]) if isinstance(node.args[0], (list, tuple)) else 1
-    known.operands = operands or (placement,) * count
-    known.reason = Reason("coalesce")
-    return node
 
 
 def _cause(members: list[fx.Node]) -> Cause:

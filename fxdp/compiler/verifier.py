@@ -1,4 +1,4 @@
-"""The invariants of each level, one small check each; all faults are reported at once.
+"""Which invariants hold at each level, and the report of all that are broken.
 
 A fault is a bug in a pass or in a registered rule, never the user's. Each line shows the node as the
 golden text prints it.
@@ -6,239 +6,31 @@ golden text prints it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-
-import torch
 from torch import fx
 
-from fxdp.capture.export.skip_marks import MARK
+from fxdp.compiler.invariants import (
+    Check,
+    collectives_have_causes,
+    collectives_have_one_wait,
+    conversions_say_what_they_do,
+    edges_need_no_conversion,
+    everything_is_executable,
+    inputs_have_slots,
+    no_skip_marks_are_left,
+    outputs_are_in_order,
+    partial_flows_through_linear_ops,
+    recipes_are_expanded,
+    results_are_not_partial,
+    results_have_slots,
+    shards_fit_shapes,
+    sizes_are_own,
+    tensors_are_placed,
+    tensors_have_types,
+)
 from fxdp.errors import VerifierError
-from fxdp.ir import conversions
 from fxdp.ir.graph_text import node_text
-from fxdp.ir.graphs import given_arguments
 from fxdp.ir.level import Level
-from fxdp.ir.notes import is_host_size, note, tensor_operands
-from fxdp.ir.op_kinds import linear_groups
-from fxdp.ir.placements import Partial, Placement, Shard
-from fxdp.ir.sizes import batch_factor, exact_quotient
-from fxdp.ir.slots import Crossing, Output
-from fxdp.ir.types import ScalarType, TensorType
 from fxdp.pipeline.cut.stage_checks import STAGE_CHECKS
-from fxdp.torch_compat import OpOverload
-
-Fault = tuple[fx.Node, str]
-Check = Callable[[fx.Graph], Iterator[Fault]]
-
-
-def inputs_have_slots(graph: fx.Graph) -> Iterator[Fault]:
-    """CAPTURED: every placeholder is a parameter, buffer, input, ... of the program, each once."""
-    seen = set()
-    for node in graph.nodes:
-        if node.op != "placeholder":
-            continue
-        slot = note(node).slot
-        if slot is None:
-            yield node, "has no slot"
-        elif slot in seen:
-            yield node, "has the slot of another placeholder"
-        seen.add(slot)
-
-
-def results_have_slots(graph: fx.Graph) -> Iterator[Fault]:
-    """CAPTURED: every result is an output, a mutation or a gradient, each once."""
-    node = graph.output_node()
-    values, slots = _results(node), note(node).results
-    if len(values) != len(slots):
-        yield node, f"has {len(values)} results and {len(slots)} slots"
-    if None in slots or len(set(slots)) < len(slots):
-        yield node, "has results without a slot of their own"
-
-
-def _results(output: fx.Node) -> tuple[fx.Node, ...]:
-    return tuple(output.args[0])  # type: ignore[arg-type]
-
-
-def tensors_have_types(graph: fx.Graph) -> Iterator[Fault]:
-    """CAPTURED: every value that an op reads as a tensor has a type."""
-    for node in graph.nodes:
-        if node.op in ("placeholder", "call_function") and node.users and note(node).type is None:
-            yield node, "has no type"
-
-
-def no_skip_marks_are_left(graph: fx.Graph) -> Iterator[Fault]:
-    """ROUTED: capture has turned the marks of skip connections into routes."""
-    for node in graph.find_nodes(op="call_function", target=MARK):
-        yield node, "marks a skip connection that has no route"
-
-
-def tensors_are_placed(graph: fx.Graph) -> Iterator[Fault]:
-    """PLACED: every tensor has a placement, and each of its ops one per operand."""
-    for node in graph.nodes:
-        known = note(node)
-        if isinstance(known.type, (TensorType, tuple)) and known.placement is None:
-            if node.users:
-                yield node, "has no placement"
-        elif node.op == "call_function" and not is_host_size(node):
-            read, wanted = len(tensor_operands(node)), len(known.operands)
-            if read != wanted:
-                yield node, f"has {read} operands and {wanted} operand placements"
-
-
-def shards_fit_shapes(graph: fx.Graph) -> Iterator[Fault]:
-    """PLACED: a sharded dim is `outer * B * inner`."""
-    for node in graph.nodes:
-        type_, placement = note(node).type, note(node).placement
-        types = type_ if isinstance(type_, tuple) else (type_,)
-        placements = placement if isinstance(placement, tuple) else (placement,)
-        for one, where in zip(types, placements, strict=False):
-            if isinstance(one, TensorType) and isinstance(where, Shard) and not _fits(one, where):
-                yield node, f"cannot be {where}: that dim is no multiple of the batch"
-
-
-def _fits(type_: TensorType, placement: Shard) -> bool:
-    if not 0 <= placement.dim < len(type_.shape):
-        return False
-    factor = batch_factor(type_.shape[placement.dim])
-    return factor is not None and exact_quotient(factor, placement.outer) is not None
-
-
-def edges_need_no_conversion(graph: fx.Graph) -> Iterator[Fault]:
-    """EXPLICIT: every operand is in the placement that its consumer reads it in."""
-    for node in graph.nodes:
-        wanted = note(node).operands
-        sources = _results(node) if node.op == "output" else tensor_operands(node)
-        for source, placement in zip(sources, wanted, strict=False):
-            if placement is not None and note(source).placement != placement:
-                yield node, f"reads %{source.name} as {placement}, which is {note(source).placement}"
-
-
-def collectives_have_one_wait(graph: fx.Graph) -> Iterator[Fault]:
-    """EXPLICIT: a collective is waited for exactly once, and read by its wait alone."""
-    for node in graph.nodes:
-        if node.target in conversions.COLLECTIVES:
-            users = list(node.users)
-            if len(users) != 1 or users[0].target is not conversions.wait:
-                yield node, f"needs exactly one wait, has {len(users)} users"
-        elif node.target is conversions.wait and node.args[0].target not in conversions.COLLECTIVES:
-            yield node, "waits for what is no collective"
-
-
-def collectives_have_causes(graph: fx.Graph) -> Iterator[Fault]:
-    """EXPLICIT: every collective says which op needs it."""
-    for node in graph.nodes:
-        if node.target in conversions.COLLECTIVES and note(node).cause is None:
-            yield node, "has no cause"
-
-
-def conversions_say_what_they_do(graph: fx.Graph) -> Iterator[Fault]:
-    """EXPLICIT: a conversion turns what it reads into what its name says; a wait changes nothing."""
-    for node in graph.nodes:
-        if node.target not in conversions.CONVERSIONS:
-            continue
-        before, after = note(node.args[0]).placement, note(node).placement
-        if node.target is conversions.wait:
-            if before != after:
-                yield node, f"turns {before} into {after}"
-            continue
-        found = conversions.conversion_of(node)
-        assert found is not None
-        if not (isinstance(before, found.takes) and isinstance(after, found.gives)):
-            yield node, f"turns {before} into {after}"
-            continue
-        if isinstance(before, Partial) and found.reduction(node) != before.op:
-            yield node, f"reduces {before} by {found.reduction(node)}"
-            continue
-        sharded = after if found.gives is Shard else before
-        if isinstance(sharded, Shard) and node.args[1:3] != (sharded.dim, sharded.outer):
-            yield node, f"does not name the dim and outer factor of {sharded}"
-
-
-def partial_flows_through_linear_ops(graph: fx.Graph) -> Iterator[Fault]:
-    """EXPLICIT: an op that reads a Partial value is linear in it and gives Partial values only."""
-    for node in graph.nodes:
-        wanted = note(node).operands
-        if node.op != "call_function" or node.target in conversions.CONVERSIONS:
-            continue
-        if not any(isinstance(p, Partial) for p in wanted):
-            continue
-        if not _gives_partial(note(node).placement):
-            yield node, "reads a Partial value but gives none"
-        elif not _is_linear(node, wanted):
-            yield node, "reads a Partial value in which it is not linear"
-
-
-def _gives_partial(placement: Placement | tuple[Placement | None, ...] | None) -> bool:
-    placements = placement if isinstance(placement, tuple) else (placement,)
-    return placement is not None and all(p is None or isinstance(p, Partial) for p in placements)
-
-
-def _is_linear(node: fx.Node, wanted: tuple[Placement | None, ...]) -> bool:
-    """A second opinion on torch's pointwise ops, of which each linear one is known by name."""
-    target = node.target
-    if not isinstance(target, OpOverload) or target.namespace != "aten":
-        return True
-    if torch.Tag.pointwise not in target.tags or target._schema.name.endswith("_backward"):
-        return True
-    if target is torch.ops.aten.masked_fill.Scalar:
-        return bool(node.args[2] == 0)
-    tensors = [name for name, value in given_arguments(node).items() if _is_tensor(value)]
-    terms = {n for n, p in zip(tensors, wanted, strict=True) if isinstance(p, Partial)}
-    return any(terms == set(group).intersection(tensors) for group in linear_groups(target))
-
-
-def _is_tensor(value: object) -> bool:
-    return isinstance(value, fx.Node) and isinstance(note(value).type, TensorType)
-
-
-def results_are_not_partial(graph: fx.Graph) -> Iterator[Fault]:
-    """EXPLICIT: no Partial value leaves the program; one part of it may hand them to another."""
-    output = graph.output_node()
-    for value, slot in zip(_results(output), note(output).results, strict=False):
-        if isinstance(note(value).placement, Partial) and not isinstance(slot, Crossing):
-            yield value, "leaves the program as a Partial value"
-
-
-def recipes_are_expanded(graph: fx.Graph) -> Iterator[Fault]:
-    """EXPLICIT: no op is left that was placed as several."""
-    for node in graph.nodes:
-        if note(node).recipe is not None:
-            yield node, "was placed as several ops and is still one"
-
-
-def sizes_are_own(graph: fx.Graph) -> Iterator[Fault]:
-    """LOCAL: host integers come from the program's size slots, not from captured shapes.
-
-    A size that only the data fixes (`nonzero`'s) is read from the tensor that has it.
-    """
-    for node in graph.nodes:
-        if not is_host_size(node) or _is_unbacked(note(node).type):
-            continue
-        for source in node.all_input_nodes:
-            if isinstance(note(source).type, ScalarType):
-                continue
-            yield node, f"reads a size from the tensor %{source.name}"
-
-
-def _is_unbacked(type_: object) -> bool:
-    return isinstance(type_, ScalarType) and type_.expr.is_Symbol and str(type_.expr).startswith("u")
-
-
-def outputs_are_in_order(graph: fx.Graph) -> Iterator[Fault]:
-    """CAPTURED: the outputs come in the order of their indices."""
-    node = graph.output_node()
-    indices = [slot.index for slot in note(node).results if isinstance(slot, Output)]
-    if indices != sorted(set(indices)):
-        yield node, f"has outputs {indices}"
-
-
-def everything_is_executable(graph: fx.Graph) -> Iterator[Fault]:
-    """EMITTED: nothing of `ir/conversions.py` is left, and no module is called."""
-    for node in graph.nodes:
-        if node.target in conversions.CONVERSIONS:
-            yield node, "is not lowered"
-        elif node.op in ("call_module", "call_method"):
-            yield node, f"is a {node.op}, which later stages do not run"
-
 
 CHECKS: dict[Level, tuple[Check, ...]] = {
     Level.CAPTURED: (inputs_have_slots, results_have_slots, tensors_have_types, outputs_are_in_order),

@@ -20,7 +20,7 @@ they convert; without it they do along all of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal, NoReturn, Protocol, TypeAlias
@@ -292,18 +292,3 @@ def route(have: Placement, want: Placement) -> tuple[Conversion, ...]:
 def price(have: Placement, want: Placement, size: float, gathered: float) -> float:
     """Bytes that a rank sends to turn `have` into `want`, to a factor common to all (see `Conversion`)."""
     return sum(conversion.price(size, gathered) for conversion in route(have, want))
-
-
-def on_ranks(
-    conversion: Conversion,
-    values: Sequence[Tensor],
-    sizes: Sequence[int],
-    arguments: Sequence[Any],
-    along: Sequence[Sequence[int]],
-) -> list[Tensor]:
-    """Every rank's result; `along` are the sets of ranks that convert among themselves (`Mesh.along`)."""
-    found: dict[int, Tensor] = {}
-    for ranks in along:
-        own, parts = [values[rank] for rank in ranks], [sizes[rank] for rank in ranks]
-        found.update(zip(ranks, conversion.on_ranks(own, parts, *arguments), strict=True))
-    return [found[rank] for rank in range(len(values))]

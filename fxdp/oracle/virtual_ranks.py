@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from fxdp.ir.conversions import conversion_of, on_ranks
+from fxdp.ir.conversions import conversion_of
 from fxdp.ir.mesh import Mesh
 from fxdp.ir.ops.collectives import sharded
 from fxdp.ir.ops.parts import combine
@@ -58,5 +58,12 @@ class VirtualRanks:
         found = conversion_of(node)
         if found is None:  # a wait
             return values
-        along = ((*range(self.world),),) if self._mesh is None else self._mesh.along(found.axis)
-        return on_ranks(found, values, self.sizes, rest, along)
+        made: dict[int, Tensor] = {}
+        for ranks in self._along(found.axis):
+            own, sizes = [values[rank] for rank in ranks], [self.sizes[rank] for rank in ranks]
+            made.update(zip(ranks, found.on_ranks(own, sizes, *rest), strict=True))
+        return [made[rank] for rank in range(self.world)]
+
+    def _along(self, axis: str | None) -> tuple[tuple[int, ...], ...]:
+        """The sets of ranks that convert among themselves."""
+        return (tuple(range(self.world)),) if self._mesh is None else self._mesh.along(axis)

@@ -1,0 +1,114 @@
+"""Several values side by side in one: packed, reduced together, and cut out of the result.
+
+    %a [2, 3] --reshape--> [6] --.                                        .--slice--view--> [2, 3]
+                                  cat --> [10] --all_reduce--> wait [10] <
+    %b [4]    --reshape--> [4] --'                                        '--slice--view--> [4]
+
+One message costs its latency once. The nodes are written at the graph's insertion point, with the notes that
+passes and the verifier ask for: terms of a sum before the reduction, whole values after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+from torch import fx
+
+from fxdp.ir import conversions
+from fxdp.ir.notes import Cause, Reason, note, tensor_operands
+from fxdp.ir.placements import P, Placement, R
+from fxdp.ir.types import TensorType
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Packing:
+    """Writes the nodes around a sum of several values.
+
+    Attributes
+    ----------
+    rule : the name in the reasons of the nodes.
+    backward : the phase that they belong to.
+    axis : along which data axis the values are summed; None: all.
+    """
+
+    graph: fx.Graph
+    rule: str
+    backward: bool
+    axis: str | None = None
+
+    def flat(self, value: fx.Node) -> fx.Node:
+        """A term as one dim."""
+        type_ = type_of(value)
+        size = elements(type_)
+        return self._add(aten.reshape.default, (value, [size]), TensorType(type_.dtype, (size,)), P)
+
+    def piece(self, flat: fx.Node, start: int, stop: int) -> fx.Node:
+        """A range of a flat value, on the side of the sum where that stands."""
+        placement = _side(flat)
+        type_ = TensorType(type_of(flat).dtype, (stop - start,))
+        return self._add(aten.slice.Tensor, (flat, 0, start, stop), type_, placement)
+
+    def side_by_side(self, flats: Sequence[fx.Node]) -> fx.Node:
+        """Flat values one after another."""
+        placement = _side(flats[0])
+        type_ = TensorType(type_of(flats[0]).dtype, (sum(elements(type_of(f)) for f in flats),))
+        return self._add(aten.cat.default, (list(flats),), type_, placement)
+
+    def reduce(self, packed: fx.Node, cause: Cause) -> fx.Node:
+        """Start the sum over the ranks."""
+        made = self._add(conversions.all_reduce, (packed, "sum"), type_of(packed), R, (P,))
+        made.kwargs = {} if self.axis is None else {"axis": self.axis}
+        note(made).cause = cause
+        return made
+
+    def wait(self, pending: fx.Node) -> fx.Node:
+        """Its result."""
+        return self._add(conversions.wait, (pending,), type_of(pending), R)
+
+    def shaped(self, flat: fx.Node, type_: TensorType) -> fx.Node:
+        """A flat result in its own shape."""
+        return self._add(aten.view.default, (flat, list(type_.shape)), type_, R)
+
+    def zeros(self, value: fx.Node) -> fx.Node:
+        """The sum of values without elements, which nobody needs to send."""
+        return self._add(aten.zeros_like.default, (value,), type_of(value), R, (None,))
+
+    def _add(
+        self, target: Callable[..., Any], args: tuple[Any, ...], type_: TensorType, placement: Placement,
+        operands: tuple[Placement | None, ...] | None = None,
+    ) -> fx.Node:  # fmt: skip
+        """A node whose operands are where its result is, if not said otherwise."""
+        made = self.graph.call_function(target, args)
+        known = note(made)
+        known.type, known.placement, known.backward = type_, placement, self.backward
+        known.operands = (placement,) * len(tensor_operands(made)) if operands is None else operands
+        known.reason = Reason(self.rule, known.operands)
+        return made
+
+
+def _side(flat: fx.Node) -> Placement:
+    """Terms before the sum, whole values after it."""
+    return R if note(flat).placement == R else P
+
+
+def type_of(node: fx.Node) -> TensorType:
+    """The type of a node that is one tensor."""
+    type_ = note(node).type
+    assert isinstance(type_, TensorType)
+    return type_
+
+
+def elements(type_: TensorType) -> int:
+    """The number of elements of a value of fixed size."""
+    return prod(int(n) for n in type_.shape)
+
+
+def is_static(type_: TensorType) -> bool:
+    """Whether the size is the same for all batches."""
+    return all(isinstance(n, int) for n in type_.shape)
