@@ -1,6 +1,23 @@
-"""Which calls draw random numbers, and from which generator they do.
+"""Random numbers: which calls draw them, and where the seed of what they draw comes from.
 
-Seeded ops draw, unless their arguments turn the drawing off.
+A program has no seed of its own: it reads the user's generator, which `torch.manual_seed` sets.
+
+    rng="sharded"                                            rng="single-device"
+
+    the user's generator                                     the user's generator,
+      | drawn_seed: one draw per step                        in one state on all ranks
+    seed of the step                                           |
+      | rank_seed              | part_seed, in stages          | every rank draws the numbers of the
+    generator of a rank      generator of a rank's stage       | whole batch and keeps its part
+      |                      in one micro-batch                | (`ops/whole_draws.py`)
+    dropout                    |                             dropout
+                             dropout
+
+Why not the user's generator itself: seeded alike, as it should be, it would give all ranks one mask for their
+different samples. Why one draw for the seed, and afterwards all as it was: the user's generator moves on by
+the same on every rank, however much each has drawn for its part, so that a run is reproduced by one seed and
+what ranks draw outside of the program stays in step. Why a seed for each micro-batch: schedules run these in
+different orders, and a checkpoint runs one twice, which must draw the same again.
 """
 
 from __future__ import annotations
@@ -32,20 +49,11 @@ def node_draws(node: fx.Node) -> bool:
     return node.op == "call_function" and draws(node.target, node.args, node.kwargs)
 
 
-RandomState: TypeAlias = "tuple[Tensor, Tensor | None]"
-"""The states of the CPU's and, where there is one, the current CUDA device's generator."""
+RandomState: TypeAlias = "tuple[Tensor, tuple[Tensor, ...]]"
+"""The states of the CPU's generator and of all CUDA devices', if CUDA is in use."""
 
-
-def random_state() -> RandomState:
-    """Where the user's generators stand."""
-    return torch.get_rng_state(), torch.cuda.get_rng_state() if torch.cuda.is_available() else None
-
-
-def set_random_state(state: RandomState) -> None:
-    """Put the user's generators where they were."""
-    torch.set_rng_state(state[0])
-    if state[1] is not None:
-        torch.cuda.set_rng_state(state[1])
+_GOLDEN_RATIO = 0x9E3779B97F4A7C15  # 2**64 / phi: consecutive ranks land far apart
+_MICROBATCH = 0xBF58476D1CE4E5B9  # an odd number unlike that of ranks: their sums do not meet
 
 
 def drawn_seed() -> int:
@@ -53,15 +61,52 @@ def drawn_seed() -> int:
     return int(torch.randint(0, 2**62, ()).item())
 
 
-class own_generator:  # noqa: N801 - reads as a statement
+def rank_seed(seed: int, rank: int) -> int:
+    """The seed of a rank's own generator, different on every rank; below 2**63."""
+    return (seed + _GOLDEN_RATIO * (rank + 1)) % 2**63
+
+
+def part_seed(seed: int, part: int, microbatch: int) -> int:
+    """The seed for one micro-batch of a part of a program; `part` counts the parts of all ranks."""
+    return rank_seed(seed + microbatch * _MICROBATCH, part)
+
+
+def random_state() -> RandomState:
+    """Where the user's generators stand."""
+    # who asks CUDA for a state starts it up, hundreds of MB, also in a program that runs on the CPU
+    return torch.get_rng_state(), tuple(torch.cuda.get_rng_state_all()) if _cuda_in_use() else ()
+
+
+def set_random_state(state: RandomState) -> None:
+    """Put the user's generators where they were."""
+    torch.set_rng_state(state[0])
+    if state[1]:
+        torch.cuda.set_rng_state_all(state[1])
+
+
+class kept_random_state:  # noqa: N801 - reads as a statement
+    """After the block the user's generators are where they were before it."""
+
+    def __enter__(self) -> None:
+        self._before = random_state()
+
+    def __exit__(self, *_: object) -> None:
+        set_random_state(self._before)
+
+
+class own_generator(kept_random_state):  # noqa: N801
     """Draw from a generator of this seed in a block; afterwards the user's generators are where they were."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
 
     def __enter__(self) -> None:
-        self._before = random_state()
-        torch.manual_seed(self._seed)
+        super().__enter__()
+        # not torch.manual_seed: where CUDA is not in use it would note the seed for later, once a step
+        torch.default_generator.manual_seed(self._seed)
+        if _cuda_in_use():
+            torch.cuda.manual_seed_all(self._seed)
 
-    def __exit__(self, *_: object) -> None:
-        set_random_state(self._before)
+
+def _cuda_in_use() -> bool:
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]

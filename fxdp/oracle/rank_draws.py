@@ -9,8 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fxdp.ir import seeds
-from fxdp.ir.draws import drawn_seed, random_state, set_random_state
+from fxdp.ir.draws import (
+    drawn_seed,
+    kept_random_state,
+    own_generator,
+    random_state,
+    rank_seed,
+    set_random_state,
+)
 from fxdp.ir.placements import Placement, Shard
 
 _CHANCE = 1e-6
@@ -22,23 +28,20 @@ class RankGenerators:
 
     def __init__(self, world: int) -> None:
         seed = drawn_seed()
-        before = random_state()
         self._states = []
         for rank in range(world):
-            torch.manual_seed(seeds.rank_seed(seed, rank))
-            self._states.append(random_state())
-        set_random_state(before)
+            with own_generator(rank_seed(seed, rank)):
+                self._states.append(random_state())
 
     @contextmanager
     def of(self, rank: int) -> Iterator[None]:
         """Draw from this rank's generator."""
-        before = random_state()
-        set_random_state(self._states[rank])
-        try:
-            yield
-        finally:
-            self._states[rank] = random_state()
-            set_random_state(before)
+        with kept_random_state():
+            set_random_state(self._states[rank])
+            try:
+                yield
+            finally:
+                self._states[rank] = random_state()
 
 
 def draw_alike(world: int, draw: Callable[[int], Any]) -> list[Any]:

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils import _pytree as pytree
@@ -14,6 +13,7 @@ from torch.utils import _pytree as pytree
 from fxdp.capture import Captured, capture, check_layouts, copy_of, flatten_inputs
 from fxdp.compiler.emit import LocalProgram, prepare
 from fxdp.errors import InputError, VerifierError
+from fxdp.ir.draws import kept_random_state
 from fxdp.ir.graphs import copy_graph
 from fxdp.ir.mesh import Mesh, mesh_of
 from fxdp.ir.sizes import B, named_size
@@ -131,7 +131,7 @@ def _why_not_wide(module: nn.Module, inputs: Any, options: Options) -> str:
     if options.loss_fn is not None:
         kwargs = {name: value for name, value in kwargs.items() if name != "target"}
     try:
-        with torch.random.fork_rng():
+        with kept_random_state():
             twin(*args, **kwargs)
     except Exception as error:  # whatever the user's code raises; capture reports other faults
         return str(error).splitlines()[0] if str(error) else type(error).__name__

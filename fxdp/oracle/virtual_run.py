@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from fxdp.capture import Captured
-from fxdp.ir.draws import node_draws
+from fxdp.ir.draws import kept_random_state, node_draws
 from fxdp.ir.mesh import Mesh
 from fxdp.ir.notes import note
 from fxdp.ir.slots import ResultSlot, Slot
@@ -70,7 +70,7 @@ class Subject:
         """Run the first `sum(split)` samples of the inputs; the caller's random numbers stay as they are."""
         reference, batch = self.reference, sum(split)
         args, kwargs = first_samples((args, dict(kwargs)), reference.batch, batch)
-        with torch.random.fork_rng(enabled=True):
+        with kept_random_state():
             torch.manual_seed(seed)
             eager = run_eager(self.module, args, kwargs, reference, self.options.loss_fn)
             slots = input_values(self.module, reference, args, kwargs, eager.tangents)

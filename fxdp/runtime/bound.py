@@ -11,9 +11,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, fx
 
-from fxdp.ir.draws import drawn_seed, node_draws, own_generator
+from fxdp.ir.draws import drawn_seed, node_draws, own_generator, rank_seed
 from fxdp.ir.notes import note
-from fxdp.ir.seeds import rank_seed
 from fxdp.ir.slots import Input, Mutation, Slot
 from fxdp.lowering.eager import forward_inputs, results
 from fxdp.lowering.halves import Halves

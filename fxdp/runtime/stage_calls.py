@@ -10,15 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fxdp.ir.draws import own_generator
-from fxdp.ir.seeds import rank_seed
+from fxdp.ir.draws import own_generator, part_seed
 from fxdp.lowering import Halves
 from fxdp.lowering.halves import Boxed
 from fxdp.runtime.p2p import Microbatch
 from fxdp.runtime.streams import COMPUTE, Streams
 from fxdp.runtime.template import Template
-
-_MICROBATCH = 0xBF58476D1CE4E5B9  # an odd number unlike that of ranks: their sums do not meet
 
 
 @dataclass
@@ -66,7 +63,7 @@ class Code:
         """Numbers of this stage's, rank's and micro-batch's own, the same in a repeated forward."""
         if self.seed is None:
             return nullcontext()
-        return own_generator(rank_seed(batch.seed + (batch.index or 0) * _MICROBATCH, self.seed))
+        return own_generator(part_seed(batch.seed, self.seed, batch.index or 0))
 
 
 def _nothing(_: list[Any]) -> tuple[()]:

@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fxdp
-from fxdp.ir import seeds
 from fxdp.ir.graph_text import target_text
 from fxdp.ir.ops.library import aten
 from fxdp.ir.placements import P, R, S
+from fxdp.oracle import rank_draws
 from fxdp.rules.registry import Alternative, Op, registry
 from tests import faults
 from tests.faults import Seed
@@ -95,7 +95,7 @@ class Case:
 
 
 def _same_seed(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(seeds, "rank_seed", lambda seed, rank: seed)
+    patch.setattr(rank_draws, "rank_seed", lambda seed, rank: seed)
 
 
 def _other_dim(op: Op, a: Alternative) -> Alternative:

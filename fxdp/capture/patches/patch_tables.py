@@ -24,6 +24,7 @@ from fxdp.capture.patches.random_numbers import UNIT_DRAWS, RefusedGenerators, p
 from fxdp.capture.patches.substitutes import SUBSTITUTES
 from fxdp.capture.patches.symbolic_len import symbolic_len
 from fxdp.capture.patches.tensor_reads import DATA
+from fxdp.ir.draws import kept_random_state
 from fxdp.ir.graphs import no_collection
 from fxdp.ir.notes import Site
 
@@ -88,7 +89,7 @@ def capture_patches(module: nn.Module, loss_fn: Callable[..., Any] | None) -> It
     with contextlib.ExitStack() as stack:
         stack.enter_context(_quiet())
         stack.enter_context(torch_compat.silent_export())
-        stack.enter_context(_kept_random_state())
+        stack.enter_context(kept_random_state())  # tracing draws no number that the user could miss later
         stack.enter_context(no_collection())
         stack.enter_context(patched((*WHOLE_CAPTURE, *symbolic_len(module, loss_fn))))
         stack.enter_context(torch_compat.without_autograd_kernel(_WRONGLY_DECOMPOSED))
@@ -116,20 +117,3 @@ def _quiet() -> Iterator[None]:
     finally:
         log.setLevel(levels[0])
         fake.setLevel(levels[1])
-
-
-@contextlib.contextmanager
-def _kept_random_state() -> Iterator[None]:
-    """Tracing draws no number that the user could miss later."""
-    cpu = torch.get_rng_state()
-    cuda = torch.cuda.get_rng_state_all() if _cuda_in_use() else None
-    try:
-        yield
-    finally:
-        torch.set_rng_state(cpu)
-        if cuda is not None:
-            torch.cuda.set_rng_state_all(cuda)
-
-
-def _cuda_in_use() -> bool:
-    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]

@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 
 from fxdp.capture.inputs import Inputs, run_model
 from fxdp.errors import CaptureError
+from fxdp.ir.draws import kept_random_state
 from fxdp.skip.tracker import SkipTracker, use_skip_tracker
 
 _log = logging.getLogger("fxdp")
@@ -111,7 +112,7 @@ def copy_of(module: nn.Module) -> nn.Module:
 @contextlib.contextmanager
 def aside() -> Iterator[None]:
     """Around the run of a copy: random numbers, the autograd tape and skips stay as if nothing had run."""
-    with torch.random.fork_rng(), torch.no_grad(), use_skip_tracker(SkipTracker()):
+    with kept_random_state(), torch.no_grad(), use_skip_tracker(SkipTracker()):
         yield
 
 
