@@ -9,16 +9,32 @@ only the running statistics follow the moments of all of it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from fxdp.capture.couplings.coupling_table import BatchSymbols, count, couples, sum_type
+from fxdp.capture.couplings.coupling_table import OpCall, count, couples, sum_type
 from fxdp.ir.ops.moments import MOMENTS_OP
 from fxdp.ir.ops.standardize import STANDARDIZE_BACKWARD_OP, STANDARDIZE_OP
 
 aten = torch.ops.aten
+
+_NORMED = ("out", "mean", "invstd")
+_RUNNING = ("running_mean", "running_var")
+
+_RESULTS: dict[Any, tuple[str, ...]] = {
+    aten.native_batch_norm.default: _NORMED,
+    aten.miopen_batch_norm.default: _NORMED,
+    aten.cudnn_batch_norm.default: (*_NORMED, "reserve"),
+    aten._native_batch_norm_legit.default: _NORMED,
+    aten._native_batch_norm_legit.no_stats: _NORMED,
+    aten._native_batch_norm_legit_functional.default: (*_NORMED, *_RUNNING),
+    aten._batch_norm_with_update.default: (*_NORMED, "reserve"),
+    aten._batch_norm_with_update_functional.default: (*_NORMED, "reserve", *_RUNNING),
+}
+"""What each op returns. One that has running statistics and does not return them writes them itself."""
 
 
 @dataclass(frozen=True)
@@ -31,25 +47,33 @@ class _Normed:
     running_mean: torch.Tensor | None
     running_var: torch.Tensor | None
 
+    @property
+    def reserve(self) -> torch.Tensor:
+        """What cuDNN's own backward reads; ours does not."""
+        return torch.empty([0], dtype=torch.uint8, device=self.out.device)
 
-def _normalize(
-    batch: BatchSymbols,
-    x: Any,
-    weight: Any,
-    bias: Any,
-    means: Any,
-    variances: Any,
-    momentum: float,
-    eps: float,
-) -> _Normed:
-    """Training-mode BatchNorm of `x` and the new running statistics."""
+
+@couples(*_RESULTS)
+def _forward(call: OpCall) -> Any:
+    if not call.get("training", default=True) or not call.holds_batch("input"):
+        return NotImplemented
+    done, results = _normalize(call), _RESULTS[call.op]
+    for name in _RUNNING:
+        if name not in results and getattr(done, name) is not None:
+            call[name].copy_(getattr(done, name))
+    return tuple(getattr(done, name) for name in results)
+
+
+def _normalize(call: OpCall) -> _Normed:
+    """Training-mode BatchNorm and the new running statistics."""
+    x, weight, bias, eps = call["input"], call["weight"], call["bias"], call.get("eps", "epsilon")
     dims = [dim for dim in range(x.dim()) if dim != 1]
     wide = x.to(sum_type(x.dtype))
     n = count(x, dims)
     statistics = MOMENTS_OP(wide, dims)
     mean, squares = statistics[1], statistics[2]
     invstd = torch.rsqrt(squares / n + eps)
-    if batch.own_statistics:
+    if call.batch.own_statistics:
         out = STANDARDIZE_OP(wide, dims, eps)
     else:
         out = (wide - _channels(mean, x)) * _channels(invstd, x)
@@ -57,11 +81,14 @@ def _normalize(
         out = out * _channels(weight.to(wide.dtype), x)
     if bias is not None:
         out = out + _channels(bias.to(wide.dtype), x)
+    means, variances = call.get("running_mean"), call.get("running_var")
+    momentum = call.get("momentum", "exponential_average_factor")
     return _Normed(
         out.to(x.dtype),
         mean,
         invstd,
         None if means is None else _moved(means, mean, momentum),
+        # the running variance is the unbiased one, the one that normalizes is not: so torch has it
         None if variances is None else _moved(variances, squares / (n - 1), momentum),
     )
 
@@ -76,204 +103,32 @@ def _moved(running: torch.Tensor, new: torch.Tensor, momentum: float) -> torch.T
     return (new * momentum + running * (1 - momentum)).to(running.dtype)
 
 
-@couples(aten._native_batch_norm_legit_functional.default)
-def _functional(
-    batch: BatchSymbols,
-    x: Any,
-    weight: Any,
-    bias: Any,
-    means: Any,
-    variances: Any,
-    training: bool,
-    momentum: float,
-    eps: float,
-) -> Any:
-    if not training or not batch.among(x.shape):
-        return NotImplemented
-    done = _normalize(batch, x, weight, bias, means, variances, momentum, eps)
-    return done.out, done.mean, done.invstd, done.running_mean, done.running_var
-
-
-@couples(aten._batch_norm_with_update_functional.default)
-def _with_update_functional(
-    batch: BatchSymbols,
-    x: Any,
-    weight: Any,
-    bias: Any,
-    means: Any,
-    variances: Any,
-    momentum: float,
-    eps: float,
-) -> Any:
-    if not batch.among(x.shape):
-        return NotImplemented
-    done = _normalize(batch, x, weight, bias, means, variances, momentum, eps)
-    reserve = torch.empty([0], dtype=torch.uint8, device=x.device)
-    return done.out, done.mean, done.invstd, reserve, done.running_mean, done.running_var
-
-
-@couples(aten._native_batch_norm_legit.no_stats)
-def _no_stats(
-    batch: BatchSymbols, x: Any, weight: Any, bias: Any, training: bool, momentum: float, eps: float
-) -> Any:
-    if not training or not batch.among(x.shape):
-        return NotImplemented
-    done = _normalize(batch, x, weight, bias, None, None, momentum, eps)
-    return done.out, done.mean, done.invstd
-
-
 @couples(
-    aten._native_batch_norm_legit.default, aten.native_batch_norm.default, aten.miopen_batch_norm.default
-)  # fmt: skip
-def _in_place(
-    batch: BatchSymbols,
-    x: Any,
-    weight: Any,
-    bias: Any,
-    means: Any,
-    variances: Any,
-    training: bool,
-    momentum: float,
-    eps: float,
-) -> Any:
-    if not training or not batch.among(x.shape):
+    aten.native_batch_norm_backward.default,
+    aten.batch_norm_backward.default,
+    aten.cudnn_batch_norm_backward.default,
+    aten.miopen_batch_norm_backward.default,
+)
+def _backward(call: OpCall) -> Any:
+    """The gradients of input, weight and bias."""
+    if not call.holds_batch("input"):
         return NotImplemented
-    done = _normalize_in_place(batch, x, weight, bias, means, variances, momentum, eps)
-    return done.out, done.mean, done.invstd
+    # cuDNN and MIOpen differentiate training only, and all three operands
+    training = call.get("train", "update", default=True)
+    mask = call.get("output_mask", default=(True, True, True))
+    if training and call.batch.own_statistics:
+        return _gradients_of_parts(call, mask)
+    return _gradients(call, training, mask)
 
 
-@couples(aten._batch_norm_with_update.default)
-def _with_update(
-    batch: BatchSymbols,
-    x: Any,
-    weight: Any,
-    bias: Any,
-    means: Any,
-    variances: Any,
-    momentum: float,
-    eps: float,
-) -> Any:
-    if not batch.among(x.shape):
-        return NotImplemented
-    done = _normalize_in_place(batch, x, weight, bias, means, variances, momentum, eps)
-    return done.out, done.mean, done.invstd, torch.empty([0], dtype=torch.uint8, device=x.device)
-
-
-@couples(aten.cudnn_batch_norm.default)
-def _cudnn(
-    batch: BatchSymbols,
-    x: Any,
-    weight: Any,
-    bias: Any,
-    means: Any,
-    variances: Any,
-    training: bool,
-    momentum: float,
-    eps: float,
-) -> Any:
-    if not training or not batch.among(x.shape):
-        return NotImplemented
-    done = _normalize_in_place(batch, x, weight, bias, means, variances, momentum, eps)
-    return done.out, done.mean, done.invstd, torch.empty([0], dtype=torch.uint8, device=x.device)
-
-
-def _normalize_in_place(
-    batch: BatchSymbols,
-    x: Any,
-    weight: Any,
-    bias: Any,
-    means: Any,
-    variances: Any,
-    momentum: float,
-    eps: float,
-) -> _Normed:
-    """As `_normalize`, for the ops that write the running statistics themselves."""
-    done = _normalize(batch, x, weight, bias, means, variances, momentum, eps)
-    if done.running_mean is not None:
-        means.copy_(done.running_mean)
-    if done.running_var is not None:
-        variances.copy_(done.running_var)
-    return done
-
-
-@couples(aten.native_batch_norm_backward.default)
-def _native_backward(
-    batch: BatchSymbols,
-    grad: Any,
-    x: Any,
-    weight: Any,
-    means: Any,
-    variances: Any,
-    mean: Any,
-    invstd: Any,
-    training: bool,
-    eps: float,
-    mask: list[bool],
-) -> Any:
-    if not batch.among(x.shape):
-        return NotImplemented
-    if training and batch.own_statistics:
-        return _backward_of_parts(grad, x, weight, eps, mask)
-    if not training:
-        mean, invstd = means, torch.rsqrt(variances + eps)
-    return _backward(grad, x, weight, mean, invstd, training, mask)
-
-
-@couples(aten.batch_norm_backward.default)
-def _unified_backward(
-    batch: BatchSymbols,
-    grad: Any,
-    x: Any,
-    weight: Any,
-    means: Any,
-    variances: Any,
-    mean: Any,
-    invstd: Any,
-    training: bool,
-    eps: float,
-    mask: list[bool],
-    reserve: Any,
-) -> Any:
-    return _native_backward(batch, grad, x, weight, means, variances, mean, invstd, training, eps, mask)
-
-
-@couples(aten.cudnn_batch_norm_backward.default)
-def _cudnn_backward(
-    batch: BatchSymbols,
-    x: Any,
-    grad: Any,
-    weight: Any,
-    means: Any,
-    variances: Any,
-    mean: Any,
-    invstd: Any,
-    eps: float,
-    reserve: Any,
-) -> Any:
-    everything = [True, True, True]
-    return _native_backward(batch, grad, x, weight, means, variances, mean, invstd, True, eps, everything)
-
-
-@couples(aten.miopen_batch_norm_backward.default)
-def _miopen_backward(
-    batch: BatchSymbols,
-    x: Any,
-    grad: Any,
-    weight: Any,
-    means: Any,
-    variances: Any,
-    mean: Any,
-    invstd: Any,
-    eps: float,
-) -> Any:
-    everything = [True, True, True]
-    return _native_backward(batch, grad, x, weight, means, variances, mean, invstd, True, eps, everything)
-
-
-def _backward(
-    grad: Any, x: Any, weight: Any, mean: Any, invstd: Any, training: bool, mask: list[bool]
-) -> tuple[Any, Any, Any]:
-    """The gradients of input, weight and bias; the latter two are the sums that the first needs."""
+def _gradients(call: OpCall, training: bool, mask: Sequence[bool]) -> tuple[Any, Any, Any]:
+    """The gradients of weight and bias are the sums that the gradient of the input needs."""
+    grad, x, weight = call.get("grad_out", "grad_output"), call["input"], call["weight"]
+    if training:
+        mean, invstd = call["save_mean"], call.get("save_invstd", "save_var")
+    else:
+        mean = call["running_mean"]
+        invstd = torch.rsqrt(call["running_var"] + call.get("eps", "epsilon"))
     dims = [dim for dim in range(x.dim()) if dim != 1]
     wide = sum_type(x.dtype)
     grad_wide, invstd = grad.to(wide), invstd.to(wide)
@@ -285,17 +140,18 @@ def _backward(
         n = count(x, dims)
         inner = grad_wide - _channels(grad_bias / n, x) - normed * _channels(grad_weight / n, x)
     scale = invstd if weight is None else invstd * weight.to(wide)
-    grad_input = (inner * _channels(scale, x)).to(x.dtype)
     kind = x.dtype if weight is None else weight.dtype
     return (
-        grad_input if mask[0] else None,
+        (inner * _channels(scale, x)).to(x.dtype) if mask[0] else None,
         grad_weight.to(kind) if mask[1] else None,
         grad_bias.to(kind) if mask[2] else None,
     )
 
 
-def _backward_of_parts(grad: Any, x: Any, weight: Any, eps: float, mask: list[bool]) -> tuple[Any, Any, Any]:
-    """The gradients of input, weight and bias where each part of the batch has its own statistics."""
+def _gradients_of_parts(call: OpCall, mask: Sequence[bool]) -> tuple[Any, Any, Any]:
+    """Where each part of the batch has its own statistics."""
+    grad, x, weight = call.get("grad_out", "grad_output"), call["input"], call["weight"]
+    eps = call.get("eps", "epsilon")
     dims = [dim for dim in range(x.dim()) if dim != 1]
     wide = x.to(sum_type(x.dtype))
     grad_wide = grad.to(wide.dtype)

@@ -1,22 +1,19 @@
-"""The table of decompositions that capture hands to torch, and what asks "does this dim hold the batch?"."""
+"""The table of decompositions that capture hands to torch, and what one of them sees: a `OpCall`."""
 
 from __future__ import annotations
 
-import functools
 import importlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeAlias
 
 import sympy
 import torch
 
+from fxdp.ir.graphs import argument_of
 from fxdp.torch_compat import OpOverload
 
-Coupling = TypeVar("Coupling", bound=Callable[..., Any])
-
 _FAMILIES = ("statistics", "mean_losses", "batch_norm", "strided_views")
-_COUPLINGS: dict[OpOverload, Callable[..., Any]] = {}
 
 
 @dataclass(frozen=True)
@@ -40,12 +37,44 @@ class BatchSymbols:
         )
 
 
+@dataclass(frozen=True)
+class OpCall:
+    """One call of an op, its arguments by their names in the op's schema, defaults included."""
+
+    op: OpOverload
+    batch: BatchSymbols
+    arguments: Mapping[str, Any]
+
+    def __getitem__(self, name: str) -> Any:
+        return self.arguments[name]
+
+    def get(self, *names: str, default: Any = None) -> Any:
+        """The argument that has one of these names, for overloads that call it differently."""
+        return next((self.arguments[name] for name in names if name in self.arguments), default)
+
+    def holds_batch(self, name: str) -> bool:
+        """Whether a size of the tensor of this name depends on the batch."""
+        return self.batch.among(self[name].shape)
+
+    def again(self, function: Callable[..., Any] | None = None, **changed: Any) -> Any:
+        """OpCall the op (or another function with its signature) with some arguments changed."""
+        values = {**self.arguments, **changed}
+        keywords = {a.name for a in self.op._schema.arguments if a.kwarg_only}
+        args = [value for name, value in values.items() if name not in keywords]
+        kwargs = {name: value for name, value in values.items() if name in keywords}
+        return (function or self.op)(*args, **kwargs)
+
+
+Coupling: TypeAlias = Callable[[OpCall], Any]
+
+_COUPLINGS: dict[OpOverload, Coupling] = {}
+
+
 def couples(*ops: OpOverload) -> Callable[[Coupling], Coupling]:
-    """Register `function(batch, *args)` as the decomposition of ops; it may return NotImplemented."""
+    """Register a function of a `OpCall` as the decomposition of ops; it may return NotImplemented."""
 
     def register(function: Coupling) -> Coupling:
-        for op in ops:
-            _COUPLINGS[op] = function
+        _COUPLINGS.update(dict.fromkeys(ops, function))
         return function
 
     return register
@@ -55,7 +84,16 @@ def coupling_table(batch: BatchSymbols) -> dict[Any, Callable[..., Any]]:
     """`{op: decomposition}` in the form that torch's joint export takes."""
     for family in _FAMILIES:
         importlib.import_module(f"fxdp.capture.couplings.{family}")
-    return {op: functools.partial(function, batch) for op, function in _COUPLINGS.items()}
+    return {op: _decomposition(op, function, batch) for op, function in _COUPLINGS.items()}
+
+
+def _decomposition(op: OpOverload, function: Coupling, batch: BatchSymbols) -> Callable[..., Any]:
+    names = [argument.name for argument in op._schema.arguments]
+
+    def decompose(*args: Any, **kwargs: Any) -> Any:
+        return function(OpCall(op, batch, {name: argument_of(op, name, args, kwargs) for name in names}))
+
+    return decompose
 
 
 def normal_dims(x: torch.Tensor, dims: int | Sequence[int] | None) -> list[int]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from fxdp.capture.couplings.coupling_table import BatchSymbols, couples
+from fxdp.capture.couplings.coupling_table import Coupling, OpCall, couples
 from fxdp.torch_compat import OpOverload, torch_decompositions
 
 aten = torch.ops.aten
@@ -33,121 +33,54 @@ _ELEMENTWISE = (
 )
 
 
-def _use_torch(op: OpOverload, function: Callable[..., Any]) -> None:
-    """Register torch's decomposition of an element-wise loss, where the loss holds the batch."""
-
-    def decompose(batch: BatchSymbols, *args: Any, **kwargs: Any) -> Any:
-        tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
-        if not any(batch.among(tensor.shape) for tensor in tensors):
-            return NotImplemented
-        return function(*args, **kwargs)
-
-    couples(op)(decompose)
-
-
-for _op in _ELEMENTWISE:
-    if _op in torch_decompositions:
-        _use_torch(_op, torch_decompositions[_op])
-
-
-@couples(aten.nll_loss_forward.default)
-def _nll_loss(
-    batch: BatchSymbols, x: Any, target: Any, weight: Any, reduction: int, ignore_index: int
-) -> Any:
-    return _nll_forward(aten.nll_loss_forward.default, batch, x, target, weight, reduction, ignore_index)
-
-
-@couples(aten.nll_loss2d_forward.default)
-def _nll_loss2d(
-    batch: BatchSymbols, x: Any, target: Any, weight: Any, reduction: int, ignore_index: int
-) -> Any:
-    return _nll_forward(aten.nll_loss2d_forward.default, batch, x, target, weight, reduction, ignore_index)
-
-
-def _nll_forward(
-    op: Any, batch: BatchSymbols, x: Any, target: Any, weight: Any, reduction: int, ignore_index: int
-) -> Any:
-    """The weighted sum over the valid targets divided by their total weight."""
-    if reduction != MEAN or not batch.among(x.shape):
+@couples(*(op for op in _ELEMENTWISE if op in torch_decompositions))
+def _elementwise(call: OpCall) -> Any:
+    tensors = [name for name, value in call.arguments.items() if isinstance(value, torch.Tensor)]
+    if not any(map(call.holds_batch, tensors)):
         return NotImplemented
-    total, total_weight = op(x, target, weight, SUM, ignore_index)
+    return call.again(torch_decompositions[call.op])
+
+
+def _averages(*ops: OpOverload) -> Callable[[Coupling], Coupling]:
+    """As `couples`, for losses: the function is asked only for a mean over the batch."""
+
+    def register(function: Coupling) -> Coupling:
+        def of_mean(call: OpCall) -> Any:
+            if call["reduction"] != MEAN or not call.holds_batch("self"):
+                return NotImplemented
+            return function(call)
+
+        return couples(*ops)(of_mean)
+
+    return register
+
+
+@_averages(aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
+def _nll_loss(call: OpCall) -> Any:
+    """The weighted sum over the valid targets divided by their total weight."""
+    total, total_weight = call.again(reduction=SUM)
     return total / total_weight, total_weight
 
 
-@couples(aten.nll_loss_backward.default)
-def _nll_loss_backward(batch: BatchSymbols, grad: Any, x: Any, *args: Any) -> Any:
-    return _nll_backward(aten.nll_loss_backward.default, batch, grad, x, *args)
+@_averages(aten.nll_loss_backward.default, aten.nll_loss2d_backward.default)
+def _nll_loss_backward(call: OpCall) -> Any:
+    return call.again(grad_output=call["grad_output"] / call["total_weight"], reduction=SUM)
 
 
-@couples(aten.nll_loss2d_backward.default)
-def _nll_loss2d_backward(batch: BatchSymbols, grad: Any, x: Any, *args: Any) -> Any:
-    return _nll_backward(aten.nll_loss2d_backward.default, batch, grad, x, *args)
+@_averages(aten.multi_margin_loss.default)
+def _multi_margin(call: OpCall) -> Any:
+    return call.again(reduction=SUM) / _samples(call["self"])
 
 
-def _nll_backward(
-    op: Any,
-    batch: BatchSymbols,
-    grad: Any,
-    x: Any,
-    target: Any,
-    weight: Any,
-    reduction: int,
-    ignore_index: int,
-    total_weight: Any,
-) -> Any:
-    if reduction != MEAN or not batch.among(x.shape):
-        return NotImplemented
-    return op(grad / total_weight, x, target, weight, SUM, ignore_index, total_weight)
+@_averages(aten.multilabel_margin_loss_forward.default)
+def _multilabel_margin(call: OpCall) -> Any:
+    total, is_target = call.again(reduction=SUM)
+    return total / _samples(call["self"]), is_target
 
 
-@couples(aten.multi_margin_loss.default)
-def _multi_margin(
-    batch: BatchSymbols,
-    x: Any,
-    target: Any,
-    p: Any = 1,
-    margin: Any = 1,
-    weight: Any = None,
-    reduction: int = MEAN,
-) -> Any:
-    if reduction != MEAN or not batch.among(x.shape):
-        return NotImplemented
-    return aten.multi_margin_loss.default(x, target, p, margin, weight, SUM) / _samples(x)
-
-
-@couples(aten.multi_margin_loss_backward.default)
-def _multi_margin_backward(
-    batch: BatchSymbols,
-    grad: Any,
-    x: Any,
-    target: Any,
-    p: Any,
-    margin: Any,
-    weight: Any = None,
-    reduction: int = MEAN,
-) -> Any:
-    if reduction != MEAN or not batch.among(x.shape):
-        return NotImplemented
-    grad = grad / _samples(x)
-    return aten.multi_margin_loss_backward.default(grad, x, target, p, margin, weight, SUM)
-
-
-@couples(aten.multilabel_margin_loss_forward.default)
-def _multilabel_margin(batch: BatchSymbols, x: Any, target: Any, reduction: int) -> Any:
-    if reduction != MEAN or not batch.among(x.shape):
-        return NotImplemented
-    total, is_target = aten.multilabel_margin_loss_forward.default(x, target, SUM)
-    return total / _samples(x), is_target
-
-
-@couples(aten.multilabel_margin_loss_backward.default)
-def _multilabel_margin_backward(
-    batch: BatchSymbols, grad: Any, x: Any, target: Any, reduction: int, is_target: Any
-) -> Any:
-    if reduction != MEAN or not batch.among(x.shape):
-        return NotImplemented
-    grad = grad / _samples(x)
-    return aten.multilabel_margin_loss_backward.default(grad, x, target, SUM, is_target)
+@_averages(aten.multi_margin_loss_backward.default, aten.multilabel_margin_loss_backward.default)
+def _margin_backward(call: OpCall) -> Any:
+    return call.again(grad_output=call["grad_output"] / _samples(call["self"]), reduction=SUM)
 
 
 def _samples(x: torch.Tensor) -> Any:

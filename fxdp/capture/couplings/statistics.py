@@ -1,91 +1,58 @@
-"""Means, variances and norms over the batch as sums; the variance in two stages, `(x - mean)**2`."""
+"""Means, variances and norms over the batch as sums; the variance in two stages, `(x - mean)**2`.
+
+Not `mean(x**2) - mean(x)**2`, which is one reduction less: it cancels where the mean is large beside the
+deviation, and would be less exact than one device.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from fxdp.capture.couplings.coupling_table import BatchSymbols, count, couples, normal_dims, sum_type
+from fxdp.capture.couplings.coupling_table import OpCall, count, couples, normal_dims, sum_type
+from fxdp.torch_compat import OpOverload
 
 aten = torch.ops.aten
 
+_OF_VARIANCE_AND_MEAN: dict[OpOverload, Callable[[Any, Any], Any]] = {
+    aten.var_mean.correction: lambda var, mean: (var, mean),
+    aten.var.correction: lambda var, mean: var,
+    aten.std.correction: lambda var, mean: var.sqrt(),
+    aten.std_mean.correction: lambda var, mean: (var.sqrt(), mean),
+}
 
-@couples(aten.mean.default)
-def _mean(batch: BatchSymbols, x: torch.Tensor, *, dtype: torch.dtype | None = None) -> Any:
-    return _mean_dims(batch, x, None, False, dtype=dtype)
 
-
-@couples(aten.mean.dim)
-def _mean_dims(
-    batch: BatchSymbols,
-    x: torch.Tensor,
-    dim: Sequence[int] | None,
-    keepdim: bool = False,
-    *,
-    dtype: torch.dtype | None = None,
-) -> Any:
-    dims = normal_dims(x, dim)
-    if not batch.among(x.shape[d] for d in dims):
+@couples(aten.mean.default, aten.mean.dim)
+def _mean(call: OpCall) -> Any:
+    x, dims = call["self"], normal_dims(call["self"], call.get("dim"))
+    if not call.batch.among(x.shape[d] for d in dims):
         return NotImplemented
-    return _sum_mean(x.to(dtype or x.dtype), dims, keepdim)
+    return _sum_mean(x.to(call["dtype"] or x.dtype), dims, call.get("keepdim", default=False))
 
 
-@couples(aten.var.correction)
-def _var(
-    batch: BatchSymbols, x: torch.Tensor, dim: Any = None, *, correction: Any = None, keepdim: bool = False
-) -> Any:
-    both = _var_mean(batch, x, dim, correction=correction, keepdim=keepdim)
-    return both if both is NotImplemented else both[0]
-
-
-@couples(aten.std.correction)
-def _std(
-    batch: BatchSymbols, x: torch.Tensor, dim: Any = None, *, correction: Any = None, keepdim: bool = False
-) -> Any:
-    both = _var_mean(batch, x, dim, correction=correction, keepdim=keepdim)
-    return both if both is NotImplemented else both[0].sqrt()
-
-
-@couples(aten.std_mean.correction)
-def _std_mean(
-    batch: BatchSymbols, x: torch.Tensor, dim: Any = None, *, correction: Any = None, keepdim: bool = False
-) -> Any:
-    both = _var_mean(batch, x, dim, correction=correction, keepdim=keepdim)
-    return both if both is NotImplemented else (both[0].sqrt(), both[1])
-
-
-@couples(aten.var_mean.correction)
-def _var_mean(
-    batch: BatchSymbols, x: torch.Tensor, dim: Any = None, *, correction: Any = None, keepdim: bool = False
-) -> Any:
-    dims = normal_dims(x, dim)
-    if x.is_complex() or not batch.among(x.shape[d] for d in dims):
+@couples(*_OF_VARIANCE_AND_MEAN)
+def _var_mean(call: OpCall) -> Any:
+    x, dims, keepdim = call["self"], normal_dims(call["self"], call["dim"]), call["keepdim"]
+    if x.is_complex() or not call.batch.among(x.shape[d] for d in dims):
         return NotImplemented
     wide = x.to(sum_type(x.dtype))
     mean = _sum_mean(wide, dims, True)
     squares = _sum((wide - mean) * (wide - mean), dims, keepdim)
+    correction = call["correction"]
     degrees = count(x, dims) - (1 if correction is None else _whole(correction))
     kept = mean if keepdim else _squeeze(mean, dims)
-    return (squares / degrees).to(x.dtype), kept.to(x.dtype)
+    return _OF_VARIANCE_AND_MEAN[call.op]((squares / degrees).to(x.dtype), kept.to(x.dtype))
 
 
 @couples(aten.linalg_vector_norm.default)
-def _vector_norm(
-    batch: BatchSymbols,
-    x: torch.Tensor,
-    ord: float = 2,
-    dim: Any = None,
-    keepdim: bool = False,
-    *,
-    dtype: torch.dtype | None = None,
-) -> Any:
-    dims = normal_dims(x, dim)
-    if ord != 2 or x.is_complex() or not batch.among(x.shape[d] for d in dims):
+def _vector_norm(call: OpCall) -> Any:
+    x, dims = call["self"], normal_dims(call["self"], call["dim"])
+    if call["ord"] != 2 or x.is_complex() or not call.batch.among(x.shape[d] for d in dims):
         return NotImplemented
-    wide = x.to(sum_type(dtype or x.dtype))
-    return _sum(wide * wide, dims, keepdim).sqrt().to(dtype or x.dtype)
+    wide = x.to(sum_type(call["dtype"] or x.dtype))
+    return _sum(wide * wide, dims, call["keepdim"]).sqrt().to(call["dtype"] or x.dtype)
 
 
 def _sum(x: torch.Tensor, dims: list[int], keepdim: bool) -> torch.Tensor:

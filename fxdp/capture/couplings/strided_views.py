@@ -9,30 +9,33 @@ makes (a mean over pixels, a view replayed) only spell a view; others stay, and 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from fxdp.capture.couplings.coupling_table import BatchSymbols, count, couples
+from fxdp.capture.couplings.coupling_table import OpCall, count, couples
 
 aten = torch.ops.aten
 
 
 @couples(aten.as_strided.default)
-def _as_strided(batch: BatchSymbols, x: Any, size: Any, stride: Any, offset: Any = None) -> Any:
-    if not batch.among(x.shape) or not _lies_in_order(x) or offset not in (None, 0):
-        return NotImplemented
-    return x.view(size) if _is_view(x, size, stride) else NotImplemented
+def _as_strided(call: OpCall) -> Any:
+    return call["self"].view(call["size"]) if _is_view(call) else NotImplemented
 
 
 @couples(aten.as_strided_scatter.default)
-def _as_strided_scatter(
-    batch: BatchSymbols, x: Any, src: Any, size: Any, stride: Any, offset: Any = None
-) -> Any:
-    if not batch.among(x.shape) or not _lies_in_order(x) or offset not in (None, 0):
-        return NotImplemented
-    return src.reshape(x.shape) if _is_view(x, size, stride) else NotImplemented
+def _as_strided_scatter(call: OpCall) -> Any:
+    return call["src"].reshape(call["self"].shape) if _is_view(call) else NotImplemented
+
+
+def _is_view(call: OpCall) -> bool:
+    """Whether the strides take all elements of a value that lies in order, in that order."""
+    x, size, stride = call["self"], call["size"], call["stride"]
+    if not call.holds_batch("self") or not _lies_in_order(x) or call["storage_offset"] not in (None, 0):
+        return False
+    return _same(count(x, range(x.dim())), math.prod(size)) and _in_order(size, stride)
 
 
 def _lies_in_order(x: torch.Tensor) -> bool:
@@ -50,14 +53,6 @@ def _in_order(size: Sequence[Any], stride: Sequence[Any]) -> bool:
             return False
         expected = expected * n
     return True
-
-
-def _is_view(x: torch.Tensor, size: Sequence[Any], stride: Sequence[Any]) -> bool:
-    whole = count(x, range(x.dim()))
-    elements: Any = 1
-    for n in size:
-        elements = elements * n
-    return _same(elements, whole) and _in_order(size, stride)
 
 
 def _same(a: Any, b: Any) -> bool:
