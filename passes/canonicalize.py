@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import fx
@@ -16,64 +17,14 @@ from fxdp.ir.notes import copy_note, example_layout, memory_layout, note
 from fxdp.ir.op_kinds import is_identity
 from fxdp.ir.sizes import product
 from fxdp.ir.types import ScalarType, TensorType
+from fxdp.torch_compat import OpOverload
 
 aten = torch.ops.aten
 
-_LAZY = {
-    aten._conj.default: aten._conj_physical.default,
-    aten._neg_view.default: aten.neg.default,
-}
-"""Ops that only mark their result, by what they stand for: sending or joining values loses the marks."""
-
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
-
-@dataclass(frozen=True)
-class Canonicalize:
-    """After it no identity op (`detach`, `alias`, `x[:]`) and no unused op is left.
-
-    before: `%detach = aten.detach(%relu)` and `%mul = aten.mul.Tensor(%detach, %grad)`
-    after:  `%mul = aten.mul.Tensor(%relu, %grad)`
-
-    An identity of an input that is itself a result stays, so that no result is an input. `cat` loses the
-    operands that are empty whatever the batch (an empty key-value cache), which no rule could place.
-    `as_strided` over all of a contiguous value in its own order is a `view`; its operand lies in the order of
-    its dims, since what ranks put together does. Conjugates are computed at once.
-    The operands of group norm's backward lie alike: its kernel reads one as the other lies, and the gradients
-    that come need not lie as those it was traced with.
-    """
-
-    name = "canonicalize"
-    requires = Level.CAPTURED
-    ensures = Level.CAPTURED
-
-    def run(self, gm: fx.GraphModule, mesh: Mesh) -> fx.GraphModule:
-        """Rewrite the graph in place.
-
-        Raises
-        ------
-        PlacementError : on several ranks, `as_strided` of a value that lies in memory with gaps or overlaps.
-        """
-        results = set(gm.graph.output_node().all_input_nodes)
-        unclear: list[fx.Node] = []
-        for node in list(gm.graph.nodes):
-            node.target = _LAZY.get(node.target, node.target)
-            if node.target is aten.cat.default:
-                _drop_empty_operands(node)
-            if node.target in (aten.as_strided.default, aten.as_strided_scatter.default):
-                _say_what_strides_mean(node)
-            if node.target is aten.as_strided.default and not _lay_in_order(node):
-                unclear.append(node)
-            if node.target is aten.native_group_norm_backward.default:
-                _lay_alike(node)
-            if is_identity(node.target) and _same_type(node) and node not in results:
-                _hand_on_skip(node, node.args[0])
-                node.replace_all_uses_with(node.args[0])
-                gm.graph.erase_node(node)
-        erase_unused(gm.graph)
-        if unclear and mesh.size > 1:
-            _refuse(unclear)
-        return gm
+_Rewrite: TypeAlias = Callable[[fx.Node], bool]
+"""Brings a node into its form; False where it has none that ranks could run on their parts."""
 
 
 def _hand_on_skip(node: fx.Node, source: fx.Node) -> None:
@@ -82,8 +33,27 @@ def _hand_on_skip(node: fx.Node, source: fx.Node) -> None:
     note(source).skip = ", ".join(labels) or None
 
 
-def _say_what_strides_mean(node: fx.Node) -> None:
-    """Row-major strides over the whole of a contiguous value take its elements in order.
+def _computed_as(target: OpOverload) -> _Rewrite:
+    """Another op in place of one that only marks its result: sending or joining values loses the marks."""
+
+    def rewrite(node: fx.Node) -> bool:
+        node.target = target
+        return True
+
+    return rewrite
+
+
+def _view_or_ordered(node: fx.Node) -> bool:
+    return _say_what_strides_mean(node) or _lay_in_order(node)
+
+
+def _view_or_unchanged(node: fx.Node) -> bool:
+    _say_what_strides_mean(node)
+    return True  # what is left runs whole, as it is written
+
+
+def _say_what_strides_mean(node: fx.Node) -> bool:
+    """Row-major strides over the whole of a contiguous value take its elements in order: whether they do.
 
     So does the layout that adaptive pooling gives its result; a scatter then replaces every element.
     """
@@ -94,15 +64,16 @@ def _say_what_strides_mean(node: fx.Node) -> None:
     strides = tuple(map(_number, stride))  # type: ignore[arg-type]
     whole = note(source).type  # type: ignore[arg-type]
     if not isinstance(whole, TensorType) or not _in_order(source) or (offset and offset[0] not in (0, None)):
-        return
+        return False
     if product(*shape) != product(*whole.shape) or not _row_major(shape, strides):
-        return
+        return False
     node.target = aten.view.default
     if scatter:
         node.target = aten.reshape.default
         node.args = (rest[0], list(whole.shape))
     else:
         node.args = (source, size)
+    return True
 
 
 def _lay_in_order(node: fx.Node) -> bool:
@@ -142,12 +113,13 @@ def _refuse(nodes: list[fx.Node]) -> None:
     )
 
 
-def _lay_alike(node: fx.Node) -> None:
+def _lay_alike(node: fx.Node) -> bool:
+    """Copy both operands into one order: the kernel reads the one by the strides of the other."""
     gradient, x, *rest = node.args
     assert isinstance(x, fx.Node)
     type_ = note(x).type
     if _in_order(x) or not isinstance(type_, TensorType):
-        return  # gradients of a program come in order
+        return True  # gradients of a program come in order
     layout = _CHANNELS_LAST.get(len(type_.shape), torch.contiguous_format)
     operands: list[fx.Node] = []
     for source in (gradient, x):
@@ -156,6 +128,7 @@ def _lay_alike(node: fx.Node) -> None:
         copy_note(node, made, type=type_)
         operands.append(made)
     node.args = (*operands, *rest)
+    return True
 
 
 def _number(size: Any) -> Any:
@@ -185,20 +158,75 @@ def _same_type(node: fx.Node) -> bool:
     )
 
 
-def _drop_empty_operands(cat: fx.Node) -> None:
+def _drop_empty_operands(cat: fx.Node) -> bool:
     """`cat([nothing, x])` is `x`, also torch's legacy of a 1-d nothing beside any `x`."""
     whole = note(cat).type
     if not isinstance(whole, TensorType):
-        return
+        return True
     operands: list[fx.Node] = list(cat.args[0])  # type: ignore[arg-type]
     types = [note(n).type for n in operands]
     dim = int(cat.args[1] if len(cat.args) > 1 else cat.kwargs.get("dim", 0))  # type: ignore[arg-type]
     kept = [n for n, t in zip(operands, types, strict=True) if not _is_empty(t, dim % len(whole.shape))]
     if any(note(n).type.dtype == whole.dtype for n in kept):  # type: ignore[union-attr]
         cat.args = (kept, *cat.args[1:])
+    return True
 
 
 def _is_empty(type_: object, dim: int) -> bool:
     if not isinstance(type_, TensorType):
         return False
     return type_.shape == (0,) or (dim < len(type_.shape) and type_.shape[dim] == 0)
+
+
+_REWRITES: dict[Any, _Rewrite] = {
+    aten._conj.default: _computed_as(aten._conj_physical.default),
+    aten._neg_view.default: _computed_as(aten.neg.default),
+    aten.cat.default: _drop_empty_operands,
+    aten.as_strided.default: _view_or_ordered,
+    aten.as_strided_scatter.default: _view_or_unchanged,
+    aten.native_group_norm_backward.default: _lay_alike,
+}
+"""The ops that have a form of their own, and what brings them into it."""
+
+
+@dataclass(frozen=True)
+class Canonicalize:
+    """After it no identity op (`detach`, `alias`, `x[:]`) and no unused op is left.
+
+    before: `%detach = aten.detach(%relu)` and `%mul = aten.mul.Tensor(%detach, %grad)`
+    after:  `%mul = aten.mul.Tensor(%relu, %grad)`
+
+    An identity of an input that is itself a result stays, so that no result is an input. `cat` loses the
+    operands that are empty whatever the batch (an empty key-value cache), which no rule could place.
+    `as_strided` over all of a contiguous value in its own order is a `view`; its operand lies in the order of
+    its dims, since what ranks put together does. Conjugates are computed at once.
+    The operands of group norm's backward lie alike: its kernel reads one as the other lies, and the gradients
+    that come need not lie as those it was traced with.
+    """
+
+    name = "canonicalize"
+    requires = Level.CAPTURED
+    ensures = Level.CAPTURED
+
+    def run(self, gm: fx.GraphModule, mesh: Mesh) -> fx.GraphModule:
+        """Rewrite the graph in place.
+
+        Raises
+        ------
+        PlacementError : on several ranks, `as_strided` of a value that lies in memory with gaps or overlaps.
+        """
+        results = set(gm.graph.output_node().all_input_nodes)
+        unclear: list[fx.Node] = []
+        for node in list(gm.graph.nodes):
+            rewrite = _REWRITES.get(node.target)
+            if rewrite is not None and not rewrite(node):
+                unclear.append(node)
+            # one that is a result stays, lest the program return an input as it is
+            if is_identity(node.target) and _same_type(node) and node not in results:
+                _hand_on_skip(node, node.args[0])
+                node.replace_all_uses_with(node.args[0])
+                gm.graph.erase_node(node)
+        erase_unused(gm.graph)
+        if unclear and mesh.size > 1:
+            _refuse(unclear)
+        return gm
