@@ -50,12 +50,16 @@ class Cook:
         inner = exact_quotient(size, product(shard.outer, B))
         assert inner is not None
         shape = tuple(size if d == shard.dim else 1 for d in range(ndim))
+        # S(dim, outer) of 3 + 2 rows in two blocks: rank 1 has rows 3 4 and 8 9, `between` = 5 apart
         between = B if shard.outer != 1 else 0  # samples from one block to the next
         args = (like, ndim, shard.dim, shard.outer, inner, LOCAL, between, OFFSET)
         return self.call(positions, *args, type=TensorType(torch.int64, shape), at=shard)
 
     def whole(self, term: Term) -> Term:
-        """A term as a result that is whole."""
+        """A term as a result that is whole.
+
+        An op of its own, since a result is the step that makes it, and that one may give terms of a sum.
+        """
         return self.call(aten.alias.default, term, type=term.type, at=R)
 
     def call(self, target: OpOverload, *args: Any, type: TensorType, at: Placement, **kwargs: Any) -> Term:
@@ -97,7 +101,9 @@ class Cook:
     def serves(self, *results: Term | None) -> Alternative:
         """The recipe as an alternative; its price are the reductions between its steps."""
         read = {a.index for step in self.steps for a in step.args if isinstance(a, Term)}
+        # a partial result is not counted: whether it is reduced at all is its reader's affair
         partial = [s.type for i, s in enumerate(self.steps, 1) if isinstance(s.at, Partial) and -i in read]
+        # twice, as the chooser counts: an all-reduce sends each byte to be added and then to be known
         price = 2 * sum(map(type_bytes, partial))
         chosen = tuple(self.inputs.get(o.index, R) for o in self.op.operands)
         outputs = tuple(None if r is None else r.at for r in results)

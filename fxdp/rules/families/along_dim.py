@@ -39,7 +39,10 @@ def softmax(op: Op) -> Iterator[Alternative]:
 
 @rule("along-dim", aten.cumsum.default)
 def cumsum(op: Op) -> Iterator[Alternative]:
-    """Sums of leading parts; linear, unless each number is rounded to another dtype first."""
+    """Sums of leading parts; linear, unless each number is rounded to another dtype first.
+
+    Along the batch a rank's sums need those of all ranks before it, which is no conversion: gathered.
+    """
     yield from together(op, _named(op))
     if widens(op.operands[0].type.dtype, op.output.dtype):
         yield from linear(op, op.operands)
@@ -79,7 +82,7 @@ def flip(op: Op) -> Iterator[Alternative]:
 @rule("along-dim", aten.roll.default)
 def roll(op: Op) -> Iterator[Alternative]:
     """Elements are shifted around along dims, or over all of them as one; linear."""
-    if op.arg("dims"):
+    if op.arg("dims"):  # without them the last element of a row moves into the next: no dim is left alone
         yield from together(op, _named(op, "dims"))
     yield from linear(op, op.operands)
 

@@ -27,6 +27,7 @@ def _inputs(op: Op) -> Iterator[tuple[Operand, str]]:
         if argument.name in _PER_SAMPLE:
             yield value, leading("n", value.ndim)
         elif argument.name in _MASKS:
+            # aligned at its end, as it broadcasts: [q, k] is the same for all samples, [1, h, q, k] as well
             yield value, trailing("n___", value.ndim)
 
 
@@ -42,9 +43,11 @@ def attention(op: Op) -> Iterator[Alternative]:
     """Output and log-sum-exp per sample; seeds and empty results whole."""
     if op.operands[0].ndim != 4 or _returns_mask(op):
         return
+    # Which results there are differs by kernel: after the first two come generator states, which all ranks
+    # share, lengths, and tensors that nobody reads.
     outputs: list[str | Placement] = [R for _ in op.outputs]
     outputs[0] = "n___"
-    if op.outputs[1] is not None and op.outputs[1].shape:
+    if op.outputs[1] is not None and op.outputs[1].shape:  # the log-sum-exp, where the kernel computes it
         outputs[1] = leading("n", len(op.outputs[1].shape))
     yield from by_labels(op, _inputs(op), outputs, broadcast=True)
 
@@ -69,10 +72,13 @@ def attention_backward(op: Op) -> Iterator[Alternative]:
     """Gradients per sample; that of a bias which all samples share is partial."""
     if op.operands[0].ndim != 4:
         return
+    # a bias without samples was added to each of them, so that its gradient lacks the label: a sum of terms
     outputs = [trailing("n___", len(t.shape)) if t else "" for t in op.outputs]
     yield from by_labels(op, _inputs(op), outputs, broadcast=True)
 
 
+# Samples of different lengths in one row: where each begins is counted over the whole batch, so no range of
+# rows could be run by itself.
 _RAGGED = (
     "cum_seq_q", "cum_seq_k", "cu_seqlens_q", "cu_seqlens_k", "seqused_k", "seqlen_k", "alibi_slopes",
     "block_table",

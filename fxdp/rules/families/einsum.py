@@ -61,6 +61,7 @@ def biased_product(op: Op) -> Iterator[Alternative]:
     if op.target is aten.addmv.default and bias.shape != op.output.shape:
         return  # torch gives the result of an empty matrix the bias's shape
     inputs = [(a, left), (b, right), (bias, trailing(result, bias.ndim))]
+    # a whole bias beside partial products would be added once per rank
     yield from by_labels(op, inputs, [result], broadcast=True, addends=[bias])
     yield from linear(op, [bias, a], [bias, b])
 
@@ -69,6 +70,7 @@ def biased_product(op: Op) -> Iterator[Alternative]:
 def activated_product(op: Op) -> Iterator[Alternative]:
     """The contracted dim must stay whole under an activation; rows and columns split."""
     bias, a, b = op.operands
+    # relu(x + y) is not relu(x) + relu(y): terms of a sum must not reach the activation
     inputs = [(a, "m_"), (b, "_n"), (bias, trailing("mn", bias.ndim))]
     yield from by_labels(op, inputs, ["mn"], broadcast=True)
 
@@ -109,6 +111,8 @@ def distances(op: Op) -> Iterator[Alternative]:
     """
     a, b = op.operands
     free = op.arg("p") != 2 or op.arg("compute_mode") in (1, 2)
+    # The two formulas differ in their rounding: distances near zero, by more than verification allows. So a
+    # side splits only where the other, which every rank has whole, decides alone.
     rows = "M" if free or _many(b.shape[-2]) else "_"
     columns = "N" if free or _many(a.shape[-2]) else "_"
     batch = letters(max(a.ndim, b.ndim) - 2)

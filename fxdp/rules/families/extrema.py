@@ -64,9 +64,12 @@ def _place(op: Op, shard: Shard) -> Alternative:
     cook, (operand,) = Cook(op), op.operands
     largest = op.target in LARGEST
     x = cook.operand(operand, shard)
+    # The lowest position that has the extremum, in two reductions. A rank's own position says nothing to the
+    # others before it is known whether the rank has the extremum at all.
     top = cook.reduce(amax if largest else amin, x, [shard.dim], MAX if largest else MIN)
     hit = cook.pointwise(aten.eq.Tensor, x, top, dtype=torch.bool)
     if x.type.dtype.is_floating_point:
+        # torch takes the first nan, and x == nan is false
         nan = cook.pointwise(aten.ne.Tensor, x, x, dtype=torch.bool)
         hit = cook.pointwise(aten.logical_or.default, hit, nan)
     rows = cook.positions(x, operand.ndim, operand.shape[shard.dim], shard)

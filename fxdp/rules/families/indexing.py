@@ -42,12 +42,14 @@ class _Layout:
 
 def _layout(source: Operand, indices: tuple[Operand | None, ...]) -> _Layout | None:
     indexed = tuple((d, o) for d, o in enumerate(indices) if o is not None)
+    # how many rows a mask picks is known only from all of its values
     if not indexed or any(o.type.dtype in _MASKS for _, o in indexed):
         return None
     dims = [d for d, _ in indexed]
     broadcast = _IN_BROADCAST[: max(o.ndim for _, o in indexed)]
     labels = ["_" if d in dims else name for d, name in enumerate(letters(source.ndim))]
     kept = [name for name in labels if name != "_"]
+    # x[i, j] keeps the index dims in place; x[i, :, j] has no one place for them, and puts them in front
     adjacent = dims[-1] - dims[0] == len(dims) - 1
     at = dims[0] if adjacent else 0
     result = "".join([*kept[:at], broadcast, *kept[at:]])
@@ -55,7 +57,13 @@ def _layout(source: Operand, indices: tuple[Operand | None, ...]) -> _Layout | N
 
 
 def _own_rows(source: Operand, layout: _Layout) -> Iterator[tuple[str, str, Rewrite]]:
-    """Where an index is `arange(B)`: its label, the source's dims with only that label, the rewrite."""
+    """Where an index is `arange(B)`: its label, the source's dims with only that label, the rewrite.
+
+        x[arange(B), last], rank 1 of (3, 2):  x rows 3 4, index 3 4, less the offset: local rows 0 1
+
+    Without this a rank would have to hold all of x to read its own rows. A dim of size `B`, not a multiple of
+    it: there a shard is one block, so that a row's local number is its global one less the offset.
+    """
     for dim, index in layout.indexed:
         if index.iota is not None and source.shape[dim] == B:
             label = trailing(layout.broadcast, index.ndim)[index.iota]
@@ -96,6 +104,8 @@ def index_put(op: Op) -> Iterator[Alternative]:
     for label, rows, rewrite in _own_rows(target, layout):
         split = [(target, rows), *((o, _keep(labels, label)) for o, labels in positions)]
         yield from by_labels(op, split, [rows], broadcast=True, rewrite=rewrite)
+    # Ranks may write to the same row. What they add comes together in a sum, in which the target counts
+    # once; of plain writes one must win, which no rank can know: then the positions are not split.
     if op.arg("accumulate"):
         yield from by_labels(op, positions, ["_" * target.ndim], broadcast=True, addends=[target])
         yield from sums_of_parts(op, target, values)

@@ -52,6 +52,7 @@ def group_norm(op: Op) -> Iterator[Alternative]:
     """Samples split; the argument `N` counts the rank's own."""
     x = op.arg("input")
     samples = leading("n", x.ndim)
+    # the kernel goes by N, C and HxW, not by the operand's shape
     yield from by_labels(op, [(x, samples)], [samples, "n_", "n_"], rewrite=Rewrite(local=("N",)))
 
 
@@ -78,6 +79,7 @@ def _all_but_channels(ndim: int) -> str:
 def batch_norm_by_running_statistics(op: Op) -> Iterator[Alternative]:
     """In evaluation all dims but the channels split; the other results are empty or the statistics."""
     x = op.operands[0]
+    # the trap: in training the same op couples all samples, and a rank's own statistics look plausible
     if (has_argument(op, "training") and op.arg("training")) or x.ndim < 2:
         return
     names = _all_but_channels(x.ndim)
@@ -108,6 +110,7 @@ def moments(op: Op) -> Iterator[Alternative]:
     x, dims = op.operands[0], wrap_all(op.arg("dims"), op.operands[0].ndim)
     for shard in x.shards:
         if shard.dim in dims:
+            # no plain sum: means combine by counts, and deviations by how far the means are apart
             yield op.alternative({0: shard}, MOMENTS)
         else:
             place = 1 + shard.dim - sum(dim < shard.dim for dim in dims)

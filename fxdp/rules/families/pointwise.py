@@ -102,7 +102,7 @@ def _aligned_inputs(
     for operand in operands:
         own = dim - (len(shape) - operand.ndim)
         if own < 0 or operand.shape[own] == 1:
-            continue
+            continue  # broadcast: every rank's part meets the same row
         if operand.shape[own] != shape[dim]:
             return None
         inputs[operand.index] = Shard(own, outer)
@@ -115,6 +115,7 @@ def _linear_groups(op: Op) -> list[list[Operand]]:
     if _adds_nothing(op):
         return [[op.operands[0]]]
     names = linear_groups(op.target) or _gradient(op)
+    # a number in place of a tensor (`add(x, 1)`) is a term that each rank would add: such a group is no group
     groups = [[operand_or_none(op.arg(name)) for name in group] for group in names]
     return [[o for o in group if o is not None] for group in groups if None not in group]
 

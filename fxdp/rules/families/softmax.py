@@ -46,6 +46,7 @@ def _softmax(op: Op, dim: int, shard: Shard) -> Alternative:
     cook = Cook(op)
     given = cook.operand(op.operands[0], shard)
     x = _wide(cook, cook.cast(given, op.output.dtype))
+    # the same `m` on all ranks: each with its own would scale its terms otherwise, and their sum mean nothing
     top = cook.reduce(amax, x, [dim], MAX)
     small = cook.pointwise(aten.sub.Tensor, x, top)
     powers = cook.pointwise(aten.exp.default, small)

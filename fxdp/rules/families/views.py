@@ -36,11 +36,16 @@ def regroup(op: Op) -> Iterator[Alternative]:
 
 
 def regrouped(shape: tuple[Dim, ...], shard: Shard, target: tuple[Dim, ...]) -> Shard | None:
-    """The same batch factor in another shape of the same elements, or None."""
+    """The same batch factor in another shape of the same elements, or None.
+
+    What counts is where the batch stands among the elements, not which dim has its size: in `[B, 4]` viewed
+    as `[4, B]` a column mixes samples. With 1 element before the batch there and 4 here, the prefix says so.
+    """
     wanted = product(*shape[: shard.dim], shard.outer)
     for dim, size in enumerate(target):
         factor = batch_factor(size)
         outer = None if factor is None else exact_quotient(wanted, product(*target[:dim]))
+        # the dim must be outer x batch x inner, with all of the blocks in it
         if factor is not None and outer is not None and exact_quotient(factor, outer) is not None:
             return Shard(dim, outer)
     return None
@@ -73,6 +78,7 @@ def expand(op: Op) -> Iterator[Alternative]:
         yield from linear(op, [x])
     yield from moved(op, lambda d: d + added)
     for dim, size in enumerate(op.output.shape):
+        # all its rows are the one that each rank holds whole, so any range of them is a local expand
         repeated = dim < added or x.shape[dim - added] == 1
         if repeated and batch_factor(size) is not None:
             yield op.alternative({}, Shard(dim))
@@ -125,6 +131,7 @@ def squeeze(op: Op) -> Iterator[Alternative]:
     named = range(x.ndim) if not has_argument(op, "dim") else wrap_all(op.arg("dim"), x.ndim)
     gone = tuple(d for d in sorted(named) if x.ndim and x.shape[d] == 1)
     for shard in x.shards:
+        # which dims go is decided by the global sizes: by its own a rank with one sample would lose the batch
         rewrite = Rewrite(target=aten.squeeze.dims, arguments=(("dim", gone),))
         yield op.alternative(
             {0: shard},
@@ -154,6 +161,7 @@ def repeat(op: Op) -> Iterator[Alternative]:
         yield from linear(op, [x])
     for shard in x.shards:
         dim = shard.dim + added
+        # [x; x] of 3 + 2 rows: a rank's rows occur once in each copy, which is what two blocks are
         if repeats[dim] != 0 and not mentions_batch(repeats[dim]):
             yield op.alternative({0: shard}, Shard(dim, product(repeats[dim], shard.outer)))
     counting = [d for d, k in enumerate(repeats) if mentions_batch(k)]
