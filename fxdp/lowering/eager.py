@@ -15,8 +15,8 @@ from fxdp.ir.graphs import ancestors
 from fxdp.ir.notes import note
 from fxdp.ir.slots import Crossing, Gradient, Mutation, Output, Tangent
 from fxdp.ir.types import TensorType
+from fxdp.lowering.backward import usual_zeros
 from fxdp.lowering.halves import Halves
-from fxdp.lowering.tangents import usual_zeros
 from fxdp.torch_compat import boxed_code, graph_module
 
 aten = torch.ops.aten

@@ -8,9 +8,7 @@ from typing import Any, TypeAlias
 
 from torch import fx
 
-from fxdp.lowering.halving import split_backward
-from fxdp.lowering.sums import add_to_buffers
-from fxdp.lowering.tangents import without_tangents
+from fxdp.lowering.backward import add_to_buffers, split_backward, without_tangents
 
 Boxed: TypeAlias = Callable[[list[Any]], "list[Any] | tuple[Any, ...]"]
 """Takes its arguments in one list, which it empties, so that they can be freed while it runs."""

@@ -8,7 +8,7 @@ from torch import fx
 from fxdp.ir.placements import R, S
 from fxdp.ir.slots import Buffer, Gradient, Input, Mutation, Output, Parameter, Tangent
 from fxdp.lowering import Halves, lower_eager
-from fxdp.lowering.tangents import usual_zeros
+from fxdp.lowering.backward import usual_zeros
 from tests.graphs import Sketch, text, type_of
 
 aten = torch.ops.aten

@@ -36,7 +36,7 @@ from fxdp.lowering.inductor.strides import results as flat_results
 from fxdp.lowering.inductor.trace import joint_function, unread_draws
 from fxdp.lowering.inductor.turns import Turn
 from fxdp.lowering.shapes import Shapes, SizesFixedError
-from fxdp.lowering.tangents import usual_zeros
+from fxdp.lowering.backward import usual_zeros
 from fxdp.torch_compat import (
     FakeTensorMode,
     compile_with_inductor,
