@@ -4,6 +4,7 @@ variable         meaning                                                        
 RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT        set by torchrun      none
 FXDP_TIMEOUT_S   seconds a rank waits for another before it gives up               300
 FXDP_SHARED_MEMORY   0: ranks of one host sum gradients by gloo, not through memory    1
+FXDP_COLD_START      0: Inductor builds each kernel by itself, ranks share no compiling    1
 FXDP_HOST        address at which other ranks reach this one (control channel)     found by itself
 """
 
@@ -41,12 +42,14 @@ class Settings:
     timeout_s : seconds a rank waits for another one in a collective or in the control channel.
     host : the address at which other ranks reach this one, None to find it.
     shared_memory : whether ranks of one host may sum large values through memory that they share.
+    cold_start : whether ranks share the work of compiling, and build kernels together.
     """
 
     launch: Launch | None = None
     timeout_s: float = 300.0
     host: str | None = None
     shared_memory: bool = True
+    cold_start: bool = True
 
     @staticmethod
     def from_environment(environment: Mapping[str, str] | None = None) -> Settings:
@@ -62,6 +65,7 @@ class Settings:
             timeout_s=_number(env, "FXDP_TIMEOUT_S", 300.0),
             host=env.get("FXDP_HOST") or None,
             shared_memory=_number(env, "FXDP_SHARED_MEMORY", 1) != 0,
+            cold_start=_number(env, "FXDP_COLD_START", 1) != 0,
         )
 
 

@@ -36,3 +36,8 @@ def test_not_a_number(text: str) -> None:
 def test_shared_memory_can_be_left_alone() -> None:
     assert Settings.from_environment({}).shared_memory
     assert not Settings.from_environment({"FXDP_SHARED_MEMORY": "0"}).shared_memory
+
+
+def test_the_cold_start_can_be_left_out() -> None:
+    assert Settings.from_environment({}).cold_start
+    assert not Settings.from_environment({"FXDP_COLD_START": "0"}).cold_start

@@ -26,7 +26,7 @@ from fxdp.ir.mesh import Mesh
 from fxdp.ir.model_tensors import slot_values
 from fxdp.ir.slots import Slot
 from fxdp.lowering import Halves, lower_eager, lower_inductor
-from fxdp.lowering.inductor.turns import Turn
+from fxdp.lowering.inductor.start import start_of
 from fxdp.lowering.shapes import Shapes, SizesFixedError
 from fxdp.options import Options
 from fxdp.passes import (
@@ -157,17 +157,17 @@ def _lower(
     if local.options.compute == "eager":
         return lower_eager(gm)
     mesh = local.mesh
-    turn = Turn() if joined.links is None else Turn(mesh.rank % 2 == 1, lambda: _barrier(joined))
+    start = start_of() if joined.links is None else start_of(mesh.rank, lambda: _barrier(joined))
     halves, fixed, failure = None, (), ""
     try:
-        halves = lower_inductor(gm, values, Shapes(sizes, generic, mesh.size == 1), device, turn)
+        halves = lower_inductor(gm, values, Shapes(sizes, generic, mesh.size == 1), device, start)
     except SizesFixedError as error:
         fixed = error.args
     except FxdpError:
         raise
     except Exception as error:  # whatever Inductor may raise, the program runs without it
         failure = f"{type(error).__name__}: {error}".splitlines()[0][:300]
-    turn.finish()
+    start.finish()
     found = gather_objects(joined, (fixed, failure))
     if names := next((names for names, _ in found if names), ()):
         raise SizesFixedError(*names)

@@ -22,7 +22,7 @@ from fxdp.ir.sizes import evaluate
 from fxdp.ir.slots import Size
 from fxdp.ir.types import TensorType, local_shape
 from fxdp.lowering import Halves, lower_eager, lower_inductor
-from fxdp.lowering.inductor.turns import Turn
+from fxdp.lowering.inductor.start import start_of
 from fxdp.lowering.shapes import Shapes, SizesFixedError
 from fxdp.passes import EmitProgram
 from fxdp.pipeline.cut import Part
@@ -121,7 +121,7 @@ class Lowering:
         values = slot_values(gm.graph, self.module, self.local.captured.constants)
         single = mesh.size * self.local.options.microbatches == 1
         shapes = Shapes(dict(sizes), generic, single)
-        halves = lower_inductor(gm, values, shapes, self.device, Turn(), frozenset(), summed(part), first)
+        halves = lower_inductor(gm, values, shapes, self.device, start_of(), frozenset(), summed(part), first)
         return gm, halves
 
 

@@ -14,7 +14,6 @@ import torch.distributed as dist
 
 import fxdp
 from fxdp.lowering.inductor import compile as inductor
-from fxdp.lowering.inductor.turns import Turn
 from tests.exactness.models import BY_HAND, one_seed, step_both, twin_of
 from tests.fallbacks import no_fallback
 from tests.rank_pool import RankPool
@@ -59,7 +58,7 @@ def _error(name: str, failing: tuple[int, ...], split: list[int]) -> tuple[float
         logging.getLogger("fxdp").removeHandler(heard)
 
 
-@pytest.mark.parametrize("name", ["trace_for_inductor", "compile_with_inductor"])
+@pytest.mark.parametrize("name", ["trace", "compile_with_inductor"])
 def test_all_ranks_go_on_without_inductor_where_one_cannot_compile(ranks: RankPool, name: str) -> None:
     """Before the ranks wait for one another, or while they do."""
     for error, texts in ranks.run(2, _error, name, (1,), [3, 2], timeout=120):
@@ -72,25 +71,7 @@ def test_all_ranks_go_on_without_inductor_where_one_cannot_compile(ranks: RankPo
 def test_a_fallback_is_noticed_by_tests_that_want_none() -> None:
     compiled = fxdp.compile(torch.nn.Linear(2, 2), compute="inductor")
     with (
-        _broken_inductor("trace_for_inductor"), no_fallback(),
+        _broken_inductor("trace"), no_fallback(),
         pytest.raises(AssertionError, match="u4 -> u1"),
     ):  # fmt: skip
         compiled(torch.randn(3, 2))
-
-
-def test_a_turn_waits_once() -> None:
-    done: list[str] = []
-    turn = Turn(True, lambda: done.append("wait"))
-    turn.run(lambda: done.append("forward"), lambda: done.append("backward"), independent=True)
-    turn.finish()
-    assert done == ["backward", "wait", "forward"]
-    done.clear()
-    turn = Turn(True, lambda: done.append("wait"))
-    turn.run(lambda: done.append("forward"), lambda: done.append("backward"), independent=False)
-    assert done == ["forward", "wait", "backward"]
-    done.clear()
-    turn = Turn(True, lambda: done.append("wait"))
-    with pytest.raises(ZeroDivisionError):
-        turn.run(lambda: None, lambda: done.append(str(1 // 0)), independent=True)
-    turn.finish()
-    assert done == ["wait"]

@@ -1,4 +1,13 @@
-"""Trace an emitted joint graph with Inductor's decompositions, cut it by min-cut, compile both halves."""
+"""The way of an emitted joint graph through Inductor: trace, save, partition, order, compile both halves.
+
+    emitted joint graph          fxdp's ops, sizes open or fixed
+      | trace                    ops that Inductor knows
+      | partition                min-cut: what the forward saves, what the backward computes again
+      | save values              where fxdp knows better than the partitioner
+      | put in order             collectives run in the same order on all ranks
+      | write back               new values of buffers are copied into them at the forward's end
+    forward, backward            compiled in the order of a `Start`, each with its strides checked
+"""
 
 from __future__ import annotations
 
@@ -10,13 +19,10 @@ import torch
 from torch import fx
 
 from fxdp.errors import StateError
-from fxdp.ir.graphs import keep_ancestors
 from fxdp.ir.notes import note
-from fxdp.ir.ops.whole_draws import is_twin
-from fxdp.ir.placements import Shard
-from fxdp.ir.sizes import B, named_size
-from fxdp.ir.slots import Buffer, Constant, Mutation, Parameter, Size, Slot
-from fxdp.ir.types import TensorType, local_shape
+from fxdp.ir.slots import Buffer, Constant, Mutation, Parameter, Slot
+from fxdp.ir.types import TensorType
+from fxdp.lowering.backward import usual_zeros
 from fxdp.lowering.eager import (
     backward_inputs,
     backward_results,
@@ -26,132 +32,118 @@ from fxdp.lowering.eager import (
     tensor_type,
 )
 from fxdp.lowering.halves import Boxed, Halves
-from fxdp.lowering.inductor.building import kernels_built_together
 from fxdp.lowering.inductor.collective_order import collectives, put_in_order
-from fxdp.lowering.inductor.masks import save_compared_values
-from fxdp.lowering.inductor.memory_formats import chooses_layouts, save_laid_out_weights
-from fxdp.lowering.inductor.redraws import save_draws
-from fxdp.lowering.inductor.strides import copied, moved, protected, restride
+from fxdp.lowering.inductor.saved_values import (
+    save_compared_values,
+    save_draws,
+    save_laid_out_weights,
+    save_what_is_read,
+)
+from fxdp.lowering.inductor.start import Start
+from fxdp.lowering.inductor.strides import chooses_layouts, copied, moved, restride
 from fxdp.lowering.inductor.strides import results as flat_results
-from fxdp.lowering.inductor.trace import joint_function, unread_draws
-from fxdp.lowering.inductor.turns import Turn
+from fxdp.lowering.inductor.trace import Traced, trace, unread_draws
 from fxdp.lowering.shapes import Shapes, SizesFixedError
-from fxdp.lowering.backward import usual_zeros
 from fxdp.torch_compat import (
-    FakeTensorMode,
     compile_with_inductor,
     fixed_sizes,
-    interpret_sympy,
     joint_passes_for_inference,
     partition_for_inductor,
-    trace_for_inductor,
 )
 
 aten = torch.ops.aten
 
 
 def lower_inductor(
-    gm: fx.GraphModule, values: Mapping[Slot, Any], shapes: Shapes, device: torch.device, turn: Turn,
+    gm: fx.GraphModule, values: Mapping[Slot, Any], shapes: Shapes, device: torch.device, start: Start,
     zero: frozenset[int] | None = None, summed: tuple[int, ...] = (), first: tuple[int, ...] | None = None,
 ) -> Halves:  # fmt: skip
     """Compile an emitted program.
 
-    `values` holds the real parameters, buffers and constants, whose strides the code may rely on; `turn` says
-    which half this rank compiles first; `zero` are the tangents for whose absence a backward is compiled at
-    once, default: those that a training loop leaves out; `summed` numbers the backward's results that it adds
-    to buffers; with `first` the backward is compiled in two, those of its results first.
+    Parameters
+    ----------
+    values : the real parameters, buffers and constants, whose strides the code may rely on.
+    start : in which order this rank compiles the halves.
+    zero : the tangents for whose absence a backward is compiled at once; default: those that a training loop
+        leaves out.
+    summed : the numbers of the backward's results that it adds to buffers.
+    first : the backward is compiled in two, those of its results first.
+
+    Raises
+    ------
+    SizesFixedError : a size that was to stay open became a constant.
     """
-    fake_mode, sizes = shapes.trace_sizes()
-    inputs = forward_inputs(gm.graph)
-    tangents = backward_inputs(gm.graph)
-    env = {named_size(name): value for name, value in sizes.items()}
-    if shapes.single:
-        env[named_size("b")] = env[B]
-    fake_inputs = [_fake(n, values, sizes, env, fake_mode, device) for n in inputs]
-    fake_tangents = [_fake(n, values, sizes, env, fake_mode, device) for n in tangents]
-    function = joint_function(gm, inputs, tangents, device)
-    joint = trace_for_inductor(function, fake_mode, fake_inputs, fake_tangents)
-    save_laid_out_weights(joint)
-    outputs = forward_results(gm.graph)
-    mutations = [s for s, _ in results(gm.graph) if isinstance(s, Mutation)]
-    slots = [note(n).slot for n in inputs]
-    fixed = sum(isinstance(s, (Parameter, Buffer, Constant)) for s in slots)
-    keeps_strides = shapes.generic or not chooses_layouts(joint, device)
-    compiler = _Compiler(
-        fake_mode, device, slots, mutations, len(outputs), fixed, keeps_strides, summed, first,
-        len(unread_draws(gm.graph)),
-    )  # fmt: skip
-    if tangents or backward_results(gm.graph):
-        types = [tensor_type(n) for n in tangents]
-        zero = usual_zeros(types) if zero is None else zero
-        halves = compiler.training(joint, [*fake_inputs, *fake_tangents], types, turn, zero)
+    traced = trace(gm, values, shapes, device)
+    keeps_strides = shapes.generic or not chooses_layouts(traced.joint, device)
+    compiler = _Compiler(traced, _Signature.of(gm), device, start, keeps_strides, summed, first)
+    if backward_inputs(gm.graph) or backward_results(gm.graph):
+        halves = compiler.training(zero)
     else:
-        halves = compiler.inference(joint, fake_inputs)
-    if constants := fixed_sizes(sizes):
+        halves = compiler.inference()
+    if constants := fixed_sizes(traced.sizes):  # asked last, as compiling may fix sizes, too
         raise SizesFixedError(constants)
     return halves
 
 
-def _fake(
-    node: fx.Node, values: Mapping[Slot, Any], sizes: Mapping[str, Any], env: Mapping[Any, Any],
-    fake_mode: FakeTensorMode, device: torch.device,
-) -> Any:  # fmt: skip
-    slot, type_ = note(node).slot, note(node).type
-    if isinstance(slot, Size):
-        return sizes[slot.name]
-    if isinstance(slot, (Parameter, Buffer, Constant)):
-        if slot in values:
-            return fake_mode.from_tensor(values[slot].detach(), static_shapes=True)
-        with fake_mode:  # the rows of a padded gather
-            return torch.empty(sizes["B"], dtype=torch.int64, device=device)
-    assert isinstance(type_, TensorType)
-    placement = note(node).placement
-    shape = local_shape(type_, placement if isinstance(placement, Shard) else None)
-    with fake_mode:
-        real = [n if isinstance(n, int) else interpret_sympy(n, env) for n in shape]
-        return torch.empty(real, dtype=type_.dtype, device=device)
+@dataclass(frozen=True)
+class _Signature:
+    """What a program takes and gives."""
+
+    slots: tuple[Slot | None, ...]
+    """Of the forward's inputs."""
+    tangents: tuple[TensorType, ...]
+    outputs: int
+    mutations: tuple[Mutation, ...]
+    unread: int
+    """How many results of the forward are draws that nobody reads."""
+
+    @staticmethod
+    def of(gm: fx.GraphModule) -> _Signature:
+        return _Signature(
+            tuple(note(n).slot for n in forward_inputs(gm.graph)),
+            tuple(tensor_type(n) for n in backward_inputs(gm.graph)),
+            len(forward_results(gm.graph)),
+            tuple(slot for slot, _ in results(gm.graph) if isinstance(slot, Mutation)),
+            len(unread_draws(gm.graph)),
+        )
+
+    @property
+    def visible(self) -> int:
+        """How many results of the forward come before those that it saves."""
+        return self.outputs + len(self.mutations)
+
+    @property
+    def fixed(self) -> int:
+        """How many inputs keep their addresses between steps; they come first."""
+        return sum(isinstance(slot, (Parameter, Buffer, Constant)) for slot in self.slots)
 
 
 @dataclass
 class _Compiler:
     """Compiles the halves of one traced program."""
 
-    fake_mode: FakeTensorMode
+    traced: Traced
+    signature: _Signature
     device: torch.device
-    slots: list[Slot | None]
-    mutations: list[Mutation]
-    outputs: int
-    fixed: int
+    start: Start
     keeps_strides: bool
     """Whether results keep the strides they were traced with, so that both halves can be compiled at once."""
     summed: tuple[int, ...] = ()
     first: tuple[int, ...] | None = None
-    unread: int = 0
-    """How many results of the forward are draws that nobody reads."""
 
-    def training(
-        self, joint: fx.GraphModule, inputs: list[Any], tangents: list[TensorType], turn: Turn,
-        zero: frozenset[int],
-    ) -> Halves:  # fmt: skip
-        kept = self.outputs + len(self.mutations)
-        order = collectives(joint.graph)
-        forward, backward = partition_for_inductor(joint, inputs, kept + self.unread, self.fake_mode)
-        save_draws(forward, backward, kept)
-        if self.device.type == "cpu":
-            save_compared_values(forward, backward, kept)
-        saved_order = self._save_what_is_read(forward, backward, len(tangents))
-        for half in (forward, backward):
-            put_in_order(half, order)
-        self._write_back(forward)
+    def training(self, zero: frozenset[int] | None) -> Halves:
+        types = self.signature.tangents
+        zero = usual_zeros(types) if zero is None else zero
+        forward, backward, saved_order = self._cut()
         halves = Halves(
-            _not_compiled, self.outputs, forward, backward, saved_order, len(tangents),
+            _not_compiled, self.signature.outputs, forward, backward, saved_order, len(types),
             self._compile_backward, self._compile_half, self.summed,
         )  # fmt: skip
 
         def compile_forward() -> None:
             halves.forward, strides = self._compile(forward, backward=False, inference=False)
             if not self.keeps_strides:
-                restride(backward, strides[self.outputs :], saved_order)
+                restride(backward, strides[self.signature.outputs :], saved_order)
 
         def compile_backward() -> None:
             if self.first is None:
@@ -159,8 +151,31 @@ class _Compiler:
             else:
                 halves.halved(self.first)
 
-        turn.run(compile_forward, compile_backward, independent=self.keeps_strides)
+        self.start.run(compile_forward, compile_backward, independent=self.keeps_strides)
         return halves
+
+    def inference(self) -> Halves:
+        joint = joint_passes_for_inference(self.traced.joint, self.device, self.traced.fake_mode)
+        _write_back(joint, self.signature)
+        code, _ = self._compile(joint, backward=False, inference=True)
+        return Halves(code, self.signature.outputs, joint)
+
+    def _cut(self) -> tuple[fx.GraphModule, fx.GraphModule, tuple[int, ...]]:
+        """Forward, backward, and for each saved input of the backward its position among what is saved."""
+        traced, visible = self.traced, self.signature.visible
+        # before the cut: marks for the partitioner, and the order, which each rank's cut may disturb
+        save_laid_out_weights(traced.joint)
+        order = collectives(traced.joint.graph)
+        inputs, outputs = [*traced.inputs, *traced.tangents], visible + self.signature.unread
+        forward, backward = partition_for_inductor(traced.joint, inputs, outputs, traced.fake_mode)
+        save_draws(forward, backward, visible)
+        if self.device.type == "cpu":  # the slow booleans are those of Inductor's C++
+            save_compared_values(forward, backward, visible)
+        saved_order = save_what_is_read(forward, backward, visible, len(self.signature.tangents))
+        for half in (forward, backward):
+            put_in_order(half, order)
+        _write_back(forward, self.signature)
+        return forward, backward, saved_order
 
     def _compile_backward(self, graph: fx.GraphModule) -> Boxed:
         return self._compile(graph, backward=True, inference=False)[0]  # type: ignore[no-any-return]
@@ -168,73 +183,53 @@ class _Compiler:
     def _compile_half(self, graph: fx.GraphModule) -> Boxed:
         return self._compile(graph, backward=True, inference=False, exact=True)[0]  # type: ignore[no-any-return]
 
-    def inference(self, joint: fx.GraphModule, inputs: list[Any]) -> Halves:
-        joint = joint_passes_for_inference(joint, self.device, self.fake_mode)
-        self._write_back(joint)
-        code, _ = self._compile(joint, backward=False, inference=True)
-        return Halves(code, self.outputs, joint)
-
     def _compile(
         self, gm: fx.GraphModule, *, backward: bool, inference: bool, exact: bool = False
     ) -> tuple[Any, list[Any]]:
         """Compile a copy of a half; its code, and how that lays out its results."""
-        kept = range(len(flat_results(gm)) if exact or self.keeps_strides else self.outputs)
+        kept = range(len(flat_results(gm)) if exact or self.keeps_strides else self.signature.outputs)
+        # gradients go to autograd, which takes any strides
         visible = kept if exact or not backward else range(0)
 
         def compiled(gm: fx.GraphModule) -> tuple[Any, list[Any]]:
             inputs = [n.meta["val"] for n in gm.graph.nodes if n.op == "placeholder"]
+            # Inductor keeps the strides of visible results, and is free to choose those of others
             gm.graph.output_node().meta["user_visible_output_idxs"] = list(visible)
-            fixed = 0 if backward else self.fixed
-            with kernels_built_together():
+            fixed = 0 if backward else self.signature.fixed
+            with self.start.building():
                 return compile_with_inductor(
-                    gm, inputs, self.fake_mode, backward=backward, inference=inference, fixed=fixed
+                    gm, inputs, self.traced.fake_mode, backward=backward, inference=inference, fixed=fixed
                 )
 
+        # copies: Inductor rewrites the graph that it is given, and a second try needs the first one's
         code, strides = compiled(copied(gm))
         if others := moved(gm, strides, visible):
             code, strides = compiled(copied(gm, others))
         return code, strides
 
-    def _save_what_is_read(
-        self, forward: fx.GraphModule, backward: fx.GraphModule, tangents: int
-    ) -> tuple[int, ...]:
-        """Drop what is saved for nobody; say where each saved input of the backward stands among the rest.
 
-        With it go collectives of the forward that the partitioner repeats in the backward, and their inputs:
-        it keeps them because they have side effects. Draws that nobody reads stay, as others follow them.
-        """
-        keep_ancestors(backward.graph)
-        placeholders = [n for n in backward.graph.nodes if n.op == "placeholder"]
-        saved = placeholders[: len(placeholders) - tangents]
-        # sizes stay: `8 * B` may be read as one number, whose code is then written in terms of `B`
-        names = [n.name for n in saved if n.users or isinstance(n.meta["val"], torch.SymInt)]
-        for node in saved:
-            if node.name not in names:
-                backward.graph.erase_node(node)
-        results = flat_results(forward)
-        first = self.outputs + len(self.mutations)
-        read = [n for n in results[first:] if n.name in names]
-        forward.graph.output_node().args = ((*results[:first], *read),)
-        keep_ancestors(forward.graph, [n for n in forward.graph.nodes if is_twin(n.target)])
-        position = {n.name: i for i, n in enumerate(read)}
-        return tuple(position[name] for name in names)
+def _write_back(forward: fx.GraphModule, signature: _Signature) -> None:
+    """Turn the new values of buffers from results into copies at the end of the forward."""
+    if not signature.mutations:
+        return
+    values = flat_results(forward)
+    placeholders = [n for n in forward.graph.nodes if n.op == "placeholder"]
+    targets = [placeholders[signature.slots.index(m.of)] for m in signature.mutations]
+    new = values[signature.outputs : signature.visible]
+    kept = values[: signature.outputs] + values[signature.visible :]
+    with forward.graph.inserting_before(forward.graph.output_node()):
+        # a buffer that is also handed out, or saved, is handed out as it was before
+        kept = [_call(aten.clone.default, n) if n in targets else n for n in kept]
+        for target, value in zip(targets, new, strict=True):
+            _call(aten.copy_.default, target, value)
+    forward.graph.output_node().args = (tuple(kept),)
 
-    def _write_back(self, forward: fx.GraphModule) -> None:
-        """Turn the new values of buffers from results into copies at the end of the forward."""
-        if not self.mutations:
-            return
-        output = forward.graph.output_node()
-        values = flat_results(forward)
-        placeholders = [n for n in forward.graph.nodes if n.op == "placeholder"]
-        targets = [placeholders[self.slots.index(m.of)] for m in self.mutations]
-        new = values[self.outputs : self.outputs + len(self.mutations)]
-        kept = values[: self.outputs] + values[self.outputs + len(self.mutations) :]
-        with forward.graph.inserting_before(output):
-            kept = [protected(forward.graph, n) if n in targets else n for n in kept]
-            for target, value in zip(targets, new, strict=True):
-                copy = forward.graph.call_function(aten.copy_.default, (target, value))
-                copy.meta["val"] = target.meta["val"]
-        output.args = (tuple(kept),)
+
+def _call(target: Any, *operands: fx.Node) -> fx.Node:
+    """A node whose result is of the first operand's type."""
+    made = operands[0].graph.call_function(target, operands)
+    made.meta["val"] = operands[0].meta["val"]
+    return made
 
 
 def _not_compiled(_: list[Any]) -> Any:

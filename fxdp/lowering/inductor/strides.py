@@ -1,4 +1,9 @@
-"""The strides of what one half hands to the other, and to the user.
+"""The strides of values: what Inductor would choose, what one half hands to the other and to the user.
+
+On CPU Inductor runs every convolution on channels-last values. A forward that is traced so from the start has
+the strides that Inductor would give it, hence what it saves is known before it is compiled, and the ranks can
+compile both halves at the same time. Elsewhere Inductor weighs layouts by its own heuristics: there the
+backward has to wait for the forward's strides.
 
 Both halves are compiled for the strides with which results were traced. Inductor keeps those of a result
 that has memory of its own, but not always of a view: what is concatenated later may be computed inside of the
@@ -22,7 +27,37 @@ from fxdp.torch_compat import graph_module
 
 aten = torch.ops.aten
 
-__all__ = ["copied", "moved", "protected", "restride", "results"]
+__all__ = [
+    "channels_last",
+    "chooses_layouts",
+    "copied",
+    "moved",
+    "restride",
+    "results",
+    "traces_channels_last",
+]
+
+_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+def traces_channels_last(device: torch.device) -> bool:
+    """Whether Inductor runs all convolutions channels-last on this device."""
+    if device.type != "cpu":
+        return False
+    return bool(torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled)  # type: ignore[no-untyped-call]
+
+
+def channels_last(image: Tensor) -> Tensor:
+    """The image as Inductor's convolutions read it; itself where it is laid out so."""
+    layout = _FORMATS.get(image.dim())
+    return image if layout is None else image.contiguous(memory_format=layout)
+
+
+def chooses_layouts(joint: fx.GraphModule, device: torch.device) -> bool:
+    """Whether Inductor would lay values out in another way than they were traced: for convolutions."""
+    if traces_channels_last(device):
+        return False
+    return any(n.target is aten.convolution.default for n in joint.graph.nodes)
 
 
 def results(gm: fx.GraphModule) -> list[Any]:
@@ -78,13 +113,6 @@ def _with_own_memory(graph: fx.Graph, node: fx.Node) -> fx.Node:
     for target, args in steps:  # Inductor leaves a clone out, not a lift_fresh_copy
         made, found = graph.call_function(target, (made, *args)), target(found, *args)
         made.meta["val"] = found
-    return made
-
-
-def protected(graph: fx.Graph, node: fx.Node) -> fx.Node:
-    """A copy of a value that is overwritten at the end of the graph as it is so far, but still needed."""
-    made = graph.call_function(aten.clone.default, (node,))
-    made.meta["val"] = node.meta["val"]
     return made
 
 

@@ -1,23 +1,78 @@
-"""An emitted joint graph as a function that Inductor's decompositions can be traced through."""
+"""Trace an emitted joint graph with Inductor's decompositions, which are not those of the capture."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
+from fxdp.ir.notes import note
 from fxdp.ir.ops import collectives
 from fxdp.ir.ops.whole_draws import is_twin
-from fxdp.ir.slots import Mutation
-from fxdp.lowering.eager import backward_results, forward_results, results
-from fxdp.lowering.inductor.memory_formats import channels_last, traces_channels_last
+from fxdp.ir.placements import Shard
+from fxdp.ir.sizes import B, named_size
+from fxdp.ir.slots import Buffer, Constant, Mutation, Parameter, Size, Slot
+from fxdp.ir.types import TensorType, local_shape
+from fxdp.lowering.eager import backward_inputs, backward_results, forward_inputs, forward_results, results
+from fxdp.lowering.inductor.strides import channels_last, traces_channels_last
+from fxdp.lowering.shapes import Shapes
+from fxdp.torch_compat import FakeTensorMode, interpret_sympy, trace_for_inductor
+
+__all__ = ["Traced", "joint_function", "trace", "unread_draws"]
 
 aten = torch.ops.aten
 
 _TAKE_A_NUMBER = frozenset({collectives.start_all_gather, collectives.start_broadcast})
 """Their ops take a tensor and a number, which Inductor promotes to one type: bools would become int64."""
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A joint graph of the ops that Inductor compiles, and what it was traced with."""
+
+    joint: fx.GraphModule
+    """Its results are outputs, mutations, unread draws, gradients."""
+    fake_mode: FakeTensorMode
+    inputs: list[Any]
+    tangents: list[Any]
+    sizes: Mapping[str, Any]
+    """Numbers, or symbolic ones, which stay open unless an op fixes them."""
+
+
+def trace(gm: fx.GraphModule, values: Mapping[Slot, Any], shapes: Shapes, device: torch.device) -> Traced:
+    """The emitted graph as Inductor wants it; `values` holds real tensors, on whose strides code may rely."""
+    fake_mode, sizes = shapes.trace_sizes()
+    inputs, tangents = forward_inputs(gm.graph), backward_inputs(gm.graph)
+    env = {named_size(name): value for name, value in sizes.items()}
+    if shapes.single:
+        env[named_size("b")] = env[B]  # one symbol, not two of the same value: what is equal stays provable
+    given = [_fake(n, values, sizes, env, fake_mode, device) for n in inputs]
+    later = [_fake(n, values, sizes, env, fake_mode, device) for n in tangents]
+    joint = trace_for_inductor(joint_function(gm, inputs, tangents, device), fake_mode, given, later)
+    return Traced(joint, fake_mode, given, later, sizes)
+
+
+def _fake(
+    node: fx.Node, values: Mapping[Slot, Any], sizes: Mapping[str, Any], env: Mapping[Any, Any],
+    fake_mode: FakeTensorMode, device: torch.device,
+) -> Any:  # fmt: skip
+    slot, type_ = note(node).slot, note(node).type
+    if isinstance(slot, Size):
+        return sizes[slot.name]
+    if isinstance(slot, (Parameter, Buffer, Constant)):
+        if slot in values:
+            return fake_mode.from_tensor(values[slot].detach(), static_shapes=True)
+        with fake_mode:  # the rows of a padded gather
+            return torch.empty(sizes["B"], dtype=torch.int64, device=device)
+    assert isinstance(type_, TensorType)
+    placement = note(node).placement
+    shape = local_shape(type_, placement if isinstance(placement, Shard) else None)
+    with fake_mode:
+        real = [n if isinstance(n, int) else interpret_sympy(n, env) for n in shape]
+        return torch.empty(real, dtype=type_.dtype, device=device)
 
 
 def joint_function(
@@ -38,11 +93,13 @@ def joint_function(
         env: dict[fx.Node, Any] = dict(zip(placeholders, [*primals, *tangents], strict=True))
         weights: dict[fx.Node, Tensor] = {}
         as_bytes: set[fx.Node] = set()
-        drawn: Tensor | None = None  # one device's numbers come in one order, whatever Inductor schedules
+        drawn: Tensor | None = None
         for node in gm.graph.nodes:
             if node.op != "call_function":
                 continue
             args, kwargs = fx.map_arg((node.args, node.kwargs), env.__getitem__)
+            # Inductor would lay them out itself, but after the trace: the strides of what is saved would then
+            # be known only when the forward is compiled
             if lays_out and node.target is aten.convolution.default:
                 weight = weights[node.args[1]] = channels_last(args[1])
                 args = (channels_last(args[0]), weight, *args[2:])
@@ -51,6 +108,7 @@ def joint_function(
             if node.target in _TAKE_A_NUMBER and args[0].dtype == torch.bool:
                 args = (args[0].to(torch.uint8), *args[1:])
                 as_bytes.add(node)
+            # each draw reads the one before it: only data keeps Inductor from changing their order
             if is_twin(node.target):
                 made = node.target(*args[:-1], drawn)
                 drawn = made if isinstance(made, Tensor) else made[0]

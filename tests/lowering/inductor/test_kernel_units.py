@@ -1,11 +1,11 @@
-"""The text of translation units that hold several kernels; `test_building` compiles some."""
+"""The text of translation units that hold several kernels; `test_cold_start` compiles some."""
 
 from __future__ import annotations
 
 import pytest
 from expecttest import assert_expected_inline
 
-from fxdp.lowering.inductor.units import LARGEST, Kernel, can_share, unit_source, units
+from fxdp.lowering.inductor.kernel_units import LARGEST, Kernel, can_share, unit_source, units
 
 SOURCE = """#include <torch/csrc/inductor/cpp_prefix.h>
 extern "C"  void  kernel(const float* in_ptr0,

@@ -1,4 +1,7 @@
-"""What a backward reads on CPU: numbers rather than masks, and weights as convolutions want them."""
+"""What a backward reads on CPU: numbers rather than masks, and weights as convolutions want them.
+
+Whatever the partitioner recomputes, the backward uses the numbers that the forward drew.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 import fxdp
 from fxdp.lowering.halves import Halves
@@ -151,3 +155,61 @@ def test_drawn_numbers_are_not_saved_for_their_masks(lowered: list[Halves]) -> N
     (halves,) = lowered
     masks = [value for value in _read(halves) if value.dtype == torch.bool and value.shape == (3, 6)]
     assert len(masks) == 1
+
+
+class Dropped(nn.Module):
+    """Dropout as it is and inside of a checkpoint; returns what shows the masks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(40))
+        self.v = nn.Parameter(torch.ones(40))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        first = F.dropout(x * self.w, 0.5)
+        again = checkpoint(lambda y: F.dropout(y * self.v, 0.5).sin(), first.cos(), use_reentrant=False)
+        return first.sum() + again.sum(), first, again
+
+
+def gradients(first: Tensor, again: Tensor) -> tuple[Tensor, Tensor]:
+    """What the gradients are if the backward used the masks of the forward."""
+    one, two, inner = (first != 0) * 2.0, (again != 0) * 2.0, first.cos()
+    slope = (two * inner).cos() * two
+    return (one * (1 - slope * first.sin())).sum(0), (slope * inner).sum(0)
+
+
+@pytest.mark.parametrize("rng", ["sharded", "single-device"])
+def test_the_backward_repeats_the_masks(rng: str) -> None:
+    model, x = Dropped().double(), torch.ones(6, 40, dtype=torch.float64)
+    with torch._functorch.config.patch(activation_memory_budget=0.0):  # everything is recomputed
+        compiled = fxdp.compile(model, rng=rng)
+        torch.manual_seed(3)
+        loss, first, again = compiled(x)
+        loss.backward()
+    for parameter, expected in zip(model.parameters(), gradients(first, again), strict=True):
+        torch.testing.assert_close(parameter.grad, expected.detach(), rtol=1e-12, atol=1e-12)
+    if rng == "single-device":
+        torch.manual_seed(3)
+        for value, expected in zip((first, again), model(x)[1:], strict=True):
+            assert torch.equal(value, expected), "eager's own numbers"
+
+
+class Unread(nn.Module):
+    """Draws last what it throws away."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.dropout(x)
+        F.dropout(y.sin())
+        return y
+
+
+def test_a_draw_that_nobody_reads_is_made() -> None:
+    model, x = Unread(), torch.ones(6, 40, requires_grad=True)
+    compiled = fxdp.compile(model, rng="single-device")
+    found = []
+    for step in (compiled, model):
+        torch.manual_seed(3)
+        found.append([step(x) for _ in range(2)])
+    assert all(map(torch.equal, *found))
+    found[0][1].sum().backward()
+    assert torch.equal(x.grad, found[0][1].detach()), "the masks of the forward"
