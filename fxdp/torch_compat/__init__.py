@@ -10,6 +10,7 @@ from fxdp.torch_compat.execution import backward_class, boxed_code, graph_module
 from fxdp.torch_compat.exporting import (
     CAUSAL_MASK_TEST,
     CHECKPOINT,
+    EXPORT_PRINT,
     BufferAOTInput,
     DataDependentOutputException,
     ForwardTokenAOTInput,
@@ -28,7 +29,6 @@ from fxdp.torch_compat.exporting import (
     joint_graph,
     larger_constants,
     replay,
-    silent_export,
     with_effects,
 )
 from fxdp.torch_compat.inductor import (
@@ -65,6 +65,7 @@ from fxdp.torch_compat.symbolic import (
 __all__ = [
     "CAUSAL_MASK_TEST",
     "CHECKPOINT",
+    "EXPORT_PRINT",
     "BufferAOTInput",
     "CppBuilding",
     "DataDependentOutputException",
@@ -107,7 +108,6 @@ __all__ = [
     "register_group",
     "release_saved_tensors",
     "replay",
-    "silent_export",
     "sizes_behind",
     "stacks_lstm_states",
     "static_mode",

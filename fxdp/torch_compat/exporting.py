@@ -35,6 +35,7 @@ from torch.fx.traceback import preserve_node_meta
 __all__ = [
     "CAUSAL_MASK_TEST",
     "CHECKPOINT",
+    "EXPORT_PRINT",
     "BufferAOTInput",
     "DataDependentOutputException",
     "ForwardTokenAOTInput",
@@ -53,7 +54,6 @@ __all__ = [
     "joint_graph",
     "larger_constants",
     "replay",
-    "silent_export",
     "with_effects",
 ]
 
@@ -63,19 +63,11 @@ CAUSAL_MASK_TEST = (nn.modules.transformer, "_detect_is_causal_mask")
 CHECKPOINT = (torch.utils.checkpoint, "_checkpoint_without_reentrant_generator")
 """What runs around a checkpointed function, up to its first `yield` before and from there on after it."""
 
+EXPORT_PRINT = (export_trace, "print")
+"""By which torch.export prints the graph it had when it failed; a global of that module hides the builtin."""
+
 with_effects = torch.ops.higher_order.with_effects
 """The op that torch wraps around ops with effects, to keep their order by tokens."""
-
-
-@contextlib.contextmanager
-def silent_export() -> Iterator[None]:
-    """Keep torch.export from printing the graph it had when it failed: the error says what is needed."""
-    # a global of the module hides the builtin from that module alone
-    export_trace.print = lambda *args, **kwargs: None  # type: ignore[attr-defined]
-    try:
-        yield
-    finally:
-        del export_trace.print  # type: ignore[attr-defined]
 
 
 @contextlib.contextmanager

@@ -1,8 +1,8 @@
 """Rewrites of graphs that torch's tracing leaves in a form which the next step cannot read.
 
-    with_effects(token, op, x)          op(x)                       what torch orders by tokens
-    cat(unbind(x))                      flatten(x, 0, 1)            lists with a member for each sample
-    lstm(num_layers=2, dropout=0.5)     lstm, dropout, lstm         layers that torch decomposes wrongly
+with_effects(token, op, x)          op(x)                       what torch orders by tokens
+cat(unbind(x))                      flatten(x, 0, 1)            lists with a member for each sample
+lstm(num_layers=2, dropout=0.5)     lstm, dropout, lstm         layers that torch decomposes wrongly
 """
 
 from __future__ import annotations

@@ -37,9 +37,9 @@ class Patch:
 
 
 @contextlib.contextmanager
-def patched(patches: Iterable[Patch]) -> Iterator[None]:
+def patched(patches: Iterable[Patch]) -> Iterator[Here]:
     """Install them for this thread, in patches of before if there are any; put back what was there."""
-    here = _Here()
+    here = Here()
     # Two threads that patch must not interleave: who leaves first would put back what the other one found.
     # Torch's own lock, which it holds while it compiles, lets the same thread in again.
     with compile_lock, contextlib.ExitStack() as stack:
@@ -49,7 +49,7 @@ def patched(patches: Iterable[Patch]) -> Iterator[None]:
         stack.callback(setattr, here, "inside", False)
         for patch in patches:
             stack.callback(_installed(patch, here))
-        yield
+        yield here
 
 
 def calling_frame() -> FrameType:
@@ -61,7 +61,7 @@ def calling_frame() -> FrameType:
     return frame
 
 
-class _Here(threading.local):
+class Here(threading.local):
     """Whether a thread is the one for which patches are installed.
 
     Not its number: the child of a fork (a data loader's worker) may give that to a thread of its own.
@@ -77,7 +77,7 @@ class _Method:
     torch's tables know `Tensor.item`.
     """
 
-    def __init__(self, here: _Here, new: Any, old: Any) -> None:
+    def __init__(self, here: Here, new: Any, old: Any) -> None:
         self._here, self._new, self._old = here, new, old
 
     def _chosen(self) -> Any:
@@ -97,7 +97,7 @@ class _Property(_Method):
         self._chosen().__delete__(instance)
 
 
-def _installed(patch: Patch, here: _Here) -> Callable[[], None]:
+def _installed(patch: Patch, here: Here) -> Callable[[], None]:
     """Install a guard; gives what takes it away."""
     if isinstance(patch.owner, type):
         return _in_class(patch.owner, patch.name, patch.make, here)
@@ -105,7 +105,7 @@ def _installed(patch: Patch, here: _Here) -> Callable[[], None]:
     return _in_globals(names, patch.name, patch.make, here)
 
 
-def _in_class(owner: type, name: str, make: Callable[[Any], Any], here: _Here) -> Callable[[], None]:
+def _in_class(owner: type, name: str, make: Callable[[Any], Any], here: Here) -> Callable[[], None]:
     inherited = name not in vars(owner)
     old = inspect.getattr_static(owner, name)  # the descriptor itself, from whichever base
     kind = _Property if hasattr(old, "__set__") else _Method
@@ -124,7 +124,7 @@ def _in_class(owner: type, name: str, make: Callable[[Any], Any], here: _Here) -
 
 
 def _in_globals(
-    names: dict[str, Any], name: str, make: Callable[[Any], Any], here: _Here
+    names: dict[str, Any], name: str, make: Callable[[Any], Any], here: Here
 ) -> Callable[[], None]:
     """In a module, whose own code finds it there, too; a builtin that it does not have itself is shadowed."""
     inherited = name not in names

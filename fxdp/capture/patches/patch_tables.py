@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +19,7 @@ from fxdp.capture.patches.norm_averages import NORMS
 from fxdp.capture.patches.patch import Patch, patched
 from fxdp.capture.patches.raise_checks import Asked, checks
 from fxdp.capture.patches.random_numbers import UNIT_DRAWS, RefusedGenerators, python_draws, seedings
+from fxdp.capture.patches.silence import SILENCE, unwarned
 from fxdp.capture.patches.substitutes import SUBSTITUTES
 from fxdp.capture.patches.symbolic_len import symbolic_len
 from fxdp.capture.patches.tensor_reads import DATA
@@ -44,7 +43,13 @@ def _idle(convert: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
     return apply
 
 
-WHOLE_CAPTURE: tuple[Patch, ...] = (*NORMS, *SUBSTITUTES, REENTRANT, Patch(nn.Module, "_apply", _idle))
+WHOLE_CAPTURE: tuple[Patch, ...] = (
+    *SILENCE,
+    *NORMS,
+    *SUBSTITUTES,
+    REENTRANT,
+    Patch(nn.Module, "_apply", _idle),
+)
 """From the first trace to the joint graph: the backward of a user's function runs after the export."""
 
 
@@ -87,33 +92,12 @@ def hearing(module: nn.Module, tensors: Sequence[Tensor]) -> Iterator[Heard]:
 def capture_patches(module: nn.Module, loss_fn: Callable[..., Any] | None) -> Iterator[None]:
     """Everything that is different while a model is captured; leaves no trace."""
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_quiet())
-        stack.enter_context(torch_compat.silent_export())
         stack.enter_context(kept_random_state())  # tracing draws no number that the user could miss later
         stack.enter_context(no_collection())
-        stack.enter_context(patched((*WHOLE_CAPTURE, *symbolic_len(module, loss_fn))))
+        here = stack.enter_context(patched((*WHOLE_CAPTURE, *symbolic_len(module, loss_fn))))
+        stack.enter_context(unwarned(here))
         stack.enter_context(torch_compat.without_autograd_kernel(_WRONGLY_DECOMPOSED))
         if torch.is_inference_mode_enabled():
             stack.enter_context(torch.inference_mode(False))
             stack.enter_context(torch.no_grad())
         yield
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep torch's own warnings about tracing to ourselves; the caller may treat them as errors.
-
-    What a fake kernel refuses is logged with its whole stack, then raised; it is told in other words.
-    """
-    log, fake = logging.getLogger("torch"), logging.getLogger("torch._subclasses.fake_tensor")
-    levels = log.level, fake.level
-    if log.getEffectiveLevel() >= logging.WARNING:
-        log.setLevel(logging.ERROR)
-        fake.setLevel(logging.CRITICAL)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        log.setLevel(levels[0])
-        fake.setLevel(levels[1])

@@ -6,8 +6,10 @@ does happens while all patches are installed.
 
 from __future__ import annotations
 
+import logging
 import random
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -150,8 +152,27 @@ def measure() -> None:
     assert len(torch.rand(4).as_subclass(_Own)) == 77
 
 
+class _Notice(UserWarning):
+    """Which the tests' filters make an error."""
+
+
+def complain() -> None:
+    """Warnings and torch's log, neither of which capture may keep from anybody else."""
+    heard: list[str] = []
+    log, handler = logging.getLogger("torch.optim"), logging.Handler()
+    handler.emit = lambda record: heard.append(record.getMessage())  # type: ignore[method-assign]
+    log.addHandler(handler)
+    with pytest.raises(_Notice):
+        warnings.warn("of another thread", _Notice, stacklevel=1)
+    with pytest.warns(_Notice, match="listened"):
+        warnings.warn("to which it has listened", _Notice, stacklevel=1)
+    log.warning("of another thread")
+    log.removeHandler(handler)
+    assert heard == ["of another thread"]
+
+
 Action: TypeAlias = Callable[[], None]
-ACTIONS: tuple[Action, ...] = (draw, train, ask, load, measure)
+ACTIONS: tuple[Action, ...] = (draw, train, ask, load, measure, complain)
 
 
 @dataclass
@@ -196,6 +217,7 @@ class _Symbolic(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         assert (x < 1e6).all()
+        warnings.warn("of the model", _Notice, stacklevel=1)
         self.other.act()
         if random.random() > 2 or torch.rand([]) > 2:
             return x.sum()
@@ -243,8 +265,8 @@ def test_threads_are_left_alone_while_a_model_is_captured(kind: type[_Symbolic],
     other.actions, other.once = ACTIONS, (load_in_a_process,)
     found = capture(model, (_x(),), {})
     assert other.failed == []
-    assert other.done[:6] == ["draw", "train", "ask", "load", "measure", "load_in_a_process"]
-    assert len(other.done) > (12 if kind is _Static else 5)  # each forward that is traced
+    assert other.done[:7] == [*(action.__name__ for action in ACTIONS), "load_in_a_process"]
+    assert len(other.done) > (14 if kind is _Static else 6)  # each forward that is traced
     assert found.static == (kind is _Static)
     assert graph_text(found.gm) == graph_text(alone.gm)
     assert len(found.checks) == len(alone.checks) == 1

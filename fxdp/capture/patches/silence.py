@@ -1,0 +1,67 @@
+"""What torch says while it traces, kept from the capturing thread: the caller may treat warnings as errors.
+
+Levels of loggers and `warnings.catch_warnings` are the process's: other threads would lose their warnings,
+and two that leave in another order than they came would leave the one's filters behind for good.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from fxdp import torch_compat
+from fxdp.capture.patches.patch import Here, Patch
+
+_REFUSALS = "torch._subclasses.fake_tensor"
+"""Logs what a fake kernel refuses, with its whole stack, before that is raised; it is told in other words."""
+
+
+def _dropping(handle: Callable[..., None]) -> Callable[..., None]:
+    """Torch's records below an error go nowhere, if nobody has asked for more than warnings."""
+
+    def drop(self: logging.Logger, record: logging.LogRecord) -> None:
+        told = logging.CRITICAL if self.name == _REFUSALS else logging.ERROR
+        torchs = self.name.partition(".")[0] == "torch"
+        if not torchs or record.levelno >= told or self.getEffectiveLevel() < logging.WARNING:
+            handle(self, record)
+
+    return drop
+
+
+def _mute(_: Any) -> Callable[..., None]:
+    return lambda *args, **kwargs: None
+
+
+SILENCE: tuple[Patch, ...] = (
+    Patch(logging.Logger, "handle", _dropping),
+    Patch(*torch_compat.EXPORT_PRINT, _mute),
+)
+
+
+@contextlib.contextmanager
+def unwarned(here: Here) -> Iterator[None]:
+    """No warning is shown or raised in this thread; in others all are."""
+    ignored: Any = ("ignore", _Anything(here), Warning, None, 0)
+    filters: Any = warnings.filters
+    filters.insert(0, ignored)
+    try:
+        yield
+    finally:
+        # a `catch_warnings` that began or ended meanwhile has exchanged the list
+        now: Any = warnings.filters
+        for each in (filters, now):
+            while ignored in each:
+                each.remove(ignored)
+
+
+class _Anything:
+    """Stands where a filter has the compiled pattern of a message, of which Python only calls `match`."""
+
+    def __init__(self, here: Here) -> None:
+        self._here = here
+
+    def match(self, text: str) -> bool:
+        return self._here.inside
