@@ -35,7 +35,7 @@ def _whole(plain: Any) -> Any:
     """A function that is applied is one node of the export."""
 
     def apply(cls: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> Any:
-        original = MethodType(plain.__func__, cls)
+        original = MethodType(plain.__func__, cls)  # `plain` is bound to Function, which has no forward
         kept = current()
         if kept is None or _needs_no_backward(cls):
             return original(*args, **kwargs)
@@ -84,6 +84,7 @@ AUTOGRAD: tuple[Patch, ...] = (
 
 def _needs_no_backward(cls: type) -> bool:
     """Without gradients the forward is all there is; torch's own functions are inside of ops."""
+    # and what a transform of torch.func wraps, the node has no rule for
     torchs = cls.__module__.partition(".")[0] == "torch"
     return torchs or not torch.is_grad_enabled() or torch_compat.in_function_transform()
 

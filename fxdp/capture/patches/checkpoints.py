@@ -98,6 +98,7 @@ class _Recorder:
                 "again. Take one of the two checkpoints away"
             )
         (region,) = self._open
+        # the batch's own statistics stay inside of the kernel: what they were is seen by what they moved
         before = _statistics(norm)
         place = len(region.moves)
         result = run(norm, x)
@@ -164,6 +165,8 @@ def _noting(recorder: _Recorder) -> tuple[Patch, ...]:
 
     def checkpoint(plain: Callable[..., Iterator[None]]) -> Callable[..., Iterator[None]]:
         def generator(*args: Any, **kwargs: Any) -> Iterator[None]:
+            # Of hooks on saved tensors torch calls the innermost: ours hide those of the checkpoint, so that
+            # nothing is packed for a recomputation, which is the partitioner's business.
             whole = plain(*args, **kwargs)
             next(whole)
             with (

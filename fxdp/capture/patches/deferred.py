@@ -87,6 +87,8 @@ def _like_results(tensors: Sequence[Tensor], sizes: Sequence[Any], index: int) -
     """Tensors like the function's results, none of which is a view of what it was given."""
     kept = current()
     assert kept is not None, "fxdp::apply exists during an export only"
+    # The function runs on fakes for the sizes of its results. A result that is an argument, or a view of one,
+    # would say so of the node, which export then takes for an alias.
     with torch.no_grad():
         made = kept.run(index, tensors, sizes)
     return [t.new_empty_strided(t.size(), t.stride()) for t in made]

@@ -156,6 +156,8 @@ def as_numbers(module: nn.Module, numbers: Mapping[str, Number]) -> Iterator[Non
     if not numbers:
         yield
         return
+    # made anew inside of the trace, for then they are constants to it, whose values Python may read; a buffer
+    # is an input of the exported program
     swapped = []
     with torch_compat.larger_constants(_LARGEST):
         for name, number in numbers.items():

@@ -14,7 +14,6 @@ from fxdp import torch_compat
 from fxdp.capture.captured import LayoutRead
 from fxdp.capture.patches.autograd_functions import AUTOGRAD
 from fxdp.capture.patches.checkpoints import REENTRANT
-from fxdp.capture.patches.layout_reads import layout_reads
 from fxdp.capture.patches.norm_averages import NORMS
 from fxdp.capture.patches.patch import Patch, patched
 from fxdp.capture.patches.raise_checks import Asked, checks
@@ -22,7 +21,7 @@ from fxdp.capture.patches.random_numbers import UNIT_DRAWS, RefusedGenerators, p
 from fxdp.capture.patches.silence import SILENCE, unwarned
 from fxdp.capture.patches.substitutes import SUBSTITUTES
 from fxdp.capture.patches.symbolic_len import symbolic_len
-from fxdp.capture.patches.tensor_reads import DATA
+from fxdp.capture.patches.tensor_reads import DATA, layout_reads
 from fxdp.ir.draws import kept_random_state
 from fxdp.ir.graphs import no_collection
 from fxdp.ir.notes import Site
@@ -92,12 +91,15 @@ def hearing(module: nn.Module, tensors: Sequence[Tensor]) -> Iterator[Heard]:
 def capture_patches(module: nn.Module, loss_fn: Callable[..., Any] | None) -> Iterator[None]:
     """Everything that is different while a model is captured; leaves no trace."""
     with contextlib.ExitStack() as stack:
-        stack.enter_context(kept_random_state())  # tracing draws no number that the user could miss later
+        # Tracing draws no number that the user could miss later, nor seeds anything. The generators are the
+        # process's: another thread draws again what it draws meanwhile, as while torch itself traces.
+        stack.enter_context(kept_random_state())
         stack.enter_context(no_collection())
         here = stack.enter_context(patched((*WHOLE_CAPTURE, *symbolic_len(module, loss_fn))))
         stack.enter_context(unwarned(here))
         stack.enter_context(torch_compat.without_autograd_kernel(_WRONGLY_DECOMPOSED))
         if torch.is_inference_mode_enabled():
+            # tensors that are made in inference mode cannot be traced; without gradients they can be
             stack.enter_context(torch.inference_mode(False))
             stack.enter_context(torch.no_grad())
         yield

@@ -38,6 +38,7 @@ class Asked:
         if passes is None:
             return None
         file, line = frame.f_code.co_filename, frame.f_lineno
+        # a bool of its own: the tensor itself may be written later, or be a view
         self.tensors.append((tensor != 0).reshape(()).detach())
         self.answers.append((passes, line in _guards(file), site_of_frame(frame)))
         return passes
@@ -72,6 +73,8 @@ def _passes(frame: FrameType) -> bool | None:
 
 
 def _nodes(file: str) -> list[ast.AST]:
+    # The source, for a frame says no more than its line, and bytecode is another in each Python. Code without
+    # source has no such statements, and is refused where it asks.
     try:
         return list(ast.walk(ast.parse("".join(linecache.getlines(file)))))
     except SyntaxError:

@@ -82,3 +82,11 @@ def _sparse(model: _Model, x: Tensor) -> Tensor:
 def test_refused(body: Callable[[_Model, Tensor], Tensor], said: str) -> None:
     with pytest.raises(CaptureError, match=said):
         capture(_Model(body), (torch.randn(8, 4, dtype=torch.float64),), {})
+
+
+def test_functions_of_strides_take_keywords() -> None:
+    def pairs(model: _Model, x: Tensor) -> Tensor:
+        return torch.as_strided(input=model.fc(x).contiguous(), size=(2, 4), stride=(4, 1)).sum()
+
+    found = capture(_Model(pairs), (torch.randn(8, 4, dtype=torch.float64),), {})
+    assert [(read.how, read.offset) for read in found.layout_reads] == [("as_strided", False)]
