@@ -30,6 +30,7 @@ from fxdp.errors import (
     StateError,
     VerifierError,
 )
+from fxdp.ir.placements import P, R, S
 from fxdp.module.compiled import CompiledModule
 from fxdp.module.dry_run import dry_run
 from fxdp.options import Options
@@ -51,11 +52,14 @@ __all__ = [
     "FxdpError",
     "InputError",
     "MeshError",
+    "P",
     "PlacementError",
     "Plan",
+    "R",
     "RankFailedError",
     "Report",
     "RuleError",
+    "S",
     "Sample",
     "ScheduleError",
     "StageError",

@@ -34,7 +34,7 @@ def test_both_commands_set_up_by_themselves() -> None:
     assert _command("demo").endswith("&& .venv/bin/fxdp demo")
 
 
-EXAMPLE, PIPELINE = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+EXAMPLE, PIPELINE, GRAPH = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 
 def _printed(block: str, ranks: int, folder: Path, capfd: pytest.CaptureFixture[str]) -> str:
@@ -57,6 +57,13 @@ def test_the_pipeline_runs(tmp_path: Path, capfd: pytest.CaptureFixture[str]) ->
     assert "op='send'" in shown
     assert "forward_0_mb3 = self.forward_0(microbatch_3)" in shown
     assert "self.wait_event('p2p_forward', after_forward_0_mb3)" in shown
+
+
+def test_the_graph_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    exec(GRAPH, {})
+    shown = capsys.readouterr().out
+    assert 'addmm: "f32[64, 32]" = torch.ops.aten.addmm.default(_0_bias, input_1, t)' in shown
+    assert "(Replicate(), Replicate()) for gradient of 0.weight" in shown
 
 
 def test_the_skips_run() -> None:

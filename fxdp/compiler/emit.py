@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.distributed.device_mesh import DeviceMesh
 
 import fxdp.rules  # noqa: F401 - registers the rules
 from fxdp.capture import Captured
@@ -19,6 +20,7 @@ from fxdp.compiler.pass_manager import Pass, PassManager
 from fxdp.compiler.refused_ops import refuse_fallbacks
 from fxdp.errors import FxdpError
 from fxdp.ir.draws import node_draws
+from fxdp.ir.dtensor_specs import annotated, data_mesh
 from fxdp.ir.graph_text import graph_text
 from fxdp.ir.graphs import copy_graph
 from fxdp.ir.level import Level
@@ -97,11 +99,18 @@ class LocalProgram:
         text = graph_text(self.gm, {"ranks": self.mesh.size}, causes=False, exact=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
-    def plan(self, sizes: Mapping[str, int]) -> Plan:
+    def graph(self, sizes: Mapping[str, int], device_mesh: DeviceMesh | None = None) -> fx.GraphModule:
+        """The program of the whole batch with its collectives and a `DTensorSpec` on each tensor's node."""
+        return annotated(self.causes, data_mesh(self.mesh, device_mesh), sizes)
+
+    def plan(self, sizes: Mapping[str, int], device_mesh: DeviceMesh | None = None) -> Plan:
         """The plan at the given sizes (`B` and further symbols)."""
         rows, causes = communication(self.gm, sizes, self.mesh), communication(self.causes, sizes)
         covered = coverage(self.causes, sizes)
-        return Plan(self.text, rows, causes, replicated_ops(self.gm), dict(self.seconds), self.nodes, covered)
+        return Plan(
+            self.text, rows, causes, replicated_ops(self.gm), dict(self.seconds), self.nodes, covered,
+            annotated=lambda: self.graph(sizes, device_mesh),
+        )  # fmt: skip
 
 
 def prepare(captured: Captured, mesh: Mesh, options: Options) -> LocalProgram:

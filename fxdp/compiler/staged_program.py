@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import cast
 
+from torch.distributed.device_mesh import DeviceMesh
+
 from fxdp.compiler.emit import LocalProgram
 from fxdp.pipeline.cut import Partition
 from fxdp.pipeline.cut.partition import halves_of
@@ -53,7 +55,7 @@ class StagedProgram(LocalProgram):
             self.mesh.size,
         )
 
-    def plan(self, sizes: Mapping[str, int]) -> Plan:
+    def plan(self, sizes: Mapping[str, int], device_mesh: DeviceMesh | None = None) -> Plan:
         """The plan of a step: collectives of the data axes, and what all pipeline ranks send one another.
 
         `sizes` are those of the rank's whole batch; without `b`, all data ranks have equally many samples.
@@ -69,7 +71,7 @@ class StagedProgram(LocalProgram):
             sent += writer.step.sent
         edges = tuple(Edge(e.name, e.source, e.target, e.backward, e.once) for e in self.partition.edges)
         return replace(
-            super().plan(sizes),
+            super().plan(sizes, device_mesh),
             communication=(*self._collectives(sizes), *self._transfers(sent)),
             schedule=self.schedule,
             edges=edges,

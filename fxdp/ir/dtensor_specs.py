@@ -13,11 +13,44 @@ from typing import Any
 from torch import fx
 from torch.distributed.device_mesh import DeviceMesh
 
+from fxdp.ir.graphs import copy_graph
+from fxdp.ir.mesh import Mesh
 from fxdp.ir.notes import note
 from fxdp.ir.placements import Dim, Placement, Replicate, Shard, per_axis
-from fxdp.ir.sizes import evaluate, hint
+from fxdp.ir.sizes import B, evaluate, hint
 from fxdp.ir.types import TensorType
-from fxdp.torch_compat import dtensor_spec
+from fxdp.torch_compat.dtensor import dtensor_spec, mesh_on_paper, tensor_metadata
+
+__all__ = ["annotated", "data_mesh", "set_specs", "spec_of"]
+
+
+def annotated(gm: fx.GraphModule, mesh: DeviceMesh, sizes: Mapping[str, int]) -> fx.GraphModule:
+    """A copy of a placed graph for people and tools; the graph that is compiled further stays without specs.
+
+    Its nodes have a `spec` (see `set_specs`); and what `print_readable()` shows, the whole shape and the line
+    of the model's code.
+    """
+    shown = copy_graph(gm)
+    set_specs(shown.graph, mesh, sizes)
+    for node in shown.graph.nodes:
+        node.meta.pop("val", None)  # of the example that was traced; it would be shown instead
+        if (spec := node.meta.get("spec")) is not None and not isinstance(spec, tuple):
+            node.meta["tensor_meta"] = tensor_metadata(spec)
+        if (site := note(node).site).file:
+            # in the one form that torch.fx reads
+            node.meta["stack_trace"] = f'File "{site.file}", line {site.line}, in forward\n    {site.code}'
+    return shown
+
+
+def data_mesh(mesh: Mesh, device_mesh: DeviceMesh | None = None) -> DeviceMesh:
+    """The data axes as torch knows them: of the mesh that the user gave, else on paper.
+
+    A mesh on paper has no process groups and needs none, so that a plan of any number of ranks has specs.
+    """
+    names = () if device_mesh is None else device_mesh.mesh_dim_names or ()
+    if device_mesh is None or not set(mesh.axes) <= set(names):
+        return mesh_on_paper(mesh.device_type, mesh.ranks, mesh.shape, mesh.ranks[mesh.rank])
+    return device_mesh if tuple(names) == mesh.axes else device_mesh[mesh.axes]
 
 
 def spec_of(node: fx.Node, mesh: DeviceMesh, sizes: Mapping[str, int] | None = None) -> Any:
@@ -26,7 +59,8 @@ def spec_of(node: fx.Node, mesh: DeviceMesh, sizes: Mapping[str, int] | None = N
     Parameters
     ----------
     mesh : a mesh of data axes only.
-    sizes : the values of `B` and further symbols, for the spec's shape; typical values by default.
+    sizes : the values of `B` and further symbols, for the spec's shape, which is that of the whole tensor;
+        typical values by default. Sizes that only the data decides count as the batch.
     """
     type_, placement = note(node).type, note(node).placement
     if isinstance(type_, tuple) and isinstance(placement, tuple):
@@ -59,4 +93,4 @@ def _spelled(placement: Placement, sizes: Mapping[str, int] | None) -> tuple[str
 
 
 def _number(size: Dim, sizes: Mapping[str, int] | None) -> int:
-    return hint(size) if sizes is None else evaluate(size, sizes)
+    return hint(size) if sizes is None else evaluate(size, sizes, unknown=sizes[B.name])

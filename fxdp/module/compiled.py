@@ -271,7 +271,13 @@ class CompiledModule(StandIn):
         StateError : nothing was compiled yet.
         """
         served = self._last()
-        return served.local.plan(served.sizes)
+        return served.local.plan(served.sizes, self._joined.device_mesh)
+
+    @property
+    def graph(self) -> fx.GraphModule:
+        """The annotated graph of the program that ran last: see `Plan.graph`."""
+        served = self._last()
+        return served.local.graph(served.sizes, self._joined.device_mesh)
 
     @property
     def program(self) -> fx.GraphModule:

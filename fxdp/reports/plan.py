@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import fx
 
@@ -86,6 +87,35 @@ class Plan:
     schedule: Schedule | None = None
     edges: tuple[Edge, ...] = ()
     stages: tuple[StageRow, ...] = ()
+    annotated: Callable[[], fx.GraphModule] | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def graph(self) -> fx.GraphModule:
+        """The joint graph, forward and backward, of the whole batch with its collectives; each time a copy.
+
+        Inputs are named after the model's parameters, buffers and inputs, other nodes after torch's ops; the
+        same model and example give the same names, which `fxdp explain` shows, too. On its nodes are
+
+        - `node.meta["spec"]`: torch's `DTensorSpec` of the tensor, whole shape, one placement per data axis,
+          on the mesh that `fxdp.compile` was given, else on one without process groups; a tuple of them for
+          several results. Micro-batches are no axis of it.
+        - `fxdp.ir.notes.note(node)`: `placement`, the `reason` for it, the `cause` of a collective, and the
+          `site` in the model's code.
+
+        `print_readable()` shows whole shapes and lines of code. To see what a rank runs, read
+        `compiled.program`; this graph is not executed.
+
+        Raises
+        ------
+        StateError : the plan was pickled, or made by hand; its graph stays where it was made.
+        """
+        if self.annotated is None:
+            raise StateError("this plan has no graph: a pickled plan leaves it behind; plan the model here")
+        return self.annotated()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Rows and texts travel between processes, the graph with its ops does not."""
+        return {**vars(self), "annotated": None}
 
     def timetable(self) -> str:
         """The schedule on a time axis, one line per pipeline rank, one word per unit of time.

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
+from torch.fx.passes.shape_prop import TensorMetadata
 
-__all__ = ["dtensor_spec", "local_shard"]
+__all__ = ["dtensor_spec", "local_shard", "mesh_on_paper", "tensor_metadata"]
 
 
 def dtensor_spec(
@@ -36,3 +37,17 @@ def dtensor_spec(
 def local_shard(tensor: DTensor) -> torch.Tensor:
     """What this rank holds of a `DTensor`: the very tensor; `to_local()` may make a view at each call."""
     return tensor._local_tensor
+
+
+def mesh_on_paper(
+    device_type: str, ranks: Sequence[int], shape: Mapping[str, int], rank: int
+) -> DeviceMesh:
+    """A mesh that joins nobody: without a process group torch makes it, but asks for this rank's number."""
+    places = torch.tensor(ranks, dtype=torch.int).reshape(tuple(shape.values()))
+    return DeviceMesh(device_type, places, mesh_dim_names=tuple(shape), _init_backend=False, _rank=rank)
+
+
+def tensor_metadata(spec: Any) -> TensorMetadata:
+    """What `print_readable()` shows of a spec: the whole tensor's dtype and shape."""
+    shape, stride, dtype = spec.tensor_meta
+    return TensorMetadata(shape, dtype, False, stride, None, False, {})

@@ -6,10 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Partial, Replicate, Shard
 
-from fxdp.ir.dtensor_specs import set_specs, spec_of
+import fxdp
+from fxdp.ir.dtensor_specs import data_mesh, set_specs, spec_of
+from fxdp.ir.mesh import mesh_of
 from fxdp.ir.placements import P, R, S
 from fxdp.ir.slots import Input, Output, Parameter
 from tests.graphs import Sketch
@@ -63,3 +66,30 @@ def test_each_tensor_node_gets_its_spec(mesh: DeviceMesh) -> None:
     assert w.meta["spec"].is_replicated()
     assert spec_of(size, mesh) is None
     assert spec_of(unplaced, mesh) is None
+
+
+def test_the_users_mesh_is_taken_where_it_has_the_data_axes(mesh: DeviceMesh) -> None:
+    assert data_mesh(mesh_of({"dp_replicate": 1, "dp": 1}, "cpu"), mesh) is mesh
+    staged = init_device_mesh("cpu", (1, 1), mesh_dim_names=("pp", "dp"))
+    found = data_mesh(mesh_of({"pp": 1, "dp": 1}, "cpu"), staged)
+    assert found.mesh_dim_names == ("dp",)
+    assert found.get_group("dp") is not None
+    paper = data_mesh(mesh_of({"pp": 2, "dp": 3}, "cpu", 4))
+    assert (paper.mesh_dim_names, paper.mesh.tolist(), paper.get_coordinate()) == (("dp",), [3, 4, 5], (1,))
+
+
+def _trained(mesh: DeviceMesh) -> fxdp.CompiledModule:
+    compiled = fxdp.compile(nn.Linear(3, 2), mesh, compute="eager")
+    compiled(torch.ones(5, 3))
+    return compiled
+
+
+def test_a_compiled_module_hands_its_graph_out_and_runs_on_as_before(mesh: DeviceMesh) -> None:
+    compiled = _trained(mesh)
+    nodes = list(compiled.graph.graph.nodes)
+    assert nodes[0].meta["spec"].mesh is mesh
+    assert [n.meta["spec"].shape for n in nodes if n.name == "addmm"] == [(5, 2)]
+    assert [n.name for n in compiled.plan.graph.graph.nodes] == [n.name for n in nodes]
+    assert not any("spec" in n.meta for n in compiled.program.graph.nodes)
+    assert compiled._served is not None
+    assert not any("spec" in n.meta for n in compiled._served.local.causes.graph.nodes)

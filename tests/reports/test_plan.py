@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import pickle
+from typing import Any
+
 import pytest
 import torch
 from expecttest import assert_expected_inline
-from torch import nn
+from torch import fx, nn
+from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
 import fxdp
+from fxdp.ir.notes import note
+from fxdp.ir.types import TensorType
 
 
 def test_plan_of_many_ranks() -> None:
@@ -82,3 +89,45 @@ def test_a_plan_without_stages_has_no_schedule() -> None:
     assert plan.stages == ()
     with pytest.raises(fxdp.StateError, match="give the mesh a pp axis, or microbatches= above 1"):
         plan.timetable()
+
+
+def _graph(**options: Any) -> tuple[fxdp.Plan, dict[str, fx.Node]]:
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    plan = fxdp.plan(
+        model, (torch.randn(6, 4),), {"target": torch.randn(6, 3)}, loss_fn=nn.functional.mse_loss, **options
+    )
+    return plan, {node.name: node for node in plan.graph.graph.nodes}
+
+
+def test_each_placed_tensor_has_a_spec_without_a_process_group() -> None:
+    _, nodes = _graph(mesh={"dp_replicate": 2, "dp": 3})
+    placed = [n for n in nodes.values() if n.op != "output" and isinstance(note(n).type, TensorType)]
+    assert all(isinstance(n.meta["spec"], DTensorSpec) for n in placed)
+    weight, x = nodes["_0_weight"].meta["spec"], nodes["input_1"].meta["spec"]
+    assert (weight.placements, weight.shape) == ((Replicate(), Replicate()), (8, 4))
+    assert (x.placements, x.shape) == ((Shard(0), Shard(0)), (36, 4))
+    assert x.mesh.mesh_dim_names == ("dp_replicate", "dp")
+    assert note(nodes["input_1"]).placement == fxdp.S(0)
+    (reduced,) = [n for n in placed if note(n).cause and note(n).cause.text == "gradient of 0.weight"]
+    assert reduced.all_input_nodes[0].meta["spec"].placements == (Partial(), Partial())
+    assert note(reduced.all_input_nodes[0]).placement == fxdp.P
+    assert note(reduced).placement == fxdp.R
+
+
+def test_the_graph_is_a_copy_that_shows_whole_shapes_and_the_models_code() -> None:
+    plan, nodes = _graph(mesh={"pp": 2, "dp": 3}, microbatches=2)
+    assert plan.graph is not plan.graph
+    assert list(nodes) == [node.name for node in plan.graph.graph.nodes]
+    assert nodes["input_1"].meta["spec"].mesh.mesh_dim_names == ("dp",)  # not micro-batches
+    shown = plan.graph.print_readable(print_output=False)
+    assert 'relu: "f32[18, 8]" = torch.ops.aten.relu.default(addmm)' in shown
+    assert "linear.py:" in shown
+    assert "code: return F.linear(input, self.weight, self.bias)" in shown
+
+
+def test_a_pickled_plan_leaves_its_graph_behind() -> None:
+    plan, _ = _graph(mesh={"dp": 2})
+    read = pickle.loads(pickle.dumps(plan))
+    assert read == plan
+    with pytest.raises(fxdp.StateError, match="leaves it behind; plan the model here"):
+        _ = read.graph
