@@ -281,7 +281,7 @@ def route(have: Placement, want: Placement) -> tuple[Conversion, ...]:
 
     Of extrema and moments no part can be had alone, so `P(max) -> S` is an all-reduce and a slice.
     """
-    for conversion in TABLE:
+    for conversion in TABLE:  # a direct way is always cheaper: what goes by R brings the whole to every rank
         if conversion.converts(have, want):
             return (conversion,)
     if isinstance(have, Replicate) or isinstance(want, Replicate):

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
@@ -83,6 +84,17 @@ def _resolve_two_axes() -> tuple[Any, ...]:
     return _describe(resolve_mesh(device_mesh, "cpu"))
 
 
+def _sums_along_axes() -> list[float]:
+    """Sums of the ranks' numbers by the names of groups: along each axis, and along both."""
+    device_mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp_replicate", "dp"))
+    mesh, ops = resolve_mesh(device_mesh, "cpu").mesh, torch.ops._c10d_functional
+    found = []
+    for axis in ("dp_replicate", "dp", None):
+        value = torch.tensor([10.0 ** dist.get_rank()])
+        found.append(ops.wait_tensor(ops.all_reduce(value, "sum", mesh.group(axis=axis))).item())
+    return found
+
+
 def _resolve_part() -> tuple[Any, ...]:
     parts = init_device_mesh("cpu", (2, 2), mesh_dim_names=("other", "dp"))
     return _describe(resolve_mesh(parts["dp"], "cpu"))
@@ -141,6 +153,15 @@ def test_world(ranks: RankPool) -> None:
 def test_two_axes_are_flattened(ranks: RankPool) -> None:
     results = ranks.run(4, _resolve_two_axes)
     assert results == [(("dp_replicate", "dp"), 4, rank, (0, 1, 2, 3), [4, 4], True) for rank in range(4)]
+
+
+def test_each_axis_has_a_group(ranks: RankPool) -> None:
+    assert ranks.run(4, _sums_along_axes) == [
+        [101, 11, 1111],
+        [1010, 11, 1111],
+        [101, 1100, 1111],
+        [1010, 1100, 1111],
+    ]
 
 
 def test_mesh_over_a_part_of_the_world(ranks: RankPool) -> None:
