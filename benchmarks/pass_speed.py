@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fxdp.capture import capture
-from fxdp.compiler.emit import prepare
+from fxdp.compiler.prepare import prepare
 from fxdp.demo.model import GPT, GPTConfig
 from fxdp.ir.mesh import mesh_of
 from fxdp.options import Options

@@ -14,7 +14,7 @@
 | `CoalesceReductions` | LOCAL |
 | `EmitProgram` | EMITTED |
 
-Import them from `fxdp.passes`; the order is data in `fxdp/compiler/emit.py`.
+Import them from `fxdp.passes`; the order is data in `fxdp/compiler/order.py`.
 """
 
 from fxdp.passes.assign_stages import AssignStages

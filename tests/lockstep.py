@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from fxdp.capture import Captured, check_layouts, flatten_inputs
-from fxdp.compiler.emit import LocalProgram
+from fxdp.compiler.program import Program
 from fxdp.ir.mesh import mesh_of
 from fxdp.options import Options
 from fxdp.oracle import Subject
@@ -17,7 +17,7 @@ from fxdp.oracle.verify import capture_for, prepare_subject
 
 def compiled(
     module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], world: int, **options: Any
-) -> tuple[LocalProgram, Captured]:
+) -> tuple[Program, Captured]:
     """The program of one rank with open sizes, and the captured graph it came from."""
     chosen = Options(**options)
     return prepared(module, capture_for(module, args, kwargs, chosen), world, chosen)
@@ -25,14 +25,14 @@ def compiled(
 
 def prepared(
     module: nn.Module, found: Captured, world: int, options: Options
-) -> tuple[LocalProgram, Captured]:
+) -> tuple[Program, Captured]:
     """The program of one of `world` ranks, and its reference; `found` itself stays as it is."""
     return prepare_subject(module, found, mesh_of({"dp": world}, "cpu"), options)
 
 
 def subject(
     module: nn.Module, found: Captured, world: int, options: Options, tolerance: float = 1e-9
-) -> tuple[LocalProgram, Subject]:
+) -> tuple[Program, Subject]:
     """The same, ready to run on virtual ranks."""
     local, reference = prepared(module, found, world, options)
     allowed = {node.name: tolerance for node in local.gm.graph.nodes}
@@ -46,14 +46,14 @@ def check(
     splits: Sequence[Sequence[int]] = ((3, 4), (5, 2, 0, 1)),
     tolerance: float = 1e-9,
     **options: Any,
-) -> LocalProgram:
+) -> Program:
     """Run `module` on virtual ranks for each split of the batch; every node and result must be exact.
 
     `args` and `kwargs` hold the largest global batch; each split uses its first samples.
     """
     chosen = Options(**options)
     found: dict[int | None, Captured] = {}
-    worlds: dict[Any, tuple[LocalProgram, Subject]] = {}
+    worlds: dict[Any, tuple[Program, Subject]] = {}
     for split in splits:
         hint = 1 if chosen.single_device_rng and sum(split) == 1 else None
         if hint not in found:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from fxdp.compiler.staged_program import StagedProgram
+from fxdp.compiler.program import Program
 from fxdp.errors import StageError
 from fxdp.ir.slots import Gradient, Parameter
 
 
 @dataclass
-class Homes:
+class Owners:
     """The pipeline ranks that train and that read each parameter, over all programs of one model.
 
     Other ranks keep its first value. A program of another mode or other inputs may be cut elsewhere (without
@@ -20,7 +20,7 @@ class Homes:
     _read: dict[Parameter, set[int]] = field(default_factory=dict)
     _trained: dict[Parameter, set[int]] = field(default_factory=dict)
 
-    def add(self, program: StagedProgram) -> None:
+    def add(self, program: Program) -> None:
         """Take in one more program.
 
         Raises
@@ -29,7 +29,7 @@ class Homes:
         """
         given = {slot.of for slot, _, _ in program.partition.results if isinstance(slot, Gradient)}
         read, trained = dict(self._read), dict(self._trained)
-        for slot, ranks in program.partition.readers(program.schedule.placement).items():
+        for slot, ranks in program.partition.readers(program.scheduled().schedule.placement).items():
             read[slot] = read.get(slot, set()) | ranks
             if slot in given:
                 trained[slot] = trained.get(slot, ranks) & ranks

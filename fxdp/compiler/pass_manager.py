@@ -2,7 +2,7 @@
 
 Valid graph in, valid graph out: a pass declares the level it requires and the level it ensures, and the
 runner checks both with `verifier.verify`. Passes know nothing of one another; their order is data in
-`compiler/emit.py`.
+`compiler/order.py`.
 """
 
 from __future__ import annotations

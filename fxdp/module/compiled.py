@@ -13,6 +13,7 @@ from torch import fx, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from fxdp.capture import check_layouts, copies_in_order, flatten_inputs
+from fxdp.compiler.prepare import is_cut
 from fxdp.errors import InputError, MeshError, StateError
 from fxdp.ir.mesh import Mesh
 from fxdp.module.call import Call, CallReader, call_lines
@@ -23,7 +24,6 @@ from fxdp.module.optimizers import OptimizerWatch
 from fxdp.module.padding import common_lengths, padded, spread_pad
 from fxdp.module.programs import Programs, Served
 from fxdp.module.recent import Recent
-from fxdp.module.staged import StagedPrograms
 from fxdp.module.stand_in import StandIn
 from fxdp.options import Options
 from fxdp.ranks.agreement import Agreement, agree, broadcast_tensors, gather_objects, model_lines
@@ -66,7 +66,7 @@ class CompiledModule(StandIn):
         self._joined = resolve_mesh(mesh, device_type(module))
         self._mesh = self._joined.mesh
         _check_joined(self._joined)
-        if options.idle and not _is_staged(self._mesh, options):
+        if options.idle and not is_cut(self._mesh, options):
             _log.warning(
                 "%s: without effect, as the mesh has no pp axis of several ranks and microbatches is 1",
                 ", ".join(options.idle),
@@ -103,8 +103,7 @@ class CompiledModule(StandIn):
             self._model, chosen.batch_dims, device, self._generation, chosen.loss_fn, chosen.single_device_rng
         )
         self._agreement = Agreement(self._joined)
-        kind = StagedPrograms if _is_staged(self._mesh, self._options) else Programs
-        self._programs = kind(self._model, self._joined, self._options)
+        self._programs = Programs(self._model, self._joined, self._options)
         self._even = Recent(1024)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -138,7 +137,7 @@ class CompiledModule(StandIn):
             served = self._programs.find(call, batches)
             if served is None:
                 served = self._programs.make(call, batches, args, kwargs)
-                self._reader.watch(served.local.captured.numbers)
+                self._reader.watch(served.program.captured.numbers)
             if served.draws:
                 self._check_drawing(ranks, served, args, kwargs)
             self._served = served
@@ -184,7 +183,7 @@ class CompiledModule(StandIn):
         if ranks.apart:
             raise drawing_apart()
         if ranks.strided:
-            found, inputs = served.local.captured, flatten_inputs(self._model, args, kwargs)
+            found, inputs = served.program.captured, flatten_inputs(self._model, args, kwargs)
             if not ranks.told:
                 check_layouts(found, inputs, whole_draws=True)
             rows = gather_objects(self._joined, copies_in_order(inputs))
@@ -271,13 +270,13 @@ class CompiledModule(StandIn):
         StateError : nothing was compiled yet.
         """
         served = self._last()
-        return served.local.plan(served.sizes, self._joined.device_mesh)
+        return served.program.plan(served.sizes, self._joined.device_mesh)
 
     @property
     def graph(self) -> fx.GraphModule:
         """The annotated graph of the program that ran last: see `Plan.graph`."""
         served = self._last()
-        return served.local.graph(served.sizes, self._joined.device_mesh)
+        return served.program.graph(served.sizes, self._joined.device_mesh)
 
     @property
     def program(self) -> fx.GraphModule:
@@ -315,10 +314,6 @@ class CompiledModule(StandIn):
 
     def __repr__(self) -> str:
         return f"fxdp.compile({self._mesh},\n{self._model!r})"
-
-
-def _is_staged(mesh: Mesh, options: Options) -> bool:
-    return mesh.pipeline.size > 1 or options.microbatches > 1
 
 
 def _check_joined(joined: Joined) -> None:

@@ -10,8 +10,8 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from fxdp.capture import capture, check_layouts, flatten_inputs
-from fxdp.compiler.emit import LocalProgram, prepare
-from fxdp.compiler.staged_order import prepare_staged
+from fxdp.compiler.prepare import is_cut, prepare
+from fxdp.compiler.program import Program
 from fxdp.module.call import CallReader, check_arguments
 from fxdp.module.model_checks import check_model, device_type
 from fxdp.options import Options
@@ -37,14 +37,13 @@ def local_program(
     kwargs: dict[str, Any],
     mesh: DeviceMesh | Mapping[str, int],
     options: Options,
-) -> tuple[LocalProgram, dict[str, int]]:
+) -> tuple[Program, dict[str, int]]:
     """The program of a rank with open sizes, and the sizes that the example gives them."""
     check_arguments(args, kwargs)
     check_model(model)
     device = device_type(model)
     call = CallReader(model, options.batch_dims, device).read(args, kwargs)
     data = resolve_mesh(mesh, device).mesh
-    staged = data.pipeline.size > 1 or options.microbatches > 1
     start = time.perf_counter()
     captured = capture(
         model,
@@ -52,13 +51,13 @@ def local_program(
         kwargs,
         batch_dims=options.batch_dims,
         loss_fn=options.loss_fn,
-        differentiable="loss" if staged else "all",
+        differentiable="loss" if is_cut(data, options) else "all",
         couple=data.size * options.microbatches > 1,
         own_statistics=options.own_statistics,
         whole_draws=options.single_device_rng,
     )
     check_layouts(captured, flatten_inputs(model, args, kwargs), whole_draws=options.single_device_rng)
     seconds = time.perf_counter() - start
-    local = prepare_staged(captured, data, options) if staged else prepare(captured, data, options)
+    local = prepare(captured, data, options)
     local.seconds = {"capture": seconds, **local.seconds}
     return local, {"B": call.batch * data.size}

@@ -1,7 +1,8 @@
 """Which program serves a call: captured and compiled on demand, specialised first, generic second.
 
 A kind of call (structure, dtypes, modes) is compiled for its sizes at first. At the second distinct sizes it
-is compiled once more for any batch, or, if other dims changed too, captured again with all dims open.
+is compiled once more for any batch, or, if other dims changed too, captured again with all dims open. In
+stages or micro-batches that is said of each part, and a step of calls to them is written for each sizes.
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ import torch
 from torch import Tensor, fx, nn
 
 from fxdp.capture import Captured, Condition, capture, check_layouts, flatten_inputs, misread
-from fxdp.compiler.emit import LocalProgram, emit, prepare
+from fxdp.compiler.emit import device_of
+from fxdp.compiler.executable import Executables, Runs, draws
+from fxdp.compiler.owners import Owners
+from fxdp.compiler.prepare import check_options, is_cut, prepare
+from fxdp.compiler.program import Program
 from fxdp.errors import AgreementError, InputError
-from fxdp.ir.draws import node_draws
 from fxdp.ir.sizes import B, named_size
-from fxdp.lowering.inductor.collective_order import order_lines
-from fxdp.lowering.shapes import SizesFixedError
 from fxdp.module.call import Call
 from fxdp.module.call_sizes import fixed_dims, row_numbers, size_values
 from fxdp.module.input_agreement import check_contents
@@ -31,10 +33,12 @@ from fxdp.module.kinds import Kinds
 from fxdp.module.outputs import has_size_leaves, packed, raise_if_checked
 from fxdp.module.recent import Recent
 from fxdp.options import Options
+from fxdp.pipeline.schedule import csv
 from fxdp.ranks.agreement import agree, gather_objects, tensor_lines
 from fxdp.ranks.failure import everywhere, refusing
 from fxdp.ranks.joined import Joined
 from fxdp.runtime.chains import chained
+from fxdp.runtime.streams import Streams
 from fxdp.torch_compat import compile_lock
 
 _log = logging.getLogger("fxdp")
@@ -43,15 +47,14 @@ _CALLS, _ROWS = 1024, 256  # sizes of calls that are remembered, per kind and pe
 
 @dataclass
 class Served:
-    """A program with what a call needs around it."""
+    """What runs a call, with what is needed around it."""
 
-    program: Any
-    """A `Bound`, or the `Step` of a staged one."""
+    runs: Runs
     graph: fx.GraphModule
-    local: LocalProgram
+    program: Program
     sizes: dict[str, int]
-    rows: Recent[tuple[int, ...], Tensor] = field(default_factory=lambda: Recent(_ROWS))
-    draws: bool = False
+    """Those of the call for which it was made."""
+    draws: bool
     """Whether the program draws random numbers."""
 
 
@@ -61,75 +64,64 @@ class CallKind:
 
     dims: tuple[tuple[int, ...], ...]
     """The dims of the first call, to which captures that are not `dynamic` belong."""
-    captured: dict[bool, list[LocalProgram]] = field(default_factory=lambda: {False: [], True: []})
+    captured: dict[bool, list[Executables]] = field(default_factory=lambda: {False: [], True: []})
     """By `dynamic`: one capture for all sizes, or several where the model branches on sizes."""
-    generic: dict[int, Served] = field(default_factory=dict)
-    """The size-generic program of each capture, by its id."""
-    lowerings: dict[int, Any] = field(default_factory=dict)
-    """Of each capture in stages its lowered parts, by its id."""
-    exact: Recent[Any, Served] = field(default_factory=lambda: Recent(_CALLS))
-    """The program of each call so far, by its sizes."""
+    calls: Recent[Any, Served] = field(default_factory=lambda: Recent(_CALLS))
+    """What served each call so far, by its sizes."""
 
 
 class Programs:
-    """The programs of one compiled model."""
+    """The programs of one compiled model.
+
+    Raises
+    ------
+    MeshError : options that do not go with stages or micro-batches.
+    """
 
     def __init__(self, module: nn.Module, joined: Joined, options: Options) -> None:
         self._module = module
         self._joined, self._mesh = joined, joined.mesh
         self._options = options
+        self._cut = is_cut(self._mesh, options)
+        if self._cut:
+            check_options(options)
+        self._owners = Owners()
+        self._streams = Streams.of(device_of(module, self._mesh)) if self._cut else Streams()
         self._kinds: Kinds[CallKind] = Kinds()
         self.compiled = 0
         """How many programs were compiled."""
+        self._rows: Recent[Any, Tensor] = Recent(_ROWS)
+        """Row numbers of padded gathers by batch sizes and device."""
 
     def find(self, call: Call, batches: tuple[int, ...]) -> Served | None:
         """The program that serves the call without compiling anything."""
         kind = self._kinds.find(call)
-        return None if kind is None else kind.exact.get((call.dims, batches))
+        return None if kind is None else kind.calls.get((call.dims, batches))
 
     def make(
         self, call: Call, batches: tuple[int, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Served:
         """The program for a call that came for the first time; all ranks call this together."""
         kind = self._kinds.find(call)
+        first = kind is None
         if kind is None:
             check_contents(self._joined, call)
             kind = CallKind(call.dims)
-            local = self._captured_for(kind, call, batches, args, kwargs, dynamic=False)
-            served = self._emit(kind, local, call, batches, generic=False)
+        dynamic = not first and self._needs_open_dims(kind, call, batches)
+        captured = self._captured_for(kind, call, batches, args, kwargs, dynamic=dynamic)
+        served = self._serve(captured, call, batches, generic=not first)
+        if first:
             self._kinds.add(call, kind, args, kwargs)
-        else:
-            served = self._make_further(kind, call, batches, args, kwargs)
-        kind.exact[call.dims, batches] = served
-        return served
-
-    def _make_further(
-        self,
-        kind: CallKind,
-        call: Call,
-        batches: tuple[int, ...],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Served:
-        """The program for other sizes of a known kind."""
-        dynamic = self._needs_open_dims(kind, call, batches)
-        local = self._captured_for(kind, call, batches, args, kwargs, dynamic=dynamic)
-        served = kind.generic.get(id(local))
-        if served is None:
-            try:
-                served = kind.generic[id(local)] = self._emit(kind, local, call, batches, generic=True)
-            except SizesFixedError as error:
-                _log.warning("the model's code fixes the sizes %s: it is compiled anew for each size", error)
-                served = self._emit(kind, local, call, batches, generic=False)
+        kind.calls[call.dims, batches] = served
         return served
 
     def _needs_open_dims(self, kind: CallKind, call: Call, batches: tuple[int, ...]) -> bool:
         """Other dims than the first call's; or the first's, which a program of any dims serves as well."""
         if call.dims != kind.dims:
             return True
-        if any(id(local) in kind.generic for local in kind.captured[False]):
+        if any(captured.any_size for captured in kind.captured[False]):
             return False
-        return any(not self._broken(local, call, batches) for local in kind.captured[True])
+        return any(not self._broken(captured.program, call, batches) for captured in kind.captured[True])
 
     def _captured_for(
         self,
@@ -140,21 +132,21 @@ class Programs:
         kwargs: dict[str, Any],
         *,
         dynamic: bool,
-    ) -> LocalProgram:
+    ) -> Executables:
         """A capture that is valid at these sizes, made now if there is none.
 
         A model whose Python code branches on sizes is captured once per branch, at a size that takes it.
         """
         known = kind.captured[dynamic]
-        for local in known:
-            if not self._broken(local, call, batches):
-                return local
+        for captured in known:
+            if not self._broken(captured.program, call, batches):
+                return captured
         batch = sum(batches)
         hint = 1 if batch == 1 and self._options.single_device_rng else None
-        local = self._capture(call, args, kwargs, dynamic=dynamic, hint=hint)
-        if self._broken(local, call, batches) and batch >= 2:
-            local = self._capture(call, args, kwargs, dynamic=dynamic, hint=batch)
-        broken = self._broken(local, call, batches)
+        program = self._capture(call, args, kwargs, dynamic=dynamic, hint=hint)
+        if self._broken(program, call, batches) and batch >= 2:
+            program = self._capture(call, args, kwargs, dynamic=dynamic, hint=batch)
+        broken = self._broken(program, call, batches)
         if broken:
             listing = "\n  ".join(f"{c.expr} at {c.site}" for c in broken)
             raise everywhere(
@@ -164,19 +156,22 @@ class Programs:
                     "Python conditions on sizes there, or keep the sizes within the condition"
                 )
             )
-        known.append(local)
-        return local
+        known.append(Executables(program, self._joined, self._module, self._streams))
+        return known[-1]
 
-    def _broken(self, local: LocalProgram, call: Call, batches: tuple[int, ...]) -> list[Condition]:
+    def _broken(self, program: Program, call: Call, batches: tuple[int, ...]) -> list[Condition]:
         """What the capture relies on and this call does not fulfil."""
-        values = size_values(local.captured, call, batches, self._mesh.rank)
+        values = size_values(program.captured, call, batches, self._mesh.rank)
         sizes = {B if name == "B" else named_size(name): value for name, value in values.items()}
-        relied = [*local.captured.conditions, *fixed_dims(local.gm, local.captured.batch, call, values)]
+        relied = [
+            *program.captured.conditions,
+            *fixed_dims(program.gm, program.captured.batch, call, values),
+        ]
         return [c for c in relied if not c.holds(sizes)]
 
     def _capture(
         self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any], *, dynamic: bool, hint: int | None
-    ) -> LocalProgram:
+    ) -> Program:
         start = time.perf_counter()
         with refusing(self._joined), _plain_modes():
             captured = capture(
@@ -186,46 +181,46 @@ class Programs:
                 batch_dims=self._options.batch_dims,
                 loss_fn=self._options.loss_fn,
                 dynamic=dynamic,
-                differentiable=self._differentiable,
+                differentiable="loss" if self._cut else "all",
                 couple=self._mesh.size * self._options.microbatches > 1,
                 own_statistics=self._options.own_statistics,
                 hint=hint,
                 whole_draws=self._options.single_device_rng,
             )
             seconds = time.perf_counter() - start
-            local = self._prepare(captured)
-        local.seconds = {"capture": seconds, **local.seconds}
-        self._compare(local)
-        return local
+            program = prepare(captured, self._mesh, self._options)
+            if self._options.gradients == "owner" and self._cut:
+                self._owners.add(program)
+        program.seconds = {"capture": seconds, **program.seconds}
+        self._compare(program)
+        return program
 
-    _differentiable = "all"
-    """Which outputs may be differentiated, in `capture`'s words."""
-
-    def _prepare(self, captured: Captured) -> LocalProgram:
-        return prepare(captured, self._mesh, self._options)
-
-    def _compare(self, local: LocalProgram) -> None:
+    def _compare(self, program: Program) -> None:
         """All ranks must have compiled the same program."""
-        constants = tensor_lines(local.captured.constants) if self._mesh.world > 1 else []
-        digests = gather_objects(self._joined, (local.digest, *constants))
+        if program.step is not None:
+            # ranks that read other files as their schedule would wait for one another forever
+            agree(self._joined, csv.write(program.step.schedule).splitlines(), "schedules")
+        constants = tensor_lines(program.captured.constants) if self._mesh.world > 1 else []
+        digests = gather_objects(self._joined, (program.digest, *constants))
         if len(set(digests)) > 1:
-            agree(self._joined, local.text.splitlines(), "models")
+            agree(self._joined, program.text.splitlines(), "models")
             agree(self._joined, constants, "constant tensors")
             raise AgreementError(
                 "the ranks' programs differ in a constant: are the models' Python values equal?"
             )
 
-    def _emit(
-        self, kind: CallKind, local: LocalProgram, call: Call, batches: tuple[int, ...], *, generic: bool
+    def _serve(
+        self, captured: Executables, call: Call, batches: tuple[int, ...], *, generic: bool
     ) -> Served:
-        sizes = size_values(local.captured, call, batches, self._mesh.rank)
-        even = len(set(batches)) == 1 and not (generic and self._mesh.size > 1)
+        program, before = captured.program, captured.made
+        sizes = size_values(program.captured, call, batches, self._mesh.rank)
         with _plain_modes():
-            program, graph = emit(local, self._joined, self._module, sizes, generic=generic, even=even)
-        agree(self._joined, order_lines(program.halves), "compiled programs")
-        self.compiled += 1
-        _log.info("compiled program %d: %s", self.compiled, "any size" if generic else f"batches {batches}")
-        return Served(program, graph, local, sizes, draws=any(map(node_draws, graph.graph.nodes)))
+            found = captured.make(sizes, batches, lambda: self._row_numbers(call, batches), generic=generic)
+        if captured.made > before:
+            self.compiled += 1
+            kind = "any size" if generic else f"batches {batches}"
+            _log.info("compiled program %d: %s", self.compiled, kind)
+        return Served(found.runs, found.graph, program, sizes, draws(program.gm))
 
     def check_layouts(
         self, served: Served, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -236,24 +231,26 @@ class Programs:
         ------
         InputError : names the line and the inputs.
         """
-        captured = served.local.captured
+        captured = served.program.captured
         if misread(captured, call.tensors):
             check_layouts(captured, flatten_inputs(self._module, args, kwargs), whole_draws=False)
 
     def run(self, served: Served, call: Call, batches: tuple[int, ...]) -> Any:
         """Run a call; the model's own output structure."""
-        captured, program = served.local.captured, served.program
+        captured, runs = served.program.captured, served.runs
         sizes: dict[str, int] = {}
-        if program.takes_sizes or has_size_leaves(captured):
+        if runs.takes_sizes or has_size_leaves(captured):
             sizes = size_values(captured, call, batches, self._mesh.rank)
-        rows = None
-        if program.takes_rows:
-            rows = served.rows.get(batches)
-            if rows is None:
-                device = call.tensors[0].device
-                rows = served.rows[batches] = row_numbers(batches).to(device)
+        rows = self._row_numbers(call, batches) if runs.takes_rows else None
         tensors = chained(call.tensors, call.batch_dims, self._mesh.size)
-        return self._pack(captured, program.run(tensors, sizes, rows), sizes)
+        return self._pack(captured, runs.run(tensors, sizes, rows), sizes)
+
+    def _row_numbers(self, call: Call, batches: tuple[int, ...]) -> Tensor:
+        device = call.tensors[0].device
+        rows = self._rows.get((batches, device))
+        if rows is None:
+            rows = self._rows[batches, device] = row_numbers(batches).to(device)
+        return rows
 
     def _pack(self, captured: Captured, outputs: Sequence[Tensor], sizes: dict[str, int]) -> Any:
         """The model's own output structure around flat outputs."""

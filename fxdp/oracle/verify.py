@@ -11,7 +11,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.utils import _pytree as pytree
 
 from fxdp.capture import Captured, capture, check_layouts, copy_of, flatten_inputs
-from fxdp.compiler.emit import LocalProgram, prepare
+from fxdp.compiler.prepare import prepare
+from fxdp.compiler.program import Program
 from fxdp.errors import InputError, VerifierError
 from fxdp.ir.draws import kept_random_state
 from fxdp.ir.graphs import copy_graph
@@ -81,10 +82,10 @@ def _by_program(
 
 def prepare_subject(
     module: nn.Module, found: Captured, mesh: Mesh, options: Options
-) -> tuple[LocalProgram, Captured]:
+) -> tuple[Program, Captured]:
     """The program of one rank, and the graph that it must equal; `found` itself stays as it is."""
     reference = replace(found, gm=Canonicalize().run(copy_graph(found.gm), mesh))
-    return prepare(replace(found, gm=copy_graph(found.gm)), mesh, options), reference
+    return prepare(replace(found, gm=copy_graph(found.gm)), mesh, options, whole=True), reference
 
 
 def axis_sizes(mesh: DeviceMesh | Mapping[str, int]) -> Mapping[str, int]:

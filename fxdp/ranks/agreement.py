@@ -81,8 +81,10 @@ def gather_objects(joined: Joined, value: Any) -> list[Any]:
     return [pickle.loads(data) for data in joined.links.control.exchange(pickle.dumps(value))]
 
 
-def agree(joined: Joined, lines: Sequence[str], what: str) -> None:
+def agree(joined: Joined, lines: Sequence[str], what: str, among: int = 0) -> None:
     """Check that all ranks have the same `lines`; `what` names them, as in "models" or "options".
+
+    All ranks call this together. Those that give another number as `among` are compared among themselves.
 
     Raises
     ------
@@ -90,10 +92,15 @@ def agree(joined: Joined, lines: Sequence[str], what: str) -> None:
     RankFailedError : another rank failed or died.
     """
     text = "\n".join(lines)
-    digests = gather_objects(joined, hashlib.sha256(text.encode()).hexdigest())
-    if len(set(digests)) == 1:
+    digests = gather_objects(joined, (among, hashlib.sha256(text.encode()).hexdigest()))
+    # one digest per group: all ranks see the same digests, so all or none go on to compare lines
+    if len(set(digests)) == len({group for group, _ in digests}):
         return
-    raise AgreementError(_difference(gather_objects(joined, list(lines)), what))
+    groups: dict[int, dict[int, list[str]]] = {}
+    for rank, (group, own) in enumerate(gather_objects(joined, (among, list(lines)))):
+        groups.setdefault(group, {})[rank] = own
+    different = next(g for g in groups.values() if len({tuple(own) for own in g.values()}) > 1)
+    raise AgreementError(_difference(different, what))
 
 
 def broadcast_tensors(joined: Joined, tensors: Sequence[Tensor], bucket_bytes: int = _BUCKET_BYTES) -> None:
@@ -202,17 +209,17 @@ def _guarded(joined: Joined, action: Callable[[], None]) -> None:
         raise convert(joined.links, error) from error
 
 
-def _difference(lines: Sequence[Sequence[str]], what: str) -> str:
-    """The first line that differs between ranks, and which ranks have which."""
-    longest = max(len(part) for part in lines)
-    columns = [[part[i] if i < len(part) else None for part in lines] for i in range(longest)]
-    at = next((i for i, column in enumerate(columns) if len(set(column)) > 1), None)
+def _difference(lines: Mapping[int, Sequence[str]], what: str) -> str:
+    """The first line that differs between these ranks, and which ranks have which."""
+    longest = max(len(part) for part in lines.values())
+    columns = [{r: part[i] if i < len(part) else None for r, part in lines.items()} for i in range(longest)]
+    at = next((i for i, column in enumerate(columns) if len(set(column.values())) > 1), None)
     if at is None:  # line breaks inside lines
         return (
             f"ranks were given different {what}, split into different lines; expected equal ones on all ranks"
         )
     owners: dict[str | None, list[int]] = {}
-    for rank, line in enumerate(columns[at]):
+    for rank, line in columns[at].items():
         owners.setdefault(line, []).append(rank)
     parts = [
         f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))} " + _has(line, len(ranks))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, fx
@@ -42,7 +42,13 @@ class Step:
     def __post_init__(self) -> None:
         self._order = [s.of for s in self.results if isinstance(s, Gradient)]
 
-    def run(self, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+    takes_sizes: ClassVar[bool] = False
+    takes_rows: ClassVar[bool] = False
+    """A step is written for the sizes of its micro-batches, so no call brings them."""
+
+    def run(
+        self, inputs: Sequence[Tensor], _sizes: Mapping[str, int] | None = None, _rows: Tensor | None = None
+    ) -> Sequence[Tensor]:
         """This rank's outputs; the loss among them carries the gradients of the step."""
         if self.loss is None or not torch.is_grad_enabled():
             return self._execute(inputs)[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fxdp.compiler.emit import LocalProgram
+from fxdp.compiler.program import Program
 from fxdp.options import Options
 from fxdp.reports.plan import communication
 from tests.lockstep import subject
@@ -34,7 +34,7 @@ ACROSS_SAMPLES = {"clip": {"aten.mm", "aten._log_softmax", "the result"}}
 """What relates samples to one another and so does not split: CLIP sets every text beside every image."""
 
 
-def travelling(local: LocalProgram) -> set[str]:
+def travelling(local: Program) -> set[str]:
     """The ops of the forward that read other ranks' samples, or run whole.
 
     Where there are none, nothing that is sent grows with the batch.

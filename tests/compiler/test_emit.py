@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 from unittest import mock
 
@@ -23,11 +23,11 @@ pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.:DeprecationWarning")
 
 
 @contextmanager
-def _broken_inductor(name: str) -> Iterator[None]:
+def broken_inductor(name: str, broken: bool = True) -> Iterator[None]:
     def fails(*_: Any, **__: Any) -> Any:
         raise AssertionError("u4 -> u1")
 
-    with mock.patch.object(inductor, name, fails):
+    with mock.patch.object(inductor, name, fails) if broken else nullcontext():
         yield
 
 
@@ -37,7 +37,19 @@ class _Heard(logging.Handler):
         self.texts: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.texts.append(record.getMessage())
+        if record.levelno >= logging.WARNING:
+            self.texts.append(record.getMessage())
+
+
+@contextmanager
+def heard() -> Iterator[list[str]]:
+    """What fxdp says."""
+    handler = _Heard()
+    logging.getLogger("fxdp").addHandler(handler)
+    try:
+        yield handler.texts
+    finally:
+        logging.getLogger("fxdp").removeHandler(handler)
 
 
 def _error(name: str, failing: tuple[int, ...], split: list[int]) -> tuple[float, list[str]]:
@@ -49,13 +61,8 @@ def _error(name: str, failing: tuple[int, ...], split: list[int]) -> tuple[float
     compiled = fxdp.compile(model, compute="inductor")
     with one_seed():
         whole = inputs(sum(split))
-    heard = _Heard()
-    logging.getLogger("fxdp").addHandler(heard)
-    try:
-        with _broken_inductor(name) if rank in failing else one_seed():
-            return step_both(compiled, twin, (whole, {}), dims, split, rank), heard.texts
-    finally:
-        logging.getLogger("fxdp").removeHandler(heard)
+    with heard() as texts, broken_inductor(name, rank in failing):
+        return step_both(compiled, twin, (whole, {}), dims, split, rank), texts
 
 
 @pytest.mark.parametrize("name", ["trace", "compile_with_inductor"])
@@ -71,7 +78,7 @@ def test_all_ranks_go_on_without_inductor_where_one_cannot_compile(ranks: RankPo
 def test_a_fallback_is_noticed_by_tests_that_want_none() -> None:
     compiled = fxdp.compile(torch.nn.Linear(2, 2), compute="inductor")
     with (
-        _broken_inductor("trace"), no_fallback(),
+        broken_inductor("trace"), no_fallback(),
         pytest.raises(AssertionError, match="u4 -> u1"),
     ):  # fmt: skip
         compiled(torch.randn(3, 2))

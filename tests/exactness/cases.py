@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fxdp.compiler.emit import LocalProgram
+from fxdp.compiler.program import Program
 from fxdp.reports.plan import CommRow, communication
 from tests.lockstep import check
 
@@ -46,17 +46,17 @@ def classes(*size: int, count: int = D) -> Tensor:
 
 def exact(
     model: nn.Module, *args: Any, splits: Sequence[Sequence[int]] = SPLITS, **options: Any
-) -> LocalProgram:
+) -> Program:
     """The model must be exact, node by node, for each split of the batch."""
     return check(model, args, splits=splits, **options)
 
 
-def exact_body(body: Callable[..., Any], *args: Any, **options: Any) -> LocalProgram:
+def exact_body(body: Callable[..., Any], *args: Any, **options: Any) -> Program:
     """A function of a linear layer and the inputs must be exact."""
     return exact(Model(body, linear()), *args, **options)
 
 
-def traffic(local: LocalProgram, **sizes: int) -> list[CommRow]:
+def traffic(local: Program, **sizes: int) -> list[CommRow]:
     """The collectives of a step before bucketing, gradients of parameters aside."""
     assert local.causes is not None
     found = communication(local.causes, {"B": D, **sizes})

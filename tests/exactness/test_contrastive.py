@@ -6,14 +6,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fxdp.compiler.emit import LocalProgram
+from fxdp.compiler.program import Program
 from tests.exactness.cases import D, Model, classes, exact, exact_body, linear, rows, traffic
 
 EMBEDDINGS = D * D * 8
 """Bytes of one side's embeddings: the least that a pairwise loss must gather, and its gradient reduce."""
 
 
-def large(local: LocalProgram) -> list[tuple[str, str, int]]:
+def large(local: Program) -> list[tuple[str, str, int]]:
     """Phase, kind and bytes of all traffic but numbers that are one per batch, and parameters' gradients."""
     return [(row.phase, row.op, row.bytes) for row in traffic(local) if row.bytes > 16]
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fxdp.compiler.emit import LocalProgram
+from fxdp.compiler.program import Program
 from tests.exactness.cases import D, exact, linear, rows, traffic
 
 EXPERTS = 4
@@ -70,7 +70,7 @@ class ByCounts(Mixture):
         return super().mix(flat, gates) * (counts / counts.sum())[top][:, None] + load[top][:, None]
 
 
-def counts_alone(local: LocalProgram) -> bool:
+def counts_alone(local: Program) -> bool:
     """The closed form of a balance loss: two sums per expert and one of the other loss, no token travels."""
     sent = traffic(local)
     assert {row.op for row in sent} == {"all_reduce"}

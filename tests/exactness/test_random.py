@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import fxdp
-from fxdp.compiler.emit import LocalProgram
+from fxdp.compiler.program import Program
 from tests.exactness.cases import D, Model, linear, rows, traffic
 from tests.lockstep import check
 from tests.rank_pool import RankPool
@@ -68,7 +68,7 @@ GATHERED = ("permutation", "mixup", "rrelu", "by_value", "binomial")
 """A permutation crosses samples; the others take as many numbers as the values ask for."""
 
 
-def exact_random(model: nn.Module, x: Tensor, rng: str) -> LocalProgram:
+def exact_random(model: nn.Module, x: Tensor, rng: str) -> Program:
     """Exact node by node; where ranks draw apart, eager is compared with the captured program."""
     return check(model, (x,), splits=SPLITS, rng=rng)
 

@@ -241,4 +241,4 @@ def test_the_memory_of_sizes_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None
         torch.testing.assert_close(compiled(x), model(x), rtol=1e-12, atol=0)
     assert compiled._programs.compiled == 2
     (kind,) = compiled._programs._kinds
-    assert len(kind.exact) == 3
+    assert len(kind.calls) == 3

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import fxdp
-from fxdp.compiler.emit import LocalProgram
+from fxdp.compiler.program import Program
 from tests.exactness.cases import D, Model, exact, linear, rows, traffic
 from tests.rank_pool import RankPool
 
@@ -26,7 +26,7 @@ BATCH_NORMS = {
 }
 
 
-def _float_traffic(local: LocalProgram) -> tuple[float, float]:
+def _float_traffic(local: Program) -> tuple[float, float]:
     """Floats per channel that travel forward and backward."""
     found = traffic(local)
     return tuple(sum(r.bytes for r in found if r.phase == p) / 8 / D for p in ("forward", "backward"))  # type: ignore[return-value]

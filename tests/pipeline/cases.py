@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from fxdp.capture import Captured, capture
-from fxdp.compiler.staged_order import prepare_staged
+from fxdp.compiler.prepare import prepare
 from fxdp.ir.graphs import copy_graph
 from fxdp.ir.mesh import mesh_of
 from fxdp.options import Options
@@ -68,7 +68,7 @@ def graphs(
     """The program of each pipeline rank for a model with skips over stages."""
     found = _captured(trains)
     mesh = mesh_of({"pp": ranks, "dp": data_ranks}, "cpu")
-    local = prepare_staged(replace(found, gm=copy_graph(found.gm)), mesh, Options(**options))
+    local = prepare(replace(found, gm=copy_graph(found.gm)), mesh, Options(**options))
     sizes = {"B": BATCH * data_ranks, "b": BATCH, "offset": 0, "b_max": BATCH}
     layout = MicrobatchSizes.of(sizes, options["microbatches"])
     for rank in range(ranks):

@@ -160,7 +160,7 @@ def _types() -> float:
             model, _mesh(3), stages=["b", "c"], microbatches=2, schedule=schedule, compute="eager"
         )
         errors.append(step_both(compiled, twin, ((x,), {}), None, [5], 0))
-        dtypes = {str(edge.type.dtype) for edge in compiled._last().local.partition.edges}
+        dtypes = {str(edge.type.dtype) for edge in compiled._last().program.partition.edges}
         expected = {"float16", "bfloat16", "int64", "bool", "complex128"}
         assert {f"torch.{name}" for name in expected} <= dtypes, dtypes
     return max(errors)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fxdp.compiler.emit import LocalProgram
+from fxdp.compiler.program import Program
 from fxdp.ir.mesh import mesh_of
 from fxdp.options import Options
 from fxdp.oracle import Subject
@@ -84,7 +84,7 @@ def measure(entry: Entry, mode: str, splits: Sequence[Sequence[int]] = SPLITS) -
     return measured
 
 
-def _count(measured: Measured, local: LocalProgram, allowed: dict[str, float]) -> None:
+def _count(measured: Measured, local: Program, allowed: dict[str, float]) -> None:
     kinds = [str(getattr(node.target, "__name__", "")) for node in local.causes.graph.nodes]
     measured.nodes = local.nodes
     measured.gathers = kinds.count("all_gather")

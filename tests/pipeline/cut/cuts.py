@@ -7,18 +7,18 @@ from typing import Any
 from torch import fx, nn
 
 from fxdp.capture import capture
-from fxdp.compiler.staged_order import prepare_staged
-from fxdp.compiler.staged_program import StagedProgram
+from fxdp.compiler.prepare import prepare
+from fxdp.compiler.program import Program
 from fxdp.ir.mesh import mesh_of
 from fxdp.options import Options
 
 
-def program(module: nn.Module, *args: Any, ranks: int = 1, dp: int = 1, **options: Any) -> StagedProgram:
+def program(module: nn.Module, *args: Any, ranks: int = 1, dp: int = 1, **options: Any) -> Program:
     """The staged program of `module(*args)`."""
     chosen = Options(**options)
     parts = dp * chosen.microbatches
     found = capture(module, args, {}, couple=parts > 1, own_statistics=chosen.own_statistics)
-    return prepare_staged(found, mesh_of({"pp": ranks, "dp": dp}, "cpu"), chosen)
+    return prepare(found, mesh_of({"pp": ranks, "dp": dp}, "cpu"), chosen)
 
 
 def staged(module: nn.Module, *args: Any, **options: Any) -> fx.GraphModule:

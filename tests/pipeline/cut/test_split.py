@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import fx, nn
 
-from fxdp.compiler.staged_program import StagedProgram
+from fxdp.compiler.program import Program
 from fxdp.ir import conversions
 from fxdp.ir.notes import note
 from fxdp.ir.op_kinds import is_view
@@ -46,7 +46,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 @cache
-def _cut(name: str) -> StagedProgram:
+def _cut(name: str) -> Program:
     options = CASES[name]
     if name in ("skips", "unet"):
         return program(models.build(name), *models.inputs(name, 6).values(), **options)

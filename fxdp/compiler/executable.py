@@ -1,0 +1,139 @@
+"""A program made to run for the sizes of a call: its one part bound to the model, or its written step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+from weakref import WeakKeyDictionary
+
+from torch import Tensor, fx, nn
+
+from fxdp.compiler.emit import WHOLE, Lowered, WantedPart
+from fxdp.compiler.lowered_parts import LoweredParts
+from fxdp.compiler.program import Program
+from fxdp.compiler.step_modules import step_modules, wanted_parts
+from fxdp.ir.draws import drawn_seed, node_draws
+from fxdp.ir.model_tensors import slot_values
+from fxdp.ir.notes import note
+from fxdp.ir.slots import Buffer, Mutation, Parameter
+from fxdp.pipeline.write.microbatches import MicrobatchSizes
+from fxdp.ranks.agreement import Agreement
+from fxdp.ranks.failure import guard
+from fxdp.ranks.joined import Joined
+from fxdp.runtime.bound import Bound
+from fxdp.runtime.step import Step
+from fxdp.runtime.streams import Streams
+
+Runs: TypeAlias = "Bound | Step"
+"""What runs a call: autograd starts the backward of the one, the other's ran inside of the call."""
+
+
+@dataclass(frozen=True, eq=False)
+class Executable:
+    """What runs the calls of some sizes, or of any."""
+
+    runs: Runs
+    graph: fx.GraphModule
+    """This rank's emitted program."""
+
+
+class Executables:
+    """The executables of one program: parts are lowered on demand, each for the sizes that need it."""
+
+    def __init__(self, program: Program, joined: Joined, module: nn.Module, streams: Streams) -> None:
+        self.program = program
+        self.made = 0
+        """How many there were so far."""
+        self._joined = joined
+        self._module = module
+        self._parts = LoweredParts(program, joined, module)
+        self._bound: WeakKeyDictionary[Lowered, Executable] = WeakKeyDictionary()
+        self._streams = streams
+
+    @property
+    def any_size(self) -> bool:
+        """Whether there is one for any size."""
+        return self._parts.any_size()
+
+    def make(
+        self,
+        sizes: Mapping[str, int],
+        batches: tuple[int, ...],
+        rows: Callable[[], Tensor],
+        *,
+        generic: bool,
+    ) -> Executable:
+        """What runs a call of these sizes; all ranks call this together.
+
+        `sizes` has `B`, `b`, `offset`, `b_max` of this rank and the program's further symbols; `rows` gives
+        the row numbers of padded gathers. What `generic` makes serves other sizes as well, if it can.
+
+        Raises
+        ------
+        AgreementError : ranks would start their collectives in different orders.
+        """
+        if self.program.step is None:
+            return self._whole(sizes, batches, generic)
+        return self._step(sizes, batches, rows, generic)
+
+    def _whole(self, sizes: Mapping[str, int], batches: tuple[int, ...], generic: bool) -> Executable:
+        (part,) = self.program.partition.parts
+        wanted = WantedPart(WHOLE, part, sizes, batches, self.program.mesh.rank)
+        (lowered,) = self._parts.lower([wanted], generic=generic)
+        found = self._bound.get(lowered)
+        if found is None:
+            self.made += 1
+            found = self._bound[lowered] = Executable(self._bind(lowered), lowered.gm)
+        return found
+
+    def _bind(self, lowered: Lowered) -> Bound:
+        program, gm = self.program, lowered.gm
+        mesh, options = program.mesh, program.options
+        values = slot_values(gm.graph, self._module, program.captured.constants)
+        seeded = mesh.size > 1 and not options.single_device_rng and draws(gm)
+        bound = Bound.bind(gm, lowered.halves, values, world=mesh.size, rank=mesh.rank, seeded=seeded)
+        bound.guarded = lambda: guard(self._joined)
+        return bound
+
+    def _step(
+        self, sizes: Mapping[str, int], batches: tuple[int, ...], rows: Callable[[], Tensor], generic: bool
+    ) -> Executable:
+        program = self.program
+        layout = MicrobatchSizes.of(sizes, program.options.microbatches)
+        graph = program.writer(layout, program.mesh.pipeline.rank).write()
+        wanted = wanted_parts(program, layout.sizes, batches)
+        lowered = self._parts.lower(wanted, generic=generic)
+        parts = list(zip(wanted, lowered, strict=True))
+        modules = step_modules(program, self._joined, self._module, parts, sizes, rows, self._streams)
+        gm = fx.GraphModule({**modules}, graph, "Step")
+        self.made += 1
+        return Executable(self._bind_step(gm), gm)
+
+    def _bind_step(self, gm: fx.GraphModule) -> Step:
+        program, step = self.program, self.program.scheduled()
+        results = tuple(slot for slot, _, _ in program.partition.results)
+        slots = [note(n).slot for n in program.gm.graph.find_nodes(op="placeholder")]
+        buffers = [s.of for s in results if isinstance(s, Mutation) and isinstance(s.of, Buffer)]
+        return Step(
+            gm,
+            results,
+            {s: self._module.get_parameter(s.name) for s in slots if isinstance(s, Parameter)},
+            {s: self._module.get_buffer(s.name) for s in buffers},
+            step.loss,
+            step.not_differentiated,
+            self._seed(),
+        )
+
+    def _seed(self) -> Callable[[], int]:
+        """Numbers that all stages share are drawn by each rank for itself, so from the same seed."""
+        program, mesh = self.program, self.program.mesh
+        prologue = program.partition.prologue
+        if prologue is not None and mesh.pipeline.size > 1 and draws(prologue.gm):
+            return lambda: Agreement(self._joined).exchange((drawn_seed(),))[0][0]
+        return drawn_seed if draws(program.gm) else int
+
+
+def draws(gm: fx.GraphModule) -> bool:
+    """Whether a graph draws random numbers."""
+    return any(map(node_draws, gm.graph.nodes))

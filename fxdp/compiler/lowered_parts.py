@@ -1,0 +1,193 @@
+"""The parts of a program as code, the same for all ranks that share them.
+
+    wanted parts   each is emitted and lowered, unless this rank has it for these sizes
+    exchange       which parts Inductor cannot compile, or only for fixed sizes, on any rank
+                     fixed sizes    all ranks lower these parts anew, for the sizes of this call
+                     no code        all ranks run the ops of these parts as they are, and say so
+    exchange       the order of the collectives in each part: one for all ranks that share the part
+
+A rank may have less to lower than another (micro-batches of fewer sizes), but never fewer exchanges: how many
+there are follows from what was exchanged before.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from torch import nn
+
+from fxdp.compiler.emit import WHOLE, Lowered, WantedPart, lower_part, sizes_used
+from fxdp.compiler.program import Program
+from fxdp.errors import FxdpError
+from fxdp.ir import conversions
+from fxdp.lowering.inductor.collective_order import order_lines
+from fxdp.lowering.inductor.start import Start, start_of
+from fxdp.lowering.shapes import SizesFixedError
+from fxdp.ranks.agreement import agree, gather_objects
+from fxdp.ranks.joined import Joined
+
+__all__ = ["LoweredParts"]
+
+_log = logging.getLogger("fxdp")
+
+_MOST = 1024
+"""How many lowered parts are kept: where ops fix sizes, each size of a long run has one of its own."""
+
+_ANY, _UNCOMPILED = "any size", "not compiled"
+
+_Key: TypeAlias = "tuple[Any, ...]"
+_Report: TypeAlias = "tuple[dict[str, tuple[Any, ...]], dict[str, str]]"
+"""By name of the part: sizes that are fixed, and what Inductor said."""
+
+
+@dataclass(frozen=True)
+class _Failed:
+    """A part that has no code: Inductor's words, or the sizes that must be fixed."""
+
+    words: str = ""
+    fixed: tuple[Any, ...] = ()
+
+
+class LoweredParts:
+    """The parts of one program that this rank has lowered so far, by sizes."""
+
+    def __init__(self, program: Program, joined: Joined, module: nn.Module) -> None:
+        self._program = program
+        self._joined = joined
+        self._module = module
+        self._known: dict[_Key, Lowered | _Failed] = {}
+        self._fixed: set[str] = set()
+        """Names of parts whose ops fix sizes; the same on all ranks."""
+
+    def lower(self, wanted: Sequence[WantedPart], *, generic: bool) -> list[Lowered]:
+        """The code of these parts; all ranks call this together, with parts of their own.
+
+        The first sizes of a kind of call have code of their own. Whatever part of another call has not been
+        lowered for its sizes is lowered for any (`generic`).
+
+        Raises
+        ------
+        AgreementError : ranks that share a part would start its collectives in different orders.
+        """
+        found = self._attempts(wanted, generic)
+        reports = gather_objects(self._joined, _report(wanted, found))
+        while self._add_fixed(reports):
+            found = self._attempts(wanted, generic)
+            reports = gather_objects(self._joined, _report(wanted, found))
+        failed = _failures(reports)
+        for name, words in failed.items():
+            _log.warning(
+                "Inductor cannot compile %s (%s): its ops run as they are on all ranks, as with "
+                'compute="eager", with the same results',
+                name,
+                words,
+            )
+        # also where this rank could compile it: Inductor may order collectives in another way
+        lowered = [
+            self._uncompiled(w, generic) if w.name in failed or isinstance(code, _Failed) else code
+            for w, code in zip(wanted, found, strict=True)
+        ]
+        lines = [
+            line if w.name == WHOLE else f"{w.label} {line}"
+            for w, code in zip(wanted, lowered, strict=True)
+            for line in order_lines(code.halves)
+        ]
+        agree(self._joined, lines, "compiled programs", among=self._joined.mesh.pipeline.rank)
+        return lowered
+
+    def any_size(self) -> bool:
+        """Whether there is code for any size."""
+        return any(key[-1] == _ANY and isinstance(c, Lowered) for key, c in self._known.items())
+
+    def _attempts(self, wanted: Sequence[WantedPart], generic: bool) -> list[Lowered | _Failed]:
+        start = self._start()
+        found = [self._attempt(w, generic, start) for w in wanted]
+        start.finish()  # a rank that had nothing to compile meets the others all the same
+        return found
+
+    def _start(self) -> Start:
+        """Ranks share the work of compiling a program that stays whole; stages are compiled each alone."""
+        program, joined = self._program, self._joined
+        if program.options.compute == "eager":
+            return Start()
+        if joined.links is None or program.step is not None:
+            return start_of()
+        return start_of(program.mesh.rank, lambda: _meet(joined))
+
+    def _attempt(self, wanted: WantedPart, generic: bool, start: Start) -> Lowered | _Failed:
+        key, for_any = self._key(wanted, generic)
+        found = self._known.get(key)
+        if found is None:
+            found = self._lower(wanted, for_any, start)
+            self._keep(key, found)
+        return found
+
+    def _key(self, wanted: WantedPart, generic: bool) -> tuple[_Key, bool]:
+        """What code a part is served by, and whether that is for any size."""
+        graph = wanted.part.gm.graph
+        own = wanted.place == 0 or not graph.find_nodes(op="call_function", target=conversions.partial)
+        exact = (wanted.name, own, *sizes_used(wanted))
+        for_any = generic and exact not in self._known and wanted.name not in self._fixed
+        return ((wanted.name, own, _ANY), True) if for_any else (exact, False)
+
+    def _lower(self, wanted: WantedPart, generic: bool, start: Start) -> Lowered | _Failed:
+        compiled = self._program.options.compute != "eager" and not wanted.once
+        try:
+            return lower_part(
+                wanted, self._program, self._module, generic=generic, compiled=compiled, start=start
+            )
+        except SizesFixedError as error:
+            return _Failed(fixed=error.args)
+        except FxdpError:
+            raise
+        except Exception as error:  # whatever Inductor may raise, the program runs without it
+            if not compiled:
+                raise
+            return _Failed(f"{type(error).__name__}: {error}".splitlines()[0][:300])
+
+    def _uncompiled(self, wanted: WantedPart, generic: bool) -> Lowered:
+        key, for_any = self._key(wanted, generic)
+        found = self._known.get((_UNCOMPILED, *key))
+        if not isinstance(found, Lowered):
+            found = lower_part(
+                wanted, self._program, self._module, generic=for_any, compiled=False, start=Start()
+            )
+            self._keep((_UNCOMPILED, *key), found)
+        return found
+
+    def _keep(self, key: _Key, found: Lowered | _Failed) -> None:
+        if len(self._known) >= _MOST:
+            del self._known[next(iter(self._known))]
+        self._known[key] = found
+
+    def _add_fixed(self, reports: Sequence[_Report]) -> bool:
+        """Note which parts fix sizes on any rank; whether there are new ones."""
+        found = {name: sizes for fixed, _ in reversed(reports) for name, sizes in fixed.items()}
+        for name, sizes in found.items():
+            who = "the model's code" if name == WHOLE else name
+            _log.warning(
+                "%s fixes the sizes %s: it is compiled anew for each size", who, SizesFixedError(*sizes)
+            )
+        self._fixed |= found.keys()
+        return bool(found)
+
+
+def _report(wanted: Sequence[WantedPart], found: Sequence[Lowered | _Failed]) -> _Report:
+    failed = [(w.name, code) for w, code in zip(wanted, found, strict=True) if isinstance(code, _Failed)]
+    return {n: c.fixed for n, c in failed if c.fixed}, {n: c.words for n, c in failed if c.words}
+
+
+def _failures(reports: Sequence[_Report]) -> dict[str, str]:
+    """Of each part that some rank could not compile, the first such rank and its words."""
+    found: dict[str, str] = {}
+    for rank, (_, words) in enumerate(reports):
+        for name, text in words.items():
+            found.setdefault(name, f"rank {rank}: {text}")
+    return found
+
+
+def _meet(joined: Joined) -> None:
+    gather_objects(joined, None)

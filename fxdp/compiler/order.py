@@ -1,0 +1,72 @@
+"""The order of the passes, as data: what runs between which levels, on the whole program or on its parts.
+
+                  whole                            in stages or micro-batches
+    CAPTURED
+                                                   expose counts, lift numbers    (several micro-batches)
+                  canonicalize, analyze, expand recipes, insert collectives
+    EXPLICIT
+                  localize                         localize, assign stages
+    LOCAL                                          STAGED, then cut into parts
+                  bucket, coalesce                 the same, on what runs once after the last micro-batch
+                  emit                             emit, each part for the sizes of a micro-batch
+    EMITTED
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import fxdp.rules  # noqa: F401 - registers the rules
+from fxdp.capture import Captured
+from fxdp.compiler.pass_manager import Pass
+from fxdp.options import Options
+from fxdp.passes import (
+    AssignStages,
+    BatchDimAnalyzer,
+    BucketGradients,
+    Canonicalize,
+    CoalesceReductions,
+    EmitProgram,
+    ExpandRecipes,
+    ExposeCounts,
+    InsertCollectives,
+    LiftNumbers,
+    LocalizeShapes,
+)
+
+
+@dataclass(frozen=True)
+class Order:
+    """The passes of one compilation."""
+
+    explicit: tuple[Pass, ...]
+    """From CAPTURED to EXPLICIT: the program of the whole batch with its communication."""
+    local: tuple[Pass, ...]
+    """From EXPLICIT to LOCAL: the program of one rank, its sizes still open; to STAGED where it is cut."""
+    reductions: tuple[Pass, ...]
+    """On LOCAL parts that run once per step: what the ranks add up travels together."""
+
+    @classmethod
+    def of(cls, captured: Captured, options: Options, stages: int | tuple[str, ...] | None) -> Order:
+        """The order for a captured model; `stages` is None for a program that stays whole."""
+        several = stages is not None and options.microbatches > 1
+        # what the model computes of its batch size is meant of all micro-batches, so it comes before them
+        first: tuple[Pass, ...] = (ExposeCounts(), LiftNumbers()) if several else ()
+        localize = LocalizeShapes(tuple(captured.symbols))
+        return cls(
+            explicit=(
+                *first,
+                Canonicalize(),
+                BatchDimAnalyzer(captured.batch, options.single_device_rng),
+                ExpandRecipes(),
+                InsertCollectives(options.single_device_rng),
+            ),
+            local=(localize,) if stages is None else (localize, AssignStages(stages, options.microbatches)),
+            reductions=(BucketGradients(options.bucket_bytes), CoalesceReductions()),
+        )
+
+
+def emission(sizes: Mapping[str, int] | None, even: bool, place: int) -> tuple[Pass, ...]:
+    """From LOCAL to EMITTED, for fixed sizes or for any; `place` is that of a part of the batch among all."""
+    return (EmitProgram(None if sizes is None else tuple(sizes.items()), even, place),)

@@ -1,0 +1,145 @@
+"""From a captured model to a program: the passes run down to LOCAL, then the cut into parts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from torch import fx
+
+from fxdp.capture import Captured
+from fxdp.compiler.order import Order
+from fxdp.compiler.pass_manager import PassManager
+from fxdp.compiler.program import Program, ScheduledStep
+from fxdp.compiler.refused_ops import refuse_fallbacks
+from fxdp.errors import MeshError, StageError
+from fxdp.ir.graphs import copy_graph
+from fxdp.ir.level import Level
+from fxdp.ir.mesh import Mesh
+from fxdp.ir.notes import note
+from fxdp.ir.slots import Crossing, ResultSlot, Tangent
+from fxdp.ir.types import TensorType
+from fxdp.options import Options
+from fxdp.pipeline.cut import Part, Partition, recall_phases, split
+from fxdp.pipeline.schedule import make
+
+
+def is_cut(mesh: Mesh, options: Options) -> bool:
+    """Whether a program runs in stages or micro-batches, its backward inside of the call."""
+    return mesh.pipeline.size > 1 or options.microbatches > 1
+
+
+def prepare(captured: Captured, mesh: Mesh, options: Options, *, whole: bool = False) -> Program:
+    """Run the passes, and cut the program unless it stays `whole`, whatever mesh and options say.
+
+    Raises
+    ------
+    PlacementError : with `strict=True`, an op would run replicated because it has no rule.
+    MeshError : see `check_options`.
+    StageError : no loss in the graph, no such stages, or a model that cannot run in micro-batches.
+    """
+    cut = is_cut(mesh, options) and not whole
+    if cut:
+        check_options(options)
+    loss = loss_index(captured.gm.graph) if cut else None
+    order = Order.of(captured, options, stage_count(options, mesh) if cut else None)
+    # to the passes a micro-batch is a rank more: a sum over both is a sum over one axis
+    parts = mesh.in_parts(options.microbatches) if cut and options.microbatches > 1 else mesh
+    dump_dir = Path(options.dump_dir) if options.dump_dir is not None and mesh.rank == 0 else None
+    manager = PassManager(parts, options.verify, dump_dir)
+    nodes = len(captured.gm.graph.nodes)
+    gm = manager.run(captured.gm, order.explicit)
+    if options.strict:
+        refuse_fallbacks(gm)
+    causes = copy_graph(gm)
+    gm = manager.run(gm, order.local)
+    if cut:
+        partition, step = _cut(gm, captured, mesh, options, order, loss)
+    else:
+        gm = manager.run(gm, order.reductions)
+        partition, step = Partition(1, None, (Part(gm, (), ()),), (None,), (), {}, ()), None
+    return Program(captured, gm, mesh, options, causes, partition, step, manager.seconds, nodes)
+
+
+def _cut(
+    gm: fx.GraphModule, captured: Captured, mesh: Mesh, options: Options, order: Order, loss: int | None
+) -> tuple[Partition, ScheduledStep]:
+    stages = stage_count(options, mesh)
+    count = stages if isinstance(stages, int) else len(stages) + 1
+    schedule = make(options.schedule, count, mesh.pipeline.size, options.microbatches)
+    partition = split(gm, recall_phases(gm.graph, options.microbatches), count)
+    if options.microbatches > 1:
+        partition = partition.with_sums()
+    epilogues = tuple(_reduced(part, mesh, options, order) for part in partition.epilogues)
+    schedule = schedule if loss is not None else schedule.forward_only()
+    step = ScheduledStep(schedule, loss, frozenset(captured.detached))
+    return replace(partition, epilogues=epilogues), step
+
+
+def _reduced(part: Part | None, mesh: Mesh, options: Options, order: Order) -> Part | None:
+    """An epilogue whose reductions travel together: on the mesh alone, as micro-batches are summed by now."""
+    if part is None:
+        return None
+    gm = PassManager(mesh, options.verify, level=Level.LOCAL).run(part.gm, order.reductions)
+    output = gm.graph.output_node()
+    # from here on all results are values that other parts or the step's results read
+    results: tuple[ResultSlot, ...] = tuple(Crossing(name) for name in part.gives)
+    note(output).results = results
+    return replace(part, gm=gm)
+
+
+def stage_count(options: Options, mesh: Mesh) -> int | tuple[str, ...]:
+    """How many stages there are, or the names of the modules at which they begin.
+
+    Raises
+    ------
+    StageError : fewer stages than pipeline ranks.
+    """
+    ranks = mesh.pipeline.size
+    stages = options.stages
+    if stages is None:
+        return ranks * (2 if options.schedule == "interleaved" and ranks > 1 else 1)
+    count = stages if isinstance(stages, int) else len(stages) + 1
+    if count < ranks:
+        raise StageError(
+            f"stages={stages!r} makes {count} stages for {ranks} pipeline ranks; "
+            "expected at least one per rank"
+        )
+    return stages if isinstance(stages, int) else tuple(stages)
+
+
+def check_options(options: Options) -> None:
+    """Refuse options that do not go with stages or micro-batches.
+
+    Raises
+    ------
+    MeshError : `rng="single-device"`.
+    """
+    if options.single_device_rng:
+        raise MeshError(
+            'rng="single-device" draws all numbers of the batch in the order of one device, which stages '
+            'and micro-batches do not keep; expected rng="sharded" with a pp axis or microbatches > 1'
+        )
+
+
+def loss_index(graph: fx.Graph) -> int | None:
+    """The output that is differentiated: the only scalar with a tangent (see `differentiable` of `capture`).
+
+    None for a graph without backward.
+
+    Raises
+    ------
+    StageError : the model has outputs to differentiate but no scalar among them.
+    """
+    tangents = [n for n in graph.find_nodes(op="placeholder") if isinstance(note(n).slot, Tangent)]
+    if not tangents:
+        return None
+    for node in tangents:
+        slot, type_ = note(node).slot, note(node).type
+        if isinstance(slot, Tangent) and isinstance(type_, TensorType) and type_.shape == ():
+            return slot.index
+    raise StageError(
+        "a step in stages or micro-batches runs the backward inside of the call, so the loss must be in "
+        "the graph; the model returns no scalar that depends on its parameters. Pass loss_fn= to "
+        "fxdp.compile, or let the model return its loss; for outputs alone, call it under torch.no_grad()"
+    )

@@ -1,0 +1,165 @@
+"""A model compiled down to the parts that one rank runs, their sizes still open.
+
+    whole         one part, forward and backward in one graph; autograd asks for the backward when a loop does
+    scheduled     a prologue, a part per stage, epilogues; the backward runs inside of the call
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from torch import fx
+from torch.distributed.device_mesh import DeviceMesh
+
+from fxdp.capture import Captured
+from fxdp.ir.dtensor_specs import annotated, data_mesh
+from fxdp.ir.graph_text import graph_text
+from fxdp.ir.mesh import Mesh
+from fxdp.options import Options
+from fxdp.pipeline.cut import Part, Partition
+from fxdp.pipeline.cut.partition import halves_of
+from fxdp.pipeline.schedule import Edge, Schedule
+from fxdp.pipeline.write.microbatches import MicrobatchSizes
+from fxdp.pipeline.write.step_graph import Sent, StepGraph
+from fxdp.pipeline.write.writer import Recompute, Writer
+from fxdp.reports.coverage import coverage
+from fxdp.reports.plan import CommRow, Plan, communication, program_text, replicated_ops
+from fxdp.reports.stages import stage_rows
+
+
+@dataclass(frozen=True)
+class ScheduledStep:
+    """How the parts of a program run inside of one call."""
+
+    schedule: Schedule
+    loss: int | None
+    """The output whose backward the step contains; None without a backward."""
+    not_differentiated: frozenset[int] = frozenset()
+    """Other outputs that depend on parameters: the step has no backward for them."""
+
+
+@dataclass
+class Program:
+    """A model compiled down to one rank's parts; executables are made from it."""
+
+    captured: Captured
+    gm: fx.GraphModule
+    """The program before it is cut."""
+    mesh: Mesh
+    options: Options
+    causes: fx.GraphModule
+    """The program before bucketing: one collective per value."""
+    partition: Partition
+    step: ScheduledStep | None = None
+    """None for a program that stays whole."""
+    seconds: dict[str, float] = field(default_factory=dict)
+    nodes: int = 0
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """All parts, in no order of time."""
+        cut = self.partition
+        return tuple(p for p in (cut.prologue, *cut.parts, *cut.epilogues) if p is not None)
+
+    @property
+    def text(self) -> str:
+        """The golden text of the program, the same on all ranks."""
+        return program_text(self.gm, self.mesh.shape)
+
+    @property
+    def digest(self) -> str:
+        """A hash of the program that ranks compare, constants to the last digit."""
+        text = graph_text(self.gm, {"ranks": self.mesh.size}, causes=False, exact=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def scheduled(self) -> ScheduledStep:
+        """How the parts run inside of one call, of a program that has more than one."""
+        assert self.step is not None, "a program that stays whole has no schedule"
+        return self.step
+
+    @property
+    def run_schedule(self) -> Schedule:
+        """The schedule as ranks run it: a stage sends the gradient for which another rank waits before it
+        computes those of its weights.
+        """
+        schedule = self.scheduled().schedule
+        placement = schedule.placement
+        awaited = {
+            e.source for e in self.partition.edges
+            if e.backward and not e.once and placement[e.source] != placement[e.target]
+        }  # fmt: skip
+        return schedule.gradients_first([s for s in awaited if halves_of(self.partition, s)[1]])
+
+    def writer(self, layout: MicrobatchSizes, rank: int) -> Writer:
+        """What writes the step of one pipeline rank."""
+        return Writer(
+            StepGraph(rank, layout.sizes),
+            self.partition,
+            self.run_schedule,
+            layout.bounds,
+            self.captured.batch,
+            self.options.gradients == "everywhere",
+            Recompute(self.options.checkpoint, self.options.microbatches),
+            self.mesh.size,
+        )
+
+    def graph(self, sizes: Mapping[str, int], device_mesh: DeviceMesh | None = None) -> fx.GraphModule:
+        """The program of the whole batch with its collectives and a `DTensorSpec` on each tensor's node."""
+        return annotated(self.causes, data_mesh(self.mesh, device_mesh), sizes)
+
+    def plan(self, sizes: Mapping[str, int], device_mesh: DeviceMesh | None = None) -> Plan:
+        """The plan at the given sizes (`B` and further symbols): what ranks reduce, gather and send.
+
+        `sizes` are those of the rank's whole batch; without `b`, all data ranks have equally many samples.
+        """
+        rows = [row for part in self.parts for row in communication(part.gm, sizes, self.mesh)]
+        plan = Plan(
+            self.text,
+            tuple(rows),
+            communication(self.causes, sizes),
+            replicated_ops(self.gm),
+            dict(self.seconds),
+            self.nodes,
+            coverage(self.causes, sizes),
+            annotated=lambda: self.graph(sizes, device_mesh),
+        )
+        return plan if self.step is None else self._with_step(plan, self.step.schedule, sizes)
+
+    def _with_step(self, plan: Plan, schedule: Schedule, sizes: Mapping[str, int]) -> Plan:
+        """The plan with what all pipeline ranks send one another, and when."""
+        equal = sizes["B"] // self.mesh.size
+        layout = MicrobatchSizes.of(
+            {"b": equal, "offset": 0, "b_max": equal, **sizes}, self.options.microbatches
+        )
+        sent: list[Sent] = []
+        for rank in range(len(schedule.ranks)):
+            writer = self.writer(layout, rank)
+            writer.write()
+            sent += writer.step.sent
+        # values are placed on ranks and micro-batches alike; sums over micro-batches alone travel nowhere
+        reduced = plan.communication if self.mesh.size > 1 else ()
+        return replace(
+            plan,
+            communication=(*reduced, *self._transfers(sent)),
+            schedule=schedule,
+            edges=tuple(Edge(e.name, e.source, e.target, e.backward, e.once) for e in self.partition.edges),
+            stages=stage_rows(self.gm, self.partition, schedule, sent),
+        )
+
+    def _transfers(self, sent: list[Sent]) -> list[CommRow]:
+        """One row per value, from and to, and direction; all micro-batches together."""
+        edges = {e.name: e for e in self.partition.edges}
+        groups: dict[tuple[str, int, int, bool], list[Sent]] = {}
+        for item in sent:
+            groups.setdefault((item.name, item.source, item.target, item.backward), []).append(item)
+        rows = []
+        for (name, source, target, backward), items in groups.items():
+            edge = edges.get(name)
+            skip = f", skip {edge.skip}" if edge is not None and edge.skip else ""
+            cause = f"{name} from pipeline rank {source} to {target}{skip}"
+            site = "" if edge is None else str(edge.site)
+            size, phase = sum(item.bytes for item in items), "backward" if backward else "forward"
+            rows.append(CommRow("send", size, len(items), cause, site, phase, by=self.mesh.backend))
+        return rows

@@ -1,0 +1,163 @@
+"""What the written step of one pipeline rank calls: its stages, its ends of the transfers, its events."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from fxdp.compiler.emit import Lowered, WantedPart, device_of
+from fxdp.compiler.program import Program
+from fxdp.ir.draws import node_draws
+from fxdp.ir.model_tensors import slot_values
+from fxdp.ir.sizes import evaluate
+from fxdp.ir.types import local_shape
+from fxdp.pipeline.cut import Part
+from fxdp.pipeline.cut.partition import backward_gives, halves_of
+from fxdp.pipeline.schedule import Kind
+from fxdp.pipeline.write.events import RECORD, WAIT
+from fxdp.ranks.joined import Joined
+from fxdp.runtime.p2p import Receive, Send
+from fxdp.runtime.stage_calls import Backward, Code, Forward, InputGradient, Once, Sums, WeightGradient
+from fxdp.runtime.streams import RecordEvent, Streams, WaitEvent
+from fxdp.runtime.template import Template
+
+_MOST_PARTS = 4096
+"""The seeds of one rank's parts come this many before the next rank's: stages, then what ends their steps."""
+
+_NOTHING: frozenset[int] = frozenset()
+
+
+def wanted_parts(
+    program: Program, sizes: Mapping[int | None, Mapping[str, int]], batches: tuple[int, ...]
+) -> list[WantedPart]:
+    """The parts that this pipeline rank runs, for each micro-batch and for the whole batch (None)."""
+    cut, rank, count = program.partition, program.mesh.rank, program.options.microbatches
+    found = []
+    for stage in _own_stages(program):
+        kinds, first = _kinds(program, stage), _first_results(program, stage)
+        unhalved = first is None or Kind.BACKWARD in kinds
+        found += [
+            WantedPart(
+                f"stage {stage}", cut.parts[stage], own, batches, rank * count + index, index, False,
+                _NOTHING, first, unhalved,
+            )
+            for index, own in sizes.items() if index is not None
+        ]  # fmt: skip
+    once = {f"finish {stage}": cut.epilogues[stage] for stage in _own_stages(program)}
+    for name, part in {**once, "prologue": cut.prologue}.items():
+        if part is not None:
+            found.append(WantedPart(name, part, sizes[None], batches, rank, once=True, zero=_NOTHING))
+    return found
+
+
+def step_modules(
+    program: Program,
+    joined: Joined,
+    module: nn.Module,
+    parts: Sequence[tuple[WantedPart, Lowered]],
+    sizes: Mapping[str, int],
+    rows: Callable[[], Tensor],
+    streams: Streams,
+) -> dict[str, nn.Module]:
+    """The callables of a step by name, from its lowered parts bound to the model's tensors.
+
+    `sizes` are those of the whole batch; `rows` gives the row numbers of padded gathers.
+    """
+    cut, device = program.partition, device_of(module, program.mesh)
+    codes: dict[str, dict[int | None, Code]] = {}
+    for wanted, lowered in parts:
+        codes.setdefault(wanted.name, {})[wanted.index] = _code(program, module, wanted, lowered, rows)
+    made: dict[str, nn.Module] = {}
+    for stage in _own_stages(program):
+        part, last = cut.parts[stage], cut.epilogues[stage]
+        made |= _stage_modules(program, stage, codes[f"stage {stage}"])
+        if part.summed:
+            made[f"sums_{stage}"] = _sums(program, part, sizes, device)
+        if last is not None:
+            names = [c.name for c in last.reads]
+            made[f"finish_{stage}"] = Once(codes[f"finish {stage}"][None], names, streams)
+    if cut.prologue is not None:
+        made["prologue"] = Once(codes["prologue"][None], (), streams)
+    made |= {RECORD: RecordEvent(streams), WAIT: WaitEvent(streams)}
+    return made | _transport_modules(joined, streams)
+
+
+def _own_stages(program: Program) -> list[int]:
+    placement = program.run_schedule.placement
+    return [s for s in range(program.partition.stages) if placement[s] == program.mesh.pipeline.rank]
+
+
+def _kinds(program: Program, stage: int) -> set[Kind]:
+    """What the schedule has a stage do."""
+    ranks = program.run_schedule.ranks
+    return {action.kind for row in ranks for action in row if action.stage == stage}
+
+
+def _first_results(program: Program, stage: int) -> tuple[int, ...] | None:
+    """The results of a stage's backward for which earlier stages wait, where it runs in two halves."""
+    if Kind.INPUT_GRADIENT not in _kinds(program, stage):
+        return None
+    urgent, _ = halves_of(program.partition, stage)
+    gives = backward_gives(program.partition.parts[stage])
+    return tuple(i for i, name in enumerate(gives) if name in urgent)
+
+
+def _code(
+    program: Program, module: nn.Module, wanted: WantedPart, lowered: Lowered, rows: Callable[[], Tensor]
+) -> Code:
+    template = Template.of(lowered.gm, slot_values(lowered.gm.graph, module, program.captured.constants))
+    numbers = None if template.rows is None else rows()
+    seed = None
+    if any(map(node_draws, wanted.part.gm.graph.nodes)):
+        seed = program.mesh.rank * _MOST_PARTS + _number(wanted.name)
+    code = Code(lowered.halves, template.with_numbers(wanted.sizes, numbers), seed)
+    if wanted.first is not None:
+        code.halve(wanted.first)
+    return code
+
+
+def _stage_modules(program: Program, stage: int, codes: Mapping[int | None, Code]) -> dict[str, nn.Module]:
+    part, kinds = program.partition.parts[stage], _kinds(program, stage)
+    first = _first_results(program, stage)
+    ahead = [c.name for c in part.reads if not c.backward]
+    behind = [c.name for c in part.reads if c.backward]
+    made: dict[str, nn.Module] = {f"forward_{stage}": Forward(codes, ahead)}
+    if Kind.BACKWARD in kinds:  # for some micro-batches; others may have it in two halves
+        made[f"backward_{stage}"] = Backward(codes, behind)
+    if first is not None:
+        made[f"input_gradient_{stage}"] = InputGradient(codes, behind, len(first))
+        made[f"weight_gradient_{stage}"] = WeightGradient()
+    return made
+
+
+def _sums(program: Program, part: Part, sizes: Mapping[str, int], device: torch.device) -> Sums:
+    totals = [program.partition.totals[n] for n in backward_gives(part) if n in part.summed]
+    types = [([evaluate(n, sizes) for n in local_shape(t.type, t.placement)], t.type.dtype) for t in totals]
+    return Sums(types, device)
+
+
+def _transport_modules(joined: Joined, streams: Streams) -> dict[str, nn.Module]:
+    links, pipeline = joined.links, joined.mesh.pipeline
+    if links is None or pipeline.size == 1:
+        return {}
+    device = torch.device(joined.mesh.device_type)
+    ranks = [links.ranks[i] for i in pipeline.column]
+    forward, backward = links.whole_group, links.backward_group
+    assert forward is not None
+    assert backward is not None
+    return {
+        "send_forward": Send(forward, ranks, streams),
+        "receive_forward": Receive(forward, ranks, device, streams),
+        "send_backward": Send(backward, ranks, streams),
+        "receive_backward": Receive(backward, ranks, device, streams),
+    }
+
+
+def _number(name: str) -> int:
+    """Of parts that draw random numbers, another one each: the prologue's is 0."""
+    words = name.split()
+    if len(words) == 1:
+        return 0
+    return int(words[1]) + 1 + (_MOST_PARTS // 2 if words[0] == "finish" else 0)
