@@ -36,7 +36,8 @@ from fxdp.module.dry_run import dry_run
 from fxdp.options import Options
 from fxdp.oracle.report import Report
 from fxdp.oracle.verify import verify_model
-from fxdp.reports.plan import CommRow, Plan
+from fxdp.reports.plan import Plan
+from fxdp.reports.rows import CommRow
 from fxdp.rules.custom import register_rule
 from fxdp.rules.proof import Sample, check_rule
 

@@ -8,7 +8,7 @@ import sys
 from rich.console import Console
 
 from fxdp.errors import InputError
-from fxdp.reports.rules_table import rules_table
+from fxdp.reports.tables import rules_table
 from fxdp.rules.op_table import markdown, rule_rows
 
 HELP = "list what fxdp does with each op of torch"

@@ -24,8 +24,10 @@ from fxdp.pipeline.schedule import Edge, Schedule
 from fxdp.pipeline.write.microbatches import MicrobatchSizes
 from fxdp.pipeline.write.step_graph import Sent, StepGraph
 from fxdp.pipeline.write.writer import Recompute, Writer
+from fxdp.reports.communication import communication
 from fxdp.reports.coverage import coverage
-from fxdp.reports.plan import CommRow, Plan, communication, program_text, replicated_ops
+from fxdp.reports.plan import Plan, program_text, replicated_ops
+from fxdp.reports.rows import CommRow
 from fxdp.reports.stages import stage_rows
 
 

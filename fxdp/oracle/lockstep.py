@@ -20,7 +20,7 @@ from fxdp.ir.draws import node_draws
 from fxdp.ir.mesh import Mesh
 from fxdp.ir.notes import is_host_size, note, tensor_operands
 from fxdp.ir.placements import Partial, Placement, Replicate, Shard
-from fxdp.ir.slots import Input, Output, ResultSlot, Size, Slot, Tangent
+from fxdp.ir.slots import Input, ResultSlot, Size, Slot, Tangent
 from fxdp.ir.types import ScalarType, TensorType, local_shape
 from fxdp.oracle.compare import adds_or_moves, cancelled, difference, magnitude, scaled_floor
 from fxdp.oracle.fault import Fault, make_fault
@@ -253,10 +253,3 @@ class LockStep:
         values: Sequence[fx.Node] = node.args[0]  # type: ignore[assignment]
         pairs = zip(note(node).results, values, strict=True)
         return {slot: self._floor(value) for slot, value in pairs if slot is not None}
-
-    def local_outputs(self) -> list[list[Tensor]]:
-        """Every rank's own outputs, in order, as `compiled(...)` would return them."""
-        node = self.local.graph.output_node()
-        values: Sequence[fx.Node] = node.args[0]  # type: ignore[assignment]
-        chosen = [v for s, v in zip(note(node).results, values, strict=True) if isinstance(s, Output)]
-        return [[self._values[v][r] for v in chosen] for r in range(self._ranks.world)]

@@ -18,50 +18,16 @@ from torch import fx
 
 from fxdp.ir import conversions
 from fxdp.ir.graph_text import target_text
-from fxdp.ir.notes import Site, is_host_size, note, tensor_operands
+from fxdp.ir.notes import is_host_size, note, tensor_operands
 from fxdp.ir.placements import Replicate, Shard
 from fxdp.ir.sizes import B
 from fxdp.ir.slots import Input
 from fxdp.ir.types import TensorType, type_bytes
 from fxdp.reports.remedies import cause_and_remedy
-from fxdp.reports.tables import format_bytes
+from fxdp.reports.rows import CoverageRow
+from fxdp.reports.tables import coverage_table
 
 _WHOLE = ", runs whole"
-
-
-@dataclass(frozen=True, slots=True)
-class CoverageRow:
-    """A value of the batch that travels whole, or an op that every rank runs on the whole batch.
-
-    Attributes
-    ----------
-    what : `replicated`, `gathered`, `reduced whole`, `reduced and split` or `drawn once for all`; and
-        `..., runs whole` where every rank runs the op on the whole batch.
-    op : the op that runs whole, or that needs the value that travels.
-    cause, remedy : why, and what to do about it.
-    bytes : of the value that travels, per step; of a replicated op, those of its results on every rank.
-    count : how many such values or ops there are at this line; `followers`: ops that run whole after it.
-    site : the user's line with its module path.
-    phase : `forward` or `backward`.
-    """
-
-    what: str
-    op: str
-    cause: str
-    remedy: str
-    bytes: int
-    site: Site
-    phase: str
-    count: int = 1
-    followers: int = 0
-
-    def __str__(self) -> str:
-        times = f" {self.count} times" if self.count > 1 else ""
-        after = f", and {self.followers} more after it" if self.followers else ""
-        head = (
-            f"{self.op} at {self.site}: {self.what}{times} ({self.phase}, {format_bytes(self.bytes)}{after})"
-        )
-        return f"{head}\n    {self.cause}\n    to do: {self.remedy}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +49,7 @@ class Coverage:
 
     def as_dict(self) -> dict[str, Any]:
         """The report as plain values that JSON can hold."""
-        return {"bytes": self.bytes, "rows": [_row_dict(row) for row in self.rows]}
+        return {"bytes": self.bytes, "rows": [row.as_dict() for row in self.rows]}
 
     def __str__(self) -> str:
         if not self.rows:
@@ -91,17 +57,7 @@ class Coverage:
         return "\n".join([f"{len(self.rows)} places do not split over the ranks:", *map(str, self.rows)])
 
     def __rich__(self) -> Table | Text:
-        if not self.rows:
-            return Text(_ALL, "green")
-        table = Table(title="what does not split over the ranks", title_justify="left")
-        for name in ("op", "bytes", "where, why, and what to do"):
-            table.add_column(name, justify="right" if name == "bytes" else "left")
-        for row in self.rows:
-            times = f" {row.count} times" if row.count > 1 else ""
-            op = Text(row.op).append(f"\n{row.what}{times}\n{row.phase}", "dim")
-            advice = Text(f"{row.site}\n", "cyan").append(f"{row.cause}\n{row.remedy}", "default")
-            table.add_row(op, format_bytes(row.bytes), advice)
-        return table
+        return coverage_table(self.rows) if self.rows else Text(_ALL, "green")
 
 
 _ALL = "everything splits over the ranks: only gradients and sums without a batch dim are exchanged"
@@ -213,9 +169,3 @@ def _merged(rows: Iterable[CoverageRow]) -> Iterable[CoverageRow]:
             )
         )
     return found.values()
-
-
-def _row_dict(row: CoverageRow) -> dict[str, Any]:
-    plain = {name: getattr(row, name) for name in CoverageRow.__slots__ if name != "site"}
-    return {**plain, "file": row.site.file, "line": row.site.line, "code": row.site.code,
-            "module": row.site.module}  # fmt: skip

@@ -2,44 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
 
 from torch import fx
 
 from fxdp.ir import conversions
 from fxdp.ir.graph_text import node_text
-from fxdp.ir.notes import Site, is_host_size, note, tensor_operands
+from fxdp.ir.notes import is_host_size, note, tensor_operands
+from fxdp.reports.rows import Explanation
 from fxdp.rules.registry import registry
-
-
-@dataclass(frozen=True, slots=True)
-class Explanation:
-    """One node of the program of the whole batch.
-
-    `text` is its golden line; `why` says which rule placed it, or which op needs the collective.
-    """
-
-    name: str
-    text: str
-    why: str
-    site: Site
-    collective: bool = False
-
-    def __str__(self) -> str:
-        return f"{self.text}\n    {self.why}\n    at {self.site}"
-
-    def as_dict(self) -> dict[str, Any]:
-        """The explanation as plain values that JSON can hold."""
-        place = {"file": self.site.file, "line": self.site.line, "code": self.site.code}
-        kept = {"name": self.name, "text": self.text, "why": self.why, "collective": self.collective}
-        return {**kept, **place, "module": self.site.module}
-
-    def matches(self, words: Iterable[str]) -> bool:
-        """Whether every word is a part of the line, its place (`model.py:12`), its module or source code."""
-        where = f"{self.text}\n{self.site.file}:{self.site.line} \n{self.site.code}\n{self.site.module}"
-        return all(word in where for word in words)
 
 
 def explain(gm: fx.GraphModule, axes: Sequence[str]) -> tuple[Explanation, ...]:

@@ -9,54 +9,13 @@ from typing import Any
 from torch import fx
 
 from fxdp.errors import StateError
-from fxdp.ir import conversions
-from fxdp.ir.carriers import carrier_name
 from fxdp.ir.graph_text import graph_text, target_text
-from fxdp.ir.mesh import Mesh
-from fxdp.ir.notes import Cause, note
-from fxdp.ir.types import type_bytes
+from fxdp.ir.notes import note
 from fxdp.pipeline.schedule import Edge, Schedule
 from fxdp.reports.coverage import Coverage
+from fxdp.reports.rows import CommRow, StageRow
 from fxdp.reports.schedule_svg import schedule_svg
 from fxdp.reports.schedule_text import timetable
-
-
-@dataclass(frozen=True)
-class CommRow:
-    """One collective of a step, or several of the same kind."""
-
-    op: str
-    bytes: int
-    """Size of the value that is reduced, gathered or sent, in global shape, all `count` together."""
-    count: int
-    cause: str
-    site: str
-    phase: str
-    """`forward` or `backward`."""
-    gradient: bool = False
-    """Whether it reduces gradients of parameters."""
-    by: str = ""
-    """What carries it: `gloo`, `nccl`, `messages` that the calling thread itself writes and reads, or
-    `memory` that the ranks of one host share.
-    """
-
-
-@dataclass(frozen=True)
-class StageRow:
-    """One stage of a program in stages."""
-
-    stage: int
-    rank: int
-    """Its rank along `pp`."""
-    begins: str
-    """The module of its first op."""
-    share: float
-    """Of the estimated cost of all stages, forward and backward: 0 to 1."""
-    parameters: int
-    """Elements of the parameters that it owns; a tied one belongs to the first stage that reads it."""
-    parameter_bytes: int
-    sent: int
-    """Bytes that it sends to other pipeline ranks in a step, all micro-batches together."""
 
 
 @dataclass(frozen=True)
@@ -156,22 +115,6 @@ class Plan:
     def coverage(self) -> Coverage:
         """What runs whole on every rank or travels whole, why, where, how large, and what to do about it."""
         return self.covered
-
-
-def communication(
-    gm: fx.GraphModule, sizes: Mapping[str, int], mesh: Mesh | None = None
-) -> tuple[CommRow, ...]:
-    """One row per collective in the graph, in order; bytes at the given sizes; carriers on the given mesh."""
-    return tuple(_row(node, sizes, mesh) for node in gm.graph.nodes if node.target in conversions.COLLECTIVES)
-
-
-def _row(node: fx.Node, sizes: Mapping[str, int], mesh: Mesh | None) -> CommRow:
-    known = note(node)
-    cause = known.cause or Cause("", "", known.site)
-    phase = "backward" if known.backward else "forward"
-    by = "" if mesh is None else carrier_name(node, mesh)
-    op, site = target_text(node.target), str(cause.site)
-    return CommRow(op, type_bytes(known.type, sizes), 1, cause.text, site, phase, cause.gradient, by)
 
 
 def replicated_ops(gm: fx.GraphModule) -> tuple[str, ...]:

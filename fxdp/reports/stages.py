@@ -13,7 +13,7 @@ from fxdp.pipeline.cut import Partition
 from fxdp.pipeline.cut.cost import node_cost
 from fxdp.pipeline.schedule import Schedule
 from fxdp.pipeline.write.step_graph import Sent
-from fxdp.reports.plan import StageRow
+from fxdp.reports.rows import StageRow
 
 
 def stage_rows(

@@ -1,47 +1,18 @@
-"""A plan as text: what is sent, how often, and because of which line."""
+"""Rows as tables for a terminal: of a plan, and of the op rules."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
 from rich.table import Table
 from rich.text import Text
 
-
-class CommunicationRow(Protocol):
-    """What the table reads of a row of `Plan.communication`."""
-
-    @property
-    def op(self) -> str:
-        """The collective."""
-
-    @property
-    def bytes(self) -> int:
-        """Bytes that one rank hands in per step, all `count` of them together."""
-
-    @property
-    def count(self) -> int:
-        """Collectives per step."""
-
-    @property
-    def cause(self) -> str:
-        """Why it exists."""
-
-    @property
-    def site(self) -> str:
-        """The user's line it comes from."""
-
-    @property
-    def phase(self) -> str:
-        """`forward` or `backward`."""
-
-    @property
-    def by(self) -> str:
-        """What carries it."""
+from fxdp.reports.quantities import format_bytes, format_seconds
+from fxdp.reports.rows import CommRow, CoverageRow, StageRow
+from fxdp.rules.op_table import RuleRow, counts
 
 
-def communication_table(rows: Sequence[CommunicationRow]) -> Table:
+def communication_table(rows: Sequence[CommRow]) -> Table:
     """The collectives of one step, each with its cause; the last line is their sum."""
     table = Table(title="communication of one step", title_justify="left", show_footer=bool(rows))
     table.add_column("phase", footer="total", no_wrap=True)
@@ -68,38 +39,6 @@ def communication_table(rows: Sequence[CommunicationRow]) -> Table:
     return table
 
 
-class StageRow(Protocol):
-    """What the table reads of a row of `Plan.stages`."""
-
-    @property
-    def stage(self) -> int:
-        """Its number."""
-
-    @property
-    def rank(self) -> int:
-        """Its pipeline rank."""
-
-    @property
-    def begins(self) -> str:
-        """The module of its first op."""
-
-    @property
-    def share(self) -> float:
-        """Of the cost of all stages."""
-
-    @property
-    def parameters(self) -> int:
-        """Elements of the parameters that it owns."""
-
-    @property
-    def parameter_bytes(self) -> int:
-        """Their bytes."""
-
-    @property
-    def sent(self) -> int:
-        """Bytes that it sends in a step."""
-
-
 def stage_table(rows: Sequence[StageRow]) -> Table:
     """The stages of a program, each with its rank, cost, parameters and what it sends."""
     table = Table(title="stages", title_justify="left", show_footer=True)
@@ -118,6 +57,31 @@ def stage_table(rows: Sequence[StageRow]) -> Table:
     return table
 
 
+def coverage_table(rows: Sequence[CoverageRow]) -> Table:
+    """What does not split over the ranks, with the reason and the remedy."""
+    table = Table(title="what does not split over the ranks", title_justify="left")
+    for name in ("op", "bytes", "where, why, and what to do"):
+        table.add_column(name, justify="right" if name == "bytes" else "left")
+    for row in rows:
+        times = f" {row.count} times" if row.count > 1 else ""
+        op = Text(row.op).append(f"\n{row.what}{times}\n{row.phase}", "dim")
+        advice = Text(f"{row.site}\n", "cyan").append(f"{row.cause}\n{row.remedy}", "default")
+        table.add_row(op, format_bytes(row.bytes), advice)
+    return table
+
+
+def rules_table(rows: tuple[RuleRow, ...]) -> Table:
+    """One line per op; the last one counts the kinds."""
+    totals = ", ".join(f"{n} {kind}" for kind, n in counts(rows).items())
+    table = Table(title="op rules", title_justify="left", show_footer=True)
+    table.add_column("op", footer=f"{len(rows)} ops", no_wrap=True)
+    table.add_column("family")
+    table.add_column("kind", footer=totals)
+    for row in rows:
+        table.add_row(row.op, row.family, row.kind)
+    return table
+
+
 def timings_line(timings: Mapping[str, float]) -> str:
     """Where the compile time went: `capture 1.2 s, passes 0.3 s, lowering 4.0 s`; passes are summed."""
     stages = {name: timings[name] for name in ("capture", "export", "joint") if name in timings}
@@ -125,18 +89,3 @@ def timings_line(timings: Mapping[str, float]) -> str:
     single = sum(seconds for name, seconds in timings.items() if name not in {*stages, *after, "passes"})
     stages |= {"passes": timings.get("passes", single), **after}
     return ", ".join(f"{stage} {format_seconds(seconds)}" for stage, seconds in stages.items())
-
-
-def format_bytes(count: int) -> str:
-    """Bytes with the largest binary unit that keeps a whole number before the point."""
-    size = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024 or unit == "GiB":
-            break
-        size /= 1024
-    return f"{count} B" if unit == "B" else f"{size:.1f} {unit}"
-
-
-def format_seconds(seconds: float) -> str:
-    """A duration in the unit that reads best."""
-    return f"{seconds * 1000:.1f} ms" if seconds < 1 else f"{seconds:.1f} s"

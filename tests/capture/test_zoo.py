@@ -7,7 +7,7 @@ import torch
 
 from fxdp.compiler.program import Program
 from fxdp.options import Options
-from fxdp.reports.plan import communication
+from fxdp.reports.communication import communication
 from tests.lockstep import subject
 
 from . import zoo

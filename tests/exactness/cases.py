@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from fxdp.compiler.program import Program
-from fxdp.reports.plan import CommRow, communication
+from fxdp.reports.communication import communication
+from fxdp.reports.rows import CommRow
 from tests.lockstep import check
 
 D = 10

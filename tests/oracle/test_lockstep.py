@@ -51,8 +51,6 @@ def test_terms_are_added_up() -> None:
     found = runner.run({Input(0, "x"): x})
     assert runner.faults == []
     torch.testing.assert_close(found[Output(0)], x.sum(0))
-    assert [len(outputs) for outputs in runner.local_outputs()] == [1, 1, 1, 1]
-    torch.testing.assert_close(runner.local_outputs()[1][0], x[5:7].sum(0))
 
 
 def test_the_first_wrong_node_is_named() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import partial
 from io import StringIO
 
 import pytest
@@ -10,22 +10,14 @@ from expecttest import assert_expected_inline
 from rich.console import Console
 from rich.table import Table
 
-from fxdp.reports.plan import StageRow
-from fxdp.reports.tables import communication_table, format_bytes, format_seconds, stage_table, timings_line
+from fxdp.reports.quantities import format_bytes, format_seconds
+from fxdp.reports.rows import CommRow, StageRow
+from fxdp.reports.tables import communication_table, stage_table, timings_line
+
+Row = partial(CommRow, by="gloo")
 
 
-@dataclass(frozen=True)
-class Row:
-    op: str
-    bytes: int
-    count: int
-    cause: str
-    site: str
-    phase: str
-    by: str = "gloo"
-
-
-def _text(*rows: Row) -> list[str]:
+def _text(*rows: CommRow) -> list[str]:
     return _printed(communication_table(rows))
 
 

@@ -1,0 +1,33 @@
+"""The collectives of a program as rows: what, how large, why, carried by what."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import fx
+
+from fxdp.ir import conversions
+from fxdp.ir.carriers import carrier_name
+from fxdp.ir.graph_text import target_text
+from fxdp.ir.mesh import Mesh
+from fxdp.ir.notes import Cause, note
+from fxdp.ir.types import type_bytes
+from fxdp.reports.rows import CommRow
+
+__all__ = ["communication"]
+
+
+def communication(
+    gm: fx.GraphModule, sizes: Mapping[str, int], mesh: Mesh | None = None
+) -> tuple[CommRow, ...]:
+    """One row per collective in the graph, in order; bytes at the given sizes; carriers on the given mesh."""
+    return tuple(_row(node, sizes, mesh) for node in gm.graph.nodes if node.target in conversions.COLLECTIVES)
+
+
+def _row(node: fx.Node, sizes: Mapping[str, int], mesh: Mesh | None) -> CommRow:
+    known = note(node)
+    cause = known.cause or Cause("", "", known.site)
+    phase = "backward" if known.backward else "forward"
+    by = "" if mesh is None else carrier_name(node, mesh)
+    op, site = target_text(node.target), str(cause.site)
+    return CommRow(op, type_bytes(known.type, sizes), 1, cause.text, site, phase, cause.gradient, by)

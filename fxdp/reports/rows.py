@@ -1,0 +1,119 @@
+"""What reports say, a row each, as plain values: tables, texts, pictures and JSON are made of these."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from fxdp.ir.notes import Site
+from fxdp.reports.quantities import format_bytes
+
+__all__ = ["CommRow", "CoverageRow", "Explanation", "StageRow"]
+
+
+@dataclass(frozen=True)
+class CommRow:
+    """One collective of a step, or several of the same kind."""
+
+    op: str
+    bytes: int
+    """Size of the value that is reduced, gathered or sent, in global shape, all `count` together."""
+    count: int
+    cause: str
+    site: str
+    phase: str
+    """`forward` or `backward`."""
+    gradient: bool = False
+    """Whether it reduces gradients of parameters."""
+    by: str = ""
+    """What carries it: `gloo`, `nccl`, `messages` that the calling thread itself writes and reads, or
+    `memory` that the ranks of one host share.
+    """
+
+
+@dataclass(frozen=True)
+class StageRow:
+    """One stage of a program in stages."""
+
+    stage: int
+    rank: int
+    """Its rank along `pp`."""
+    begins: str
+    """The module of its first op."""
+    share: float
+    """Of the estimated cost of all stages, forward and backward: 0 to 1."""
+    parameters: int
+    """Elements of the parameters that it owns; a tied one belongs to the first stage that reads it."""
+    parameter_bytes: int
+    sent: int
+    """Bytes that it sends to other pipeline ranks in a step, all micro-batches together."""
+
+
+@dataclass(frozen=True, slots=True)
+class CoverageRow:
+    """A value of the batch that travels whole, or an op that every rank runs on the whole batch.
+
+    Attributes
+    ----------
+    what : `replicated`, `gathered`, `reduced whole`, `reduced and split` or `drawn once for all`; and
+        `..., runs whole` where every rank runs the op on the whole batch.
+    op : the op that runs whole, or that needs the value that travels.
+    cause, remedy : why, and what to do about it.
+    bytes : of the value that travels, per step; of a replicated op, those of its results on every rank.
+    count : how many such values or ops there are at this line; `followers`: ops that run whole after it.
+    site : the user's line with its module path.
+    phase : `forward` or `backward`.
+    """
+
+    what: str
+    op: str
+    cause: str
+    remedy: str
+    bytes: int
+    site: Site
+    phase: str
+    count: int = 1
+    followers: int = 0
+
+    def __str__(self) -> str:
+        times = f" {self.count} times" if self.count > 1 else ""
+        after = f", and {self.followers} more after it" if self.followers else ""
+        head = (
+            f"{self.op} at {self.site}: {self.what}{times} ({self.phase}, {format_bytes(self.bytes)}{after})"
+        )
+        return f"{head}\n    {self.cause}\n    to do: {self.remedy}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """The row as plain values that JSON can hold."""
+        plain = {name: getattr(self, name) for name in self.__slots__ if name != "site"}
+        place = {"file": self.site.file, "line": self.site.line, "code": self.site.code}
+        return {**plain, **place, "module": self.site.module}
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """One node of the program of the whole batch.
+
+    `text` is its golden line; `why` says which rule placed it, or which op needs the collective.
+    """
+
+    name: str
+    text: str
+    why: str
+    site: Site
+    collective: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.text}\n    {self.why}\n    at {self.site}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """The explanation as plain values that JSON can hold."""
+        place = {"file": self.site.file, "line": self.site.line, "code": self.site.code}
+        kept = {"name": self.name, "text": self.text, "why": self.why, "collective": self.collective}
+        return {**kept, **place, "module": self.site.module}
+
+    def matches(self, words: Iterable[str]) -> bool:
+        """Whether every word is a part of the line, its place (`model.py:12`), its module or source code."""
+        where = f"{self.text}\n{self.site.file}:{self.site.line} \n{self.site.code}\n{self.site.module}"
+        return all(word in where for word in words)
