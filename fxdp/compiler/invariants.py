@@ -61,7 +61,7 @@ def tensors_have_types(graph: fx.Graph) -> Iterator[Fault]:
 
 
 def no_skip_marks_are_left(graph: fx.Graph) -> Iterator[Fault]:
-    """ROUTED: capture has turned the marks of skip connections into routes."""
+    """CAPTURED: capture has turned the marks of skip connections into routes."""
     for node in graph.find_nodes(op="call_function", target=MARK):
         yield node, "marks a skip connection that has no route"
 

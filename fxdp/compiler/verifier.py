@@ -33,8 +33,13 @@ from fxdp.ir.level import Level
 from fxdp.pipeline.cut.stage_checks import STAGE_CHECKS
 
 CHECKS: dict[Level, tuple[Check, ...]] = {
-    Level.CAPTURED: (inputs_have_slots, results_have_slots, tensors_have_types, outputs_are_in_order),
-    Level.ROUTED: (no_skip_marks_are_left,),
+    Level.CAPTURED: (
+        inputs_have_slots,
+        results_have_slots,
+        tensors_have_types,
+        outputs_are_in_order,
+        no_skip_marks_are_left,
+    ),
     Level.PLACED: (tensors_are_placed, shards_fit_shapes),
     Level.EXPLICIT: (
         edges_need_no_conversion,

@@ -9,16 +9,14 @@ class Level(enum.IntEnum):
     """What holds of a graph; each level includes those before it."""
 
     CAPTURED = 1
-    """One flat joint graph; every node has a type; inputs and results have slots."""
-    ROUTED = 2
-    """No skip markers are left."""
-    PLACED = 3
+    """One flat joint graph without skip marks; every node has a type; inputs and results have slots."""
+    PLACED = 2
     """Every tensor node has a placement, and the placements of its operands."""
-    EXPLICIT = 4
+    EXPLICIT = 3
     """No edge needs a conversion; each collective has one wait; Partial flows through linear ops only."""
-    LOCAL = 5
+    LOCAL = 4
     """Sizes are this rank's, made from the program's size slots; no captured SymInt is left."""
-    STAGED = 6
+    STAGED = 5
     """Every node has its stage."""
-    EMITTED = 7
+    EMITTED = 6
     """Only executable functions are left: aten ops, functional collectives, stage calls."""

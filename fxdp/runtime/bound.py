@@ -46,6 +46,10 @@ class Bound:
     """Pairs of position and index of the inputs that the program writes."""
     guarded: Callable[[], AbstractContextManager[None]] = nullcontext
     """Around each backward: errors of this rank reach the others, theirs reach this one."""
+    takes_sizes: bool = field(init=False)
+    """Whether a call must bring its sizes."""
+    takes_rows: bool = field(init=False)
+    """Whether a call must bring the row numbers of padded gathers."""
     tangents: tuple[TangentSlot, ...] = field(init=False)
     differentiable: frozenset[int] = field(init=False)
     number_positions: tuple[int, ...] | None = None
@@ -53,6 +57,7 @@ class Bound:
     _warned: bool = field(default=False, repr=False)
 
     def __post_init__(self) -> None:
+        self.takes_sizes, self.takes_rows = bool(self.template.sizes), self.template.rows is not None
         self.tangents = tuple(t for t in self.template.tangents if isinstance(t, TangentSlot))
         self.differentiable = frozenset(t.output for t in self.tangents)
 
@@ -71,16 +76,6 @@ class Bound:
         backward = any(note(n).backward for n in gm.graph.nodes if node_draws(n))
         written = _written(gm.graph)
         return cls(halves, Template.of(gm, values), world, rank, seeded, seeded and backward, written)
-
-    @property
-    def takes_sizes(self) -> bool:
-        """Whether a call must bring its sizes."""
-        return bool(self.template.sizes)
-
-    @property
-    def takes_rows(self) -> bool:
-        """Whether a call must bring the row numbers of padded gathers."""
-        return self.template.rows is not None
 
     def run(
         self, inputs: Sequence[Tensor], sizes: Mapping[str, int], rows: Tensor | None

@@ -94,7 +94,7 @@ def test_seconds_of_a_pass_that_runs_twice_are_added() -> None:
 
 def test_levels_are_in_the_order_of_compilation() -> None:
     assert [level.name for level in sorted(Level)] == [
-        "CAPTURED", "ROUTED", "PLACED", "EXPLICIT", "LOCAL", "STAGED", "EMITTED",
+        "CAPTURED", "PLACED", "EXPLICIT", "LOCAL", "STAGED", "EMITTED",
     ]  # fmt: skip
 
 

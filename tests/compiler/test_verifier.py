@@ -112,9 +112,6 @@ def _outputs_are_in_order() -> fx.GraphModule:
     return g.returns({Output(1): x, Output(0): x})
 
 
-# ---- ROUTED ----------------------------------------------------------------------------------------------
-
-
 def _no_skip_marks_are_left() -> fx.GraphModule:
     g = Sketch()
     x = g.add(Input(0, "x"), "f32[B]")
@@ -269,7 +266,7 @@ MALFORMED: list[tuple[Callable[[], fx.GraphModule], Level, list[str]]] = [
     ),
     (_tensors_have_types, Level.CAPTURED, ["has no type"]),
     (_outputs_are_in_order, Level.CAPTURED, ["has outputs [1, 0]"]),
-    (_no_skip_marks_are_left, Level.ROUTED, ["marks a skip connection that has no route"]),
+    (_no_skip_marks_are_left, Level.CAPTURED, ["marks a skip connection that has no route"]),
     (
         _tensors_are_placed,
         Level.PLACED,

@@ -92,4 +92,4 @@ def test_a_compiled_module_hands_its_graph_out_and_runs_on_as_before(mesh: Devic
     assert [n.name for n in compiled.plan.graph.graph.nodes] == [n.name for n in nodes]
     assert not any("spec" in n.meta for n in compiled.program.graph.nodes)
     assert compiled._served is not None
-    assert not any("spec" in n.meta for n in compiled._served.local.causes.graph.nodes)
+    assert not any("spec" in n.meta for n in compiled._served.program.causes.graph.nodes)
