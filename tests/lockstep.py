@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from fxdp.capture import Captured, check_layouts, flatten_inputs
+from fxdp.capture import Captured, check_layouts, read_inputs
 from fxdp.compiler.program import Program
 from fxdp.ir.mesh import mesh_of
 from fxdp.options import Options
@@ -58,7 +58,7 @@ def check(
         hint = 1 if chosen.single_device_rng and sum(split) == 1 else None
         if hint not in found:
             found[hint] = capture_for(module, args, kwargs or {}, chosen, hint)
-            inputs = flatten_inputs(module, args, kwargs or {})
+            inputs = read_inputs(module, args, kwargs or {})
             check_layouts(found[hint], inputs, whole_draws=chosen.single_device_rng)
         key = hint, len(split)
         if key not in worlds:

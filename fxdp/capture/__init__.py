@@ -1,14 +1,17 @@
 """From an unmodified module to one joint forward and backward graph in global, symbolic shapes."""
 
 from fxdp.capture.captured import Captured, Check, Condition, OutputLeaf, Route, SizeLeaf
-from fxdp.capture.driver import capture, capture_exported
+from fxdp.capture.driver import capture, capture_exported, capture_request
 from fxdp.capture.export.exported import Exported
 from fxdp.capture.inputs import (
-    flatten_inputs,
-    register_containers,
+    LEFT_OUT,
+    Inputs,
+    flat_leaves,
+    leaf_names,
+    read_inputs,
     resolve_batch_dims,
     run_model,
-    several_rows,
+    spread_prefix,
 )
 from fxdp.capture.joint import JointOptions
 from fxdp.capture.refusals.input_layouts import (
@@ -19,28 +22,34 @@ from fxdp.capture.refusals.input_layouts import (
     strided_draws,
 )
 from fxdp.capture.refusals.stateful import copy_of, own_attributes
+from fxdp.capture.request import Request
 
 __all__ = [
+    "LEFT_OUT",
     "Captured",
     "Check",
     "Condition",
     "Exported",
+    "Inputs",
     "JointOptions",
     "OutputLeaf",
+    "Request",
     "Route",
     "SizeLeaf",
     "capture",
     "capture_exported",
+    "capture_request",
     "check_layouts",
     "copies_in_order",
     "copy_of",
-    "flatten_inputs",
+    "flat_leaves",
+    "leaf_names",
     "lies_in_order",
     "misread",
     "own_attributes",
-    "register_containers",
+    "read_inputs",
     "resolve_batch_dims",
     "run_model",
-    "several_rows",
+    "spread_prefix",
     "strided_draws",
 ]

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from fxdp.capture.captured import Captured
 from fxdp.capture.export.examples import batch_hint, static_hints
 from fxdp.capture.export.exported import Exported, export
 from fxdp.capture.export.flat_module import FlatModule
-from fxdp.capture.inputs import Inputs, batch_size, flatten_inputs, resolve_batch_dims
+from fxdp.capture.inputs import read_inputs
 from fxdp.capture.joint import BatchSpecializedError, JointOptions, fitted_joint, symbolic_joint
 from fxdp.capture.joint.canonical_sizes import Sizes
 from fxdp.capture.joint.convert import convert
@@ -27,6 +27,7 @@ from fxdp.capture.patches.random_numbers import seeding_error
 from fxdp.capture.refusals.diagnose import capture_error, eager_error, is_data_dependent
 from fxdp.capture.refusals.stateful import check_memory
 from fxdp.capture.refusals.survey import Survey, survey
+from fxdp.capture.request import Request
 from fxdp.errors import CaptureError, FxdpError, InputError
 from fxdp.torch_compat import compile_lock
 
@@ -61,23 +62,24 @@ def capture(
 
     Under `torch.no_grad()` the graph is the forward alone.
     """
-    _check_request(module, kwargs, loss_fn, differentiable, hint, 1 if whole_draws else 2)
+    inputs = read_inputs(module, args, kwargs, batch_dims)
+    how = JointOptions(differentiable, couple, own_statistics)
+    return capture_request(Request(module, inputs, loss_fn, how, dynamic, hint, whole_draws))
+
+
+def capture_request(request: Request) -> Captured:
+    """The joint graph of a module, as `capture` makes it."""
+    module, inputs, loss_fn, hint = request.module, request.inputs, request.loss_fn, request.hint
     check_module_hooks(module)
-    inputs = flatten_inputs(module, args, kwargs)
-    batch = tuple(resolve_batch_dims(args, kwargs, batch_dims))
-    batch_size(inputs.tensors, batch, inputs.paths)
     with compile_lock, unchanged(module), capture_patches(module, loss_fn):
-        program = FlatModule(module, inputs, loss_fn)
-        how = JointOptions(differentiable, couple, own_statistics)
-        request = Request(program, module, inputs, batch, dynamic, how)
-        several = hint if hint is not None and hint > 1 else batch_hint(inputs.tensors, batch)
-        found, request = _capture(request, several)
-        seeded = request.program.record.seeded
-        if seeded and draws_numbers(found.gm.graph):
-            raise seeding_error(*seeded[0])
-        if whole_draws:
-            found = _for_one(found, request) if hint == 1 else for_several(found)
-    record = request.program.record
+        several = hint if hint is not None and hint > 1 else batch_hint(inputs.tensors, inputs.batch_dims)
+        found, tracer = _capture(_Tracer(request, FlatModule(module, inputs, loss_fn)), several)
+        record = tracer.program.record
+        if record.seeded and draws_numbers(found.gm.graph):
+            raise seeding_error(*record.seeded[0])
+        if request.whole_draws:
+            found = _for_one(found, tracer) if hint == 1 else for_several(found)
+    record = tracer.program.record
     check_memory(record.changed, module, inputs, loss_fn)
     return replace(found, layout_reads=record.layout_reads)
 
@@ -103,51 +105,52 @@ def capture_exported(exported: Exported, options: JointOptions | None = None) ->
 
 
 @dataclass(frozen=True)
-class Request:
-    """What is to be captured, and how (see `capture`)."""
+class _Tracer:
+    """A request, and the program that is traced for it."""
 
+    request: Request
     program: FlatModule
-    module: nn.Module
-    inputs: Inputs
-    batch: tuple[int | None, ...]
-    dynamic: bool
-    joint: JointOptions
+
+    def export(self, hint: int, *, symbolic: bool) -> Exported:
+        """The forward graph at a batch of `hint`, with it or with a symbol as its batch size."""
+        dims = self.request.inputs.batch_dims
+        return export(self.program, dims, hint, symbolic=symbolic, dynamic=self.request.dynamic)
+
+    def survey(self, tensors: Sequence[Tensor] | None = None) -> Survey:
+        """What a run of the model shows, on these inputs or the given ones."""
+        return survey(self.request.module, self.request.inputs, self.request.loss_fn, tensors)
 
 
-def _export(request: Request, hint: int, *, symbolic: bool) -> Exported:
-    return export(request.program, request.batch, hint, symbolic=symbolic, dynamic=request.dynamic)
-
-
-def _capture(request: Request, hint: int) -> tuple[Captured, Request]:
-    """The capture, and the request that led to it."""
+def _capture(tracer: _Tracer, hint: int) -> tuple[Captured, _Tracer]:
+    """The capture, and what was traced for it."""
     try:
-        return symbolic_joint(_export(request, hint, symbolic=True), request.joint), request
+        return symbolic_joint(tracer.export(hint, symbolic=True), tracer.request.joint), tracer
     except (CaptureError, InputError):
         raise
     except Exception as error:
         if is_data_dependent(error):
-            found = survey(request.module, request.inputs, request.program.loss_fn)
-            return _with_numbers(error, request, hint, found)
-        return _fall_back(error, request), request
+            return _with_numbers(error, tracer, hint, tracer.survey())
+        return _fall_back(error, tracer), tracer
 
 
-def _with_numbers(error: Exception, request: Request, hint: int, found: Survey) -> tuple[Captured, Request]:
+def _with_numbers(error: Exception, tracer: _Tracer, hint: int, found: Survey) -> tuple[Captured, _Tracer]:
     """Capture once more with small buffers as numbers: it may be their values that the code reads."""
-    numbers = {} if request.program.numbers else numbers_of(request.module, found.read, found.written)
+    request = tracer.request
+    numbers = {} if tracer.program.numbers else numbers_of(request.module, found.read, found.written)
     if numbers:
-        program = FlatModule(request.module, request.inputs, request.program.loss_fn, numbers)
+        program = FlatModule(request.module, request.inputs, request.loss_fn, numbers)
         with contextlib.suppress(CaptureError, WrittenError):
-            captured, request = _capture(replace(request, program=program), hint)
-            return replace(captured, numbers=tuple(numbers)), request
+            captured, tracer = _capture(_Tracer(request, program), hint)
+            return replace(captured, numbers=tuple(numbers)), tracer
     raise capture_error(error, reads=found.reads) from error
 
 
-def _for_one(found: Captured, request: Request) -> Captured:
+def _for_one(found: Captured, tracer: _Tracer) -> Captured:
     """The capture with its draws as those of a single sample."""
     if not draws_numbers(found.gm.graph):
         return found
     try:
-        raw = trace_joint(_export(request, 1, symbolic=False), request.joint)
+        raw = trace_joint(tracer.export(1, symbolic=False), tracer.request.joint)
     except (CaptureError, InputError):
         raise
     except Exception as error:
@@ -155,56 +158,30 @@ def _for_one(found: Captured, request: Request) -> Captured:
     return for_one(found, convert(raw, Sizes()).gm.graph)
 
 
-def _fall_back(error: Exception, request: Request) -> Captured:
+def _fall_back(error: Exception, tracer: _Tracer) -> Captured:
     """Fit the graph from static traces; if these fail too, report what is nearest to the user's code."""
     try:
-        batches = static_hints(request.inputs.tensors, request.batch)
-        exports = (_export(request, size, symbolic=False) for size in batches)
-        return fitted_joint(batches, exports, request.joint)
+        inputs = tracer.request.inputs
+        batches = static_hints(inputs.tensors, inputs.batch_dims)
+        exports = (tracer.export(size, symbolic=False) for size in batches)
+        return fitted_joint(batches, exports, tracer.request.joint)
     except (CaptureError, InputError):
         raise
     except StaticMismatchError as mismatch:
-        reads = survey(request.module, request.inputs, request.program.loss_fn).reads
-        raise capture_error(error, str(mismatch), reads) from error
+        raise capture_error(error, str(mismatch), tracer.survey().reads) from error
     except Exception as second:
-        found = survey(request.module, request.inputs, request.program.loss_fn)
+        found = tracer.survey()
         if found.error is not None and not found.reads:
             raise eager_error(found.error) from found.error
-        raise capture_error(second, reads=found.reads, only_at=_only_at(request, found)) from second
+        raise capture_error(second, reads=found.reads, only_at=_only_at(tracer, found)) from second
 
 
-def _only_at(request: Request, found: Survey) -> int | None:
+def _only_at(tracer: _Tracer, found: Survey) -> int | None:
     """The given batch size, if the model runs at it but not with one sample less."""
-    tensors, dims = request.inputs.tensors, request.batch
-    given = batch_size(tensors, dims, request.inputs.paths)
+    inputs = tracer.request.inputs
+    given = inputs.batch
     if not found.runs or given is None or given < 2:
         return None
-    fewer = [t if d is None else t.narrow(d, 0, given - 1) for t, d in zip(tensors, dims, strict=True)]
-    return None if survey(request.module, request.inputs, request.program.loss_fn, fewer).runs else given
-
-
-def _check_request(
-    module: nn.Module,
-    kwargs: dict[str, Any],
-    loss_fn: Callable[..., Any] | None,
-    differentiable: str,
-    hint: int | None,
-    least: int,
-) -> None:
-    """Refuse requests that cannot be meant."""
-    if differentiable not in ("loss", "all"):
-        raise InputError(f'differentiable must be "loss" or "all", got {differentiable!r}')
-    if hint is not None and hint < least:
-        raise InputError(f"hint must be a batch size of at least {least}, got {hint}")
-    if loss_fn is not None and "target" not in kwargs:
-        raise InputError(
-            "with loss_fn= the call needs the keyword argument target=, the loss's second argument"
-        )
-    if isinstance(loss_fn, nn.Module):
-        own = {id(parameter) for parameter in module.parameters()}
-        loose = [name for name, p in loss_fn.named_parameters() if p.requires_grad and id(p) not in own]
-        if loose:
-            raise CaptureError(
-                f"loss_fn has trainable parameters of its own ({', '.join(loose)}), which the module's state "
-                "does not hold. Make the loss a part of the module and let the module return it"
-            )
+    pairs = zip(inputs.tensors, inputs.batch_dims, strict=True)
+    fewer = [t if dim is None else t.narrow(dim, 0, given - 1) for t, dim in pairs]
+    return None if tracer.survey(fewer).runs else given

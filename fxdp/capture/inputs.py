@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,18 +14,51 @@ from torch.utils import _pytree as pytree
 
 from fxdp.errors import InputError
 
-_DEFAULT = object()
 
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Inputs:
     """The leaves of `(args, kwargs)`: tensors by index, everything else a constant of the program."""
 
     leaves: tuple[Any, ...]
     spec: pytree.TreeSpec
     tensors: tuple[torch.Tensor, ...]
-    paths: tuple[str, ...]
-    """One readable path per tensor: `x`, `batch['image']`."""
+    names: tuple[str, ...]
+    """What errors call each leaf: `x`, `batch['image']`."""
+    batch_dims: tuple[int | None, ...]
+    """The batch dim of each tensor."""
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The names of the tensors."""
+        pairs = zip(self.names, self.leaves, strict=True)
+        return tuple(name for name, leaf in pairs if isinstance(leaf, torch.Tensor))
+
+    @property
+    def batch(self) -> int | None:
+        """The batch size that all tensors agree on; None where none has a batch dim.
+
+        Raises
+        ------
+        InputError : they do not.
+        """
+        pairs = zip(self.tensors, self.batch_dims, strict=True)
+        sizes = {tensor.shape[dim] for tensor, dim in pairs if dim is not None}
+        if len(sizes) > 1:
+            raise self._batches_differ(sizes)
+        return next(iter(sizes), None)
+
+    def _batches_differ(self, sizes: Iterable[int]) -> InputError:
+        rows = zip(self.paths, self.tensors, self.batch_dims, strict=True)
+        listed = "\n  ".join(
+            f"{path}: {tensor.shape[dim]} in dim {dim} of {tuple(tensor.shape)}"
+            for path, tensor, dim in rows
+            if dim is not None
+        )
+        return InputError(
+            f"the inputs' batch sizes differ:\n  {listed}\n"
+            "Every input must have the same size in its batch dim; name other dims, or None for an input "
+            f"without a batch dim, with batch_dims= of fxdp.compile{_several_rows(sizes)}"
+        )
 
     def rebuild(self, tensors: Iterable[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """`(args, kwargs)` with these tensors in place of the given ones."""
@@ -40,6 +73,43 @@ class Inputs:
         return self.rebuild(tensor.clone() for tensor in given)
 
 
+def read_inputs(
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], batch_dims: Any = None
+) -> Inputs:
+    """The inputs of a call of the module; `batch_dims` as of `resolve_batch_dims`.
+
+    Raises
+    ------
+    InputError : batch sizes that differ, or `batch_dims` that do not fit the inputs.
+    """
+    leaves, spec = flat_leaves(args, kwargs)
+    tensors = tuple(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
+    names = leaf_names(module, args, kwargs)
+    dims = resolve_batch_dims(args, kwargs, batch_dims)
+    found = Inputs(tuple(leaves), spec, tensors, names, tuple(dims))
+    found.batch  # noqa: B018  (checks)
+    return found
+
+
+_PLAIN = (torch.Tensor, int, float, str, type(None), torch.dtype, torch.device)
+"""Leaves of which it is known that they carry no tensors inside."""
+
+
+def flat_leaves(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], pytree.TreeSpec]:
+    """The leaves of `(args, kwargs)`, tensors inside of objects among them; called at each step."""
+    leaves, spec = pytree.tree_flatten((args, kwargs))
+    # classes that carry tensors are rare, and each is registered once
+    if not all(isinstance(leaf, _PLAIN) for leaf in leaves) and register_containers(leaves):
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+    return leaves, spec
+
+
+def leaf_names(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, ...]:
+    """What errors call each leaf: by the parameters of the model's forward, else `args[0]`."""
+    heads = _argument_names(module, len(args))
+    return tuple(_path_text(path, heads) for path, _ in pytree.tree_flatten_with_path((args, kwargs))[0])
+
+
 def run_model(
     module: nn.Module,
     args: tuple[Any, ...],
@@ -52,19 +122,6 @@ def run_model(
     rest = dict(kwargs)
     target = rest.pop("target")
     return loss_fn(module(*args, **rest), target)
-
-
-def flatten_inputs(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inputs:
-    """Split `(args, kwargs)` into tensors with readable paths, and constants."""
-    register_containers((args, kwargs))
-    with_paths, spec = pytree.tree_flatten_with_path((args, kwargs))
-    names = _argument_names(module, len(args))
-    tensors, paths = [], []
-    for path, leaf in with_paths:
-        if isinstance(leaf, torch.Tensor):
-            tensors.append(leaf)
-            paths.append(_path_text(path, names))
-    return Inputs(tuple(leaf for _, leaf in with_paths), spec, tuple(tensors), tuple(paths))
 
 
 def register_containers(tree: Any) -> bool:
@@ -112,6 +169,44 @@ def _unflattener(cls: type) -> Callable[[Iterable[Any], Any], Any]:
     return unflatten
 
 
+LEFT_OUT = object()
+"""Stands for the value of a key that a prefix leaves out."""
+
+
+def spread_prefix(
+    prefix: Any, tree: Any, name: str, kinds: type | tuple[type, ...], words: str, path: str = ""
+) -> Iterator[tuple[str, Any, torch.Tensor]]:
+    """For each tensor of a tree the value that a pytree prefix has for it, and the part where it stands.
+
+    prefix ((0, None), {"mask": 1})     tree ((x, [y, z]), {"mask": m})     0 of x, None of y and z, 1 of m
+
+    `name` is the prefix's own in errors; its leaves are None or of these `kinds`, which `words` tell. A dict
+    in it may leave keys out: their tensors get `LEFT_OUT`.
+
+    Raises
+    ------
+    InputError : a prefix that does not fit the inputs.
+    """
+    if prefix is None or prefix is LEFT_OUT or isinstance(prefix, kinds):
+        leaves = (leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor))
+        yield from ((path, prefix, leaf) for leaf in leaves)
+    elif isinstance(prefix, Mapping) and isinstance(tree, Mapping):
+        unknown = [key for key in prefix if key not in tree]
+        if unknown:
+            raise InputError(f"{name}{path} names {unknown}, but the inputs there have {list(tree)}")
+        for key, value in tree.items():
+            part = prefix.get(key, LEFT_OUT)
+            yield from spread_prefix(part, value, name, kinds, words, f"{path}[{key!r}]")
+    elif isinstance(prefix, (tuple, list)) and isinstance(tree, (tuple, list)) and len(prefix) == len(tree):
+        for index, (part, value) in enumerate(zip(prefix, tree, strict=True)):
+            yield from spread_prefix(part, value, name, kinds, words, f"{path}[{index}]")
+    else:
+        raise InputError(
+            f"{name}{path} is {prefix!r}, which is no prefix of the inputs there ({type(tree).__name__}). "
+            f"Expected {words}, None, or a container shaped like (args, kwargs)"
+        )
+
+
 def resolve_batch_dims(
     args: tuple[Any, ...], kwargs: dict[str, Any], batch_dims: Any = None
 ) -> list[int | None]:
@@ -121,29 +216,26 @@ def resolve_batch_dims(
     of `(args, kwargs)` whose leaves are an int or None. A dict in the prefix may leave keys out: they
     keep the default.
     """
-    found: list[int | None] = []
-    _spread(_DEFAULT if batch_dims is None else batch_dims, (args, kwargs), "", found)
-    return found
+    prefix = LEFT_OUT if batch_dims is None else batch_dims
+    return [_leaf_dim(*row) for row in spread_prefix(prefix, (args, kwargs), "batch_dims", int, "an int")]
 
 
-def batch_size(
-    leaves: Sequence[torch.Tensor], dims: Sequence[int | None], paths: Sequence[str]
-) -> int | None:
-    """The batch size that all inputs agree on; None where no input has a batch dim."""
-    sizes = {
-        path: leaf.shape[dim] for leaf, dim, path in zip(leaves, dims, paths, strict=True) if dim is not None
-    }
-    if len(set(sizes.values())) > 1:
-        listed = ", ".join(f"{path}: {size}" for path, size in sizes.items())
+def _leaf_dim(path: str, given: Any, leaf: torch.Tensor) -> int | None:
+    """The batch dim of one tensor, counted from the front."""
+    if given is None or leaf.dim() == 0:
+        return None
+    if given is LEFT_OUT:
+        return 0
+    if not -leaf.dim() <= given < leaf.dim():
         raise InputError(
-            f"the inputs' batch sizes differ ({listed}). Every input must have the same size in its batch "
-            "dim; name other dims, or None for an input without a batch dim, with batch_dims="
-            f"{several_rows(sizes.values())}"
+            f"batch_dims{path} is {given}, but a tensor there has shape {tuple(leaf.shape)}: give it a dim "
+            "of its own, or None if it has no batch dim"
         )
-    return next(iter(sizes.values()), None)
+    dim: int = given % leaf.dim()
+    return dim
 
 
-def several_rows(sizes: Iterable[int]) -> str:
+def _several_rows(sizes: Iterable[int]) -> str:
     """What to do with inputs of several rows for each sample; empty where the sizes are none of such."""
     least, *others = sorted(set(sizes))
     if least < 2 or any(size % least for size in others):
@@ -154,61 +246,20 @@ def several_rows(sizes: Iterable[int]) -> str:
     )
 
 
-def _spread(prefix: Any, tree: Any, path: str, found: list[int | None]) -> None:
-    """Append the batch dims of the tensors in `tree` under this part of the prefix."""
-    if prefix is None or prefix is _DEFAULT or isinstance(prefix, int):
-        leaves = (leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor))
-        found.extend(_leaf_dim(prefix, leaf, path) for leaf in leaves)
-        return
-    if isinstance(prefix, Mapping) and isinstance(tree, Mapping):
-        _check_keys(prefix, tree, path)
-        for key, value in tree.items():
-            _spread(prefix.get(key, _DEFAULT), value, f"{path}[{key!r}]", found)
-        return
-    if isinstance(prefix, (tuple, list)) and isinstance(tree, (tuple, list)) and len(prefix) == len(tree):
-        for index, (part, value) in enumerate(zip(prefix, tree, strict=True)):
-            _spread(part, value, f"{path}[{index}]", found)
-        return
-    raise InputError(
-        f"batch_dims{path} is {prefix!r}, which is no prefix of the inputs there ({type(tree).__name__}). "
-        "Expected an int, None, or a container shaped like (args, kwargs)"
-    )
-
-
-def _check_keys(prefix: Mapping[Any, Any], tree: Mapping[Any, Any], path: str) -> None:
-    """Refuse keys of the prefix that the inputs do not have."""
-    unknown = [key for key in prefix if key not in tree]
-    if unknown:
-        raise InputError(f"batch_dims{path} names {unknown}, but the inputs there have {list(tree)}")
-
-
-def _leaf_dim(prefix: Any, leaf: torch.Tensor, path: str) -> int | None:
-    """The batch dim of one tensor, counted from the front."""
-    if prefix is None or leaf.dim() == 0:
-        return None
-    if prefix is _DEFAULT:
-        return 0
-    if not -leaf.dim() <= prefix < leaf.dim():
-        raise InputError(
-            f"batch_dims{path} is {prefix}, but a tensor there has shape {tuple(leaf.shape)}: give it a dim "
-            "of its own, or None if it has no batch dim"
-        )
-    dim: int = prefix % leaf.dim()
-    return dim
-
-
 def _argument_names(module: nn.Module, count: int) -> list[str]:
-    """The names of the positional arguments of the module's forward, as far as it names them."""
+    """The names of the positional arguments of the module's forward: `x`, `others[1]` of `*others`."""
     try:
         parameters = list(inspect.signature(module.forward).parameters.values())
-    except (TypeError, ValueError):
+    except (TypeError, ValueError):  # a builtin
         parameters = []
     named = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    return [named[i] if i < len(named) else f"input_{i}" for i in range(count)]
+    rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), None)
+    beyond = [f"args[{i}]" if rest is None else f"{rest}[{i - len(named)}]" for i in range(count)]
+    return [*named[:count], *beyond[len(named) :]]
 
 
-def _path_text(path: tuple[Any, ...], names: list[str]) -> str:
+def _path_text(path: tuple[Any, ...], heads: list[str]) -> str:
     """`x`, `batch['image']`, `pair[1]` of a pytree path into `(args, kwargs)`."""
     positional = path[0].idx == 0
-    head = names[path[1].idx] if positional else str(path[1].key)
+    head = heads[path[1].idx] if positional else str(path[1].key)
     return head + "".join(str(key) for key in path[2:])

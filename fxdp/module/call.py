@@ -4,42 +4,90 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import TreeSpec, keystr, tree_flatten, tree_flatten_with_path
+from torch.utils._pytree import TreeSpec
 
-from fxdp.capture import lies_in_order, register_containers, resolve_batch_dims, several_rows
+from fxdp.capture import (
+    Inputs,
+    JointOptions,
+    Request,
+    flat_leaves,
+    leaf_names,
+    lies_in_order,
+    resolve_batch_dims,
+)
 from fxdp.errors import InputError
 from fxdp.module.recent import Recent
 from fxdp.module.stable import stable_text
-from fxdp.module.state import ModelState
-
-_PLAIN = (Tensor, int, float, str, type(None), torch.dtype, torch.device)
-"""Leaves of which it is known that they carry no tensors inside."""
+from fxdp.module.state import Key, ModelState
+from fxdp.options import Options
 
 _training = attrgetter("training")
 _requires_grad = attrgetter("requires_grad")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
+class ProgramKey:
+    """All that decides which program to capture for a call, but for sizes.
+
+    Its ranks of tensors, modes and attributes are compared at each step, so it holds nothing slow to hash.
+    """
+
+    structure: TreeSpec
+    values: tuple[tuple[str, Any], ...]
+    """The Python values among the inputs, each with its type: True, 1 and 1.0 are different programs."""
+    tensors: tuple[tuple[torch.dtype, int, bool, str], ...]
+    """Of each tensor the dtype, the number of dims, whether it requires grad, the type of device."""
+    grad: bool
+    autocast: torch.dtype | None
+    training: bytes
+    """Of each module."""
+    trainable: bytes
+    """Of each parameter."""
+    generation: int
+    attributes: Key
+    """The model's Python attributes that are no longer what they were."""
+
+    def parts(self) -> tuple[Any, ...]:
+        """What it holds, in order."""
+        return (
+            self.structure, self.values, self.tensors, self.grad, self.autocast, self.training,
+            self.trainable, self.generation, self.attributes,
+        )  # fmt: skip
+
+    def differs_in_values_alone(self, other: ProgramKey) -> bool:
+        """Whether the other is the key of a call that has other Python values among its inputs."""
+        return self.values != other.values and replace(self, values=other.values) == other
+
+
+@dataclass(frozen=True, slots=True)
 class Call:
     """One call's inputs, flattened.
 
-    `kind` is all that decides which program to capture, but for sizes: structure, Python values, dtypes,
-    ranks of tensors, modes, the model's attributes. `dims` are the sizes of all dims but the batch. `strided`
-    says whether an input lies other than contiguous, where a program may depend on that.
+    `kind` is all that decides which program to capture, but for sizes. `dims` are the sizes of all dims but
+    the batch. `strided` says whether an input lies other than contiguous, where a program may depend on that.
     """
 
-    tensors: tuple[Tensor, ...]
+    inputs: Inputs
     batch: int
     dims: tuple[tuple[int, ...], ...]
-    kind: tuple[Any, ...]
-    batch_dims: tuple[int | None, ...] = ()
+    kind: ProgramKey
     strided: bool = False
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The tensors among the inputs."""
+        return self.inputs.tensors
+
+    @property
+    def batch_dims(self) -> tuple[int | None, ...]:
+        """The batch dim of each tensor."""
+        return self.inputs.batch_dims
 
 
 class CallReader:
@@ -58,6 +106,7 @@ class CallReader:
         loss_fn: Any = None,
         whole_draws: bool = False,
     ) -> None:
+        self._module = module
         self._batch_dims = batch_dims
         self._device_type = device_type
         self._casts = torch.amp.is_autocast_available(device_type)  # not on meta
@@ -66,7 +115,7 @@ class CallReader:
         self._modules = tuple(module.modules())
         self._parameters = tuple(module.parameters())
         self._state = ModelState(module, *([loss_fn] if isinstance(loss_fn, nn.Module) else []))
-        self._known: Recent[Any, tuple[int | None, ...]] = Recent(1024)
+        self._known: Recent[Any, tuple[tuple[str, ...], tuple[int | None, ...]]] = Recent(1024)
         self._digests: Recent[Any, int] = Recent(1024)
 
     def read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
@@ -76,27 +125,27 @@ class CallReader:
         ------
         InputError : batch sizes that differ, or an input on another device than the model.
         """
-        leaves, spec = tree_flatten((args, kwargs))
-        if not all(isinstance(leaf, _PLAIN) for leaf in leaves) and register_containers(leaves):
-            leaves, spec = tree_flatten((args, kwargs))
+        leaves, spec = flat_leaves(args, kwargs)
         tensors = tuple(leaf for leaf in leaves if isinstance(leaf, Tensor))
-        others = tuple(_value(leaf) for leaf in leaves if not isinstance(leaf, Tensor))
         signature = tuple((t.dtype, t.ndim, t.requires_grad, t.device.type) for t in tensors)
-        batch_dims = self._batch(args, kwargs, spec, signature)
-        shapes = [t.shape for t in tensors]
-        batch = _common_batch(shapes, batch_dims, args, kwargs)
+        names, batch_dims = self._names_and_dims(args, kwargs, spec, signature)
+        inputs = Inputs(tuple(leaves), spec, tensors, names, batch_dims)
+        named = zip(leaves, names, strict=True)
+        values = tuple(_value(leaf, name) for leaf, name in named if not isinstance(leaf, Tensor))
+        batch = inputs.batch
         dims = tuple(
-            tuple(shape) if d is None else (*shape[:d], *shape[d + 1 :])
-            for shape, d in zip(shapes, batch_dims, strict=True)
+            tuple(t.shape) if d is None else (*t.shape[:d], *t.shape[d + 1 :])
+            for t, d in zip(tensors, batch_dims, strict=True)
         )
         strided = self._whole_draws and not all(map(lies_in_order, tensors))
-        return Call(tensors, batch, dims, (spec, others, signature, *self._modes()), batch_dims, strided)
+        kind = ProgramKey(spec, values, signature, *self._modes())
+        return Call(inputs, 1 if batch is None else batch, dims, kind, strided)
 
     def watch(self, buffers: Iterable[str]) -> None:
         """From now on the values of these buffers decide on the kind of a call, too."""
         self._state.watch(buffers)
 
-    def _modes(self) -> tuple[Any, ...]:
+    def _modes(self) -> tuple[bool, torch.dtype | None, bytes, bytes, int, Key]:
         device = self._device_type
         autocast = None
         if self._casts and torch.is_autocast_enabled(device):
@@ -106,62 +155,80 @@ class CallReader:
         changed = self._state.changed()
         return torch.is_grad_enabled(), autocast, training, trainable, self._generation, changed
 
-    def _batch(
+    def _names_and_dims(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], spec: TreeSpec, signature: tuple[Any, ...]
-    ) -> tuple[int | None, ...]:
+    ) -> tuple[tuple[str, ...], tuple[int | None, ...]]:
+        """Of a structure: the names of the leaves, and the batch dims of the tensors."""
         key = (spec, signature)
         found = self._known.get(key)
         if found is None:
-            self._check_devices(args, kwargs)
-            found = self._known[key] = tuple(resolve_batch_dims(args, kwargs, self._batch_dims))
+            names = leaf_names(self._module, args, kwargs)
+            self._check_devices(args, kwargs, names)
+            dims = resolve_batch_dims(args, kwargs, self._batch_dims)
+            found = self._known[key] = names, tuple(dims)
         return found
 
-    def _check_devices(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _check_devices(self, args: tuple[Any, ...], kwargs: dict[str, Any], names: Sequence[str]) -> None:
+        device = self._device_type
         wrong = [
-            f"{path} is on {leaf.device}"
-            for path, leaf in _named(args, kwargs)
-            if leaf.device.type != self._device_type
+            f"{name} is on {leaf.device}"
+            for name, leaf in zip(names, flat_leaves(args, kwargs)[0], strict=True)
+            if isinstance(leaf, Tensor) and leaf.device.type != device
         ]
         if wrong:
-            device = self._device_type
             raise InputError(
                 f"the model is on {device}, but {'; '.join(wrong)}. Move inputs with .to({device!r})"
             )
 
-    def digest(self, value: tuple[Any, ...]) -> int:
+    def digest(self, value: ProgramKey | tuple[Any, ...]) -> int:
         """A number below 2**62 for a `kind` or `dims`, equal on all ranks for equal values."""
         found = self._digests.get(value)
         if found is None:
-            raw = hashlib.sha256(stable_text(value).encode()).digest()
+            parts = value.parts() if isinstance(value, ProgramKey) else value
+            raw = hashlib.sha256(stable_text(parts).encode()).digest()
             found = self._digests[value] = int.from_bytes(raw[:8], "little") >> 2
         return found
 
 
+def request_of(
+    module: nn.Module,
+    inputs: Inputs,
+    options: Options,
+    *,
+    cut: bool = False,
+    couple: bool = True,
+    dynamic: bool = False,
+    hint: int | None = None,
+) -> Request:
+    """What is captured for a call; of a program that is `cut` the loss alone can be differentiated."""
+    joint = JointOptions("loss" if cut else "all", couple, options.own_statistics)
+    return Request(module, inputs, options.loss_fn, joint, dynamic, hint, options.single_device_rng)
+
+
 def call_lines(call: Call) -> list[str]:
     """What decides which program serves a call, for `agree`."""
-    spec, others, signature, grad, autocast, training, trainable, generation, changed = call.kind
+    kind = call.kind
     lines = [
-        f"structure {stable_text(spec)}",
-        *(f"value {kind} {stable_text(value)}" for kind, value in others),
+        f"structure {stable_text(kind.structure)}",
+        *(f"value {type_} {stable_text(value)}" for type_, value in kind.values),
     ]
-    for i, ((dtype, _, needs_grad, _), dims) in enumerate(zip(signature, call.dims, strict=True)):
-        lines.append(f"tensor {i} {dtype} dims {list(dims)} requires_grad={needs_grad}")
-    modes = f"grad={grad} autocast={autocast} training={any(training)}"
-    modes += f" times that tensors were replaced={generation}"
-    attributes = [f"attribute {name} {stable_text(value)}" for name, value in changed]
-    return [*lines, modes, f"modules {training.hex()}", f"trainable {trainable.hex()}", *attributes]
+    for name, (dtype, _, needs_grad, _), dims in zip(call.inputs.paths, kind.tensors, call.dims, strict=True):
+        lines.append(f"tensor {name} {dtype} dims {list(dims)} requires_grad={needs_grad}")
+    modes = f"grad={kind.grad} autocast={kind.autocast} training={any(kind.training)}"
+    modes += f" times that tensors were replaced={kind.generation}"
+    attributes = [f"attribute {name} {stable_text(value)}" for name, value in kind.attributes]
+    flags = [f"modules {kind.training.hex()}", f"trainable {kind.trainable.hex()}"]
+    return [*lines, modes, *flags, *attributes]
 
 
-def changing_values(
-    call: Call, others: Sequence[tuple[Any, ...]], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> list[str]:
+def changing_values(call: Call, others: Sequence[ProgramKey]) -> list[str]:
     """Where the call's Python values differ from those of other kinds of the same structure."""
-    pairs, _ = tree_flatten_with_path((args, kwargs))
-    paths = [_path(key) for key, leaf in pairs if not isinstance(leaf, Tensor)]
+    pairs = zip(call.inputs.names, call.inputs.leaves, strict=True)
+    names = [name for name, leaf in pairs if not isinstance(leaf, Tensor)]
     return [
-        f"{path} ({own[0]})"
-        for i, (path, own) in enumerate(zip(paths, call.kind[1], strict=True))
-        if any(kind[1][i] != own for kind in others)
+        f"{name} ({own[0]})"
+        for i, (name, own) in enumerate(zip(names, call.kind.values, strict=True))
+        if any(kind.values[i] != own for kind in others)
     ]
 
 
@@ -190,42 +257,13 @@ def _described(value: Any) -> str:
     return f"a {type(value).__name__}"
 
 
-def _value(leaf: Any) -> Any:
-    """A Python leaf as part of a key: True and 1 and 1.0 are different programs."""
+def _value(leaf: Any, name: str) -> tuple[str, Any]:
+    """A Python leaf as part of a key."""
     try:
         hash(leaf)
     except TypeError:
         raise InputError(
-            f"an input is a {type(leaf).__name__}, which is neither a tensor, a container of tensors nor a "
-            "hashable Python value; register it with torch.utils._pytree or pass plain values"
+            f"the input {name} is a {type(leaf).__name__}, which is neither a tensor, a container of tensors "
+            "nor a hashable Python value; register it with torch.utils._pytree or pass plain values"
         ) from None
     return type(leaf).__name__, leaf
-
-
-def _named(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Tensor]]:
-    pairs, _ = tree_flatten_with_path((args, kwargs))
-    return [(_path(key), leaf) for key, leaf in pairs if isinstance(leaf, Tensor)]
-
-
-def _path(key: Any) -> str:
-    root = "args" if key[0].idx == 0 else "kwargs"
-    return root + keystr(key[1:])
-
-
-def _common_batch(
-    shapes: Sequence[torch.Size], dims: Sequence[int | None], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> int:
-    sizes = {shape[d] for shape, d in zip(shapes, dims, strict=True) if d is not None}
-    if len(sizes) > 1:
-        named = _named(args, kwargs)
-        listed = "\n  ".join(
-            f"{path}: {leaf.shape[d]} in dim {d} of {tuple(leaf.shape)}"
-            for (path, leaf), d in zip(named, dims, strict=True)
-            if d is not None
-        )
-        raise InputError(
-            f"the inputs' batch sizes differ:\n  {listed}\n"
-            "Name other dims, or None for an input without a batch dim, with batch_dims= of fxdp.compile"
-            f"{several_rows(sizes)}"
-        )
-    return next(iter(sizes), 1)

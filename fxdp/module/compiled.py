@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from torch import fx, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from fxdp.capture import check_layouts, copies_in_order, flatten_inputs
+from fxdp.capture import check_layouts, copies_in_order
 from fxdp.compiler.prepare import is_cut
 from fxdp.errors import InputError, MeshError, StateError
 from fxdp.ir.mesh import Mesh
@@ -133,15 +133,15 @@ class CompiledModule(StandIn):
             if not self._shared:
                 self._share()
             if not ranks.alike:
-                call, args, kwargs = self._pad(call, args, kwargs)
+                call = self._pad(call, args, kwargs)
             served = self._programs.find(call, batches)
             if served is None:
-                served = self._programs.make(call, batches, args, kwargs)
+                served = self._programs.make(call, batches)
                 self._reader.watch(served.program.captured.numbers)
             if served.draws:
-                self._check_drawing(ranks, served, args, kwargs)
+                self._check_drawing(ranks, served, call)
             self._served = served
-            self._programs.check_layouts(served, call, args, kwargs)
+            self._programs.check_layouts(served, call)
             return self._programs.run(served, call, batches)
 
     def _renew(self) -> None:
@@ -166,24 +166,19 @@ class CompiledModule(StandIn):
         others_wait = self._options.uneven or not len(self._even)
         return refusing(self._joined) if others_wait else nullcontext()
 
-    def _pad(
-        self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Call, tuple[Any, ...], dict[str, Any]]:
+    def _pad(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         """The call with the sizes that all ranks agree on; all ranks do this together."""
         with refusing(self._joined):
             pads = spread_pad(self._options.pad, args, kwargs)
         rows = gather_objects(self._joined, (call.batch, call.dims))
-        args, kwargs = padded(args, kwargs, call, common_lengths(rows, call, pads), pads)
-        return self._reader.read(args, kwargs), args, kwargs
+        return self._reader.read(*padded(call.inputs, common_lengths(rows, call, pads), pads))
 
-    def _check_drawing(
-        self, ranks: _Exchanged, served: Served, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
+    def _check_drawing(self, ranks: _Exchanged, served: Served, call: Call) -> None:
         """Refuse a call for which the ranks would not draw what one device draws; all do this together."""
         if ranks.apart:
             raise drawing_apart()
         if ranks.strided:
-            found, inputs = served.program.captured, flatten_inputs(self._model, args, kwargs)
+            found, inputs = served.program.captured, call.inputs
             if not ranks.told:
                 check_layouts(found, inputs, whole_draws=True)
             rows = gather_objects(self._joined, copies_in_order(inputs))

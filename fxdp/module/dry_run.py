@@ -9,10 +9,10 @@ from typing import Any
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from fxdp.capture import capture, check_layouts, flatten_inputs
+from fxdp.capture import capture_request, check_layouts
 from fxdp.compiler.prepare import is_cut, prepare
 from fxdp.compiler.program import Program
-from fxdp.module.call import CallReader, check_arguments
+from fxdp.module.call import CallReader, check_arguments, request_of
 from fxdp.module.model_checks import check_model, device_type
 from fxdp.options import Options
 from fxdp.ranks.resolve import resolve_mesh
@@ -45,18 +45,10 @@ def local_program(
     call = CallReader(model, options.batch_dims, device).read(args, kwargs)
     data = resolve_mesh(mesh, device).mesh
     start = time.perf_counter()
-    captured = capture(
-        model,
-        args,
-        kwargs,
-        batch_dims=options.batch_dims,
-        loss_fn=options.loss_fn,
-        differentiable="loss" if is_cut(data, options) else "all",
-        couple=data.size * options.microbatches > 1,
-        own_statistics=options.own_statistics,
-        whole_draws=options.single_device_rng,
-    )
-    check_layouts(captured, flatten_inputs(model, args, kwargs), whole_draws=options.single_device_rng)
+    couple = data.size * options.microbatches > 1
+    request = request_of(model, call.inputs, options, cut=is_cut(data, options), couple=couple)
+    captured = capture_request(request)
+    check_layouts(captured, call.inputs, whole_draws=options.single_device_rng)
     seconds = time.perf_counter() - start
     local = prepare(captured, data, options)
     local.seconds = {"capture": seconds, **local.seconds}

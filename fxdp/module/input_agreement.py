@@ -38,7 +38,7 @@ def check_contents(joined: Joined, call: Call) -> None:
     if mesh.world == 1:
         return
     rows = gather_objects(joined, _digests(call))
-    _check_shared([shared for shared, _ in rows])
+    _check_shared([shared for shared, _ in rows], call.inputs.paths)
     batches = [batch for _, batch in rows]
     places = mesh.pipeline.data_ranks or tuple(range(mesh.world))
     _check_pipelines(batches, places)
@@ -66,13 +66,13 @@ def _digest(tensor: Tensor) -> str:
         return content_digest(tensor)
 
 
-def _check_shared(rows: Sequence[dict[int, str]]) -> None:
+def _check_shared(rows: Sequence[dict[int, str]], paths: Sequence[str]) -> None:
     differing = [i for i in rows[0] if len({row.get(i) for row in rows}) > 1]
     if differing:
-        listed = ", ".join(map(str, differing))
+        listed = ", ".join(paths[i] for i in differing)
         raise everywhere(
             InputError(
-                f"tensor {listed} of the inputs has no batch dim, but its values differ between the ranks; "
+                f"{listed} of the inputs has no batch dim, but its values differ between the ranks; "
                 "expected the same on all ranks: make it from the same seed or broadcast it, or name its "
                 "batch dim with batch_dims= of fxdp.compile"
             )

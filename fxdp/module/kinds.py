@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
-from fxdp.module.call import Call, changing_values
+from fxdp.module.call import Call, ProgramKey, changing_values
 from fxdp.module.recent import Recent
 
 V = TypeVar("V")
@@ -26,7 +26,7 @@ class Kinds(Generic[V]):
     """The kinds that were called last; all ranks keep the same ones, as they make the same calls."""
 
     def __init__(self) -> None:
-        self._kinds: Recent[Any, V] = Recent(_KINDS)
+        self._kinds: Recent[ProgramKey, V] = Recent(_KINDS)
 
     def __iter__(self) -> Iterator[V]:
         """The least recently called first."""
@@ -36,16 +36,15 @@ class Kinds(Generic[V]):
         """What there is for calls of this kind."""
         return self._kinds.get(call.kind)
 
-    def add(self, call: Call, kind: V, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def add(self, call: Call, kind: V) -> None:
         """Keep what was captured for a call of a new kind."""
-        others = [key for key, _ in self._kinds.items()]
-        alike = [key for key in others if key[0] == call.kind[0] and key[2:] == call.kind[2:]]
+        alike = [key for key, _ in self._kinds.items() if key.differs_in_values_alone(call.kind)]
         if len(alike) == _MANY - 1:
             _log.warning(
                 "the model was compiled for %d calls that differ in Python values alone: %s. Pass what "
                 "changes from call to call as a tensor; only the programs of the last %d such calls are kept",
                 _MANY,
-                ", ".join(changing_values(call, alike, args, kwargs)),
+                ", ".join(changing_values(call, alike)),
                 _KINDS,
             )
         self._kinds[call.kind] = kind

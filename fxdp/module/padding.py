@@ -8,13 +8,13 @@ refused, for what stands in a gap is the model's business, not ours.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
+from fxdp.capture import LEFT_OUT, Inputs, spread_prefix
 from fxdp.errors import InputError
 from fxdp.module.call import Call
 from fxdp.ranks.failure import everywhere
@@ -35,9 +35,8 @@ def spread_pad(pad: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[
     ------
     InputError : a prefix that does not fit the inputs.
     """
-    found: list[float | None] = []
-    _spread(pad, (args, kwargs), "", found)
-    return found
+    rows = spread_prefix(pad, (args, kwargs), "pad", (int, float), "a number")
+    return [None if value is LEFT_OUT else value for _, value, _ in rows]
 
 
 def common_lengths(rows: Sequence[Row], call: Call, pads: Sequence[float | None]) -> Dims:
@@ -54,7 +53,7 @@ def common_lengths(rows: Sequence[Row], call: Call, pads: Sequence[float | None]
         largest = tuple(map(max, zip(*sizes, strict=True)))
         if len(set(sizes)) > 1 and (pads[i] is None or batch_dim is None):
             listed = ", ".join(f"{list(dims[i])} on rank {rank}" for rank, (_, dims) in enumerate(rows))
-            faults.append(f"tensor {i} has sizes (without the batch) {listed}")
+            faults.append(f"{call.inputs.paths[i]} has sizes (without the batch) {listed}")
         wanted.append(largest)
     if faults:
         listing = "\n  ".join(faults)
@@ -69,17 +68,11 @@ def common_lengths(rows: Sequence[Row], call: Call, pads: Sequence[float | None]
 
 
 def padded(
-    args: tuple[Any, ...], kwargs: dict[str, Any], call: Call, wanted: Dims, pads: Sequence[float | None]
+    inputs: Inputs, wanted: Dims, pads: Sequence[float | None]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The inputs at the wanted sizes; gradients flow back into the unpadded ones."""
-    leaves, spec = pytree.tree_flatten((args, kwargs))
-    index = 0
-    for position, leaf in enumerate(leaves):
-        if isinstance(leaf, Tensor):
-            leaves[position] = _grown(leaf, call.batch_dims[index], wanted[index], pads[index])
-            index += 1
-    grown: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_unflatten(leaves, spec)
-    return grown
+    rows = zip(inputs.tensors, inputs.batch_dims, wanted, pads, strict=True)
+    return inputs.rebuild(_grown(*row) for row in rows)
 
 
 def _grown(tensor: Tensor, batch_dim: int | None, sizes: Sequence[int], value: float | None) -> Tensor:
@@ -92,19 +85,3 @@ def _grown(tensor: Tensor, batch_dim: int | None, sizes: Sequence[int], value: f
         return tensor.new_zeros(shape).requires_grad_(tensor.requires_grad)
     ends = [wanted - size for wanted, size in zip(shape, tensor.shape, strict=True)]
     return F.pad(tensor, [n for end in reversed(ends) for n in (0, end)], value=value)
-
-
-def _spread(prefix: Any, tree: Any, path: str, found: list[float | None]) -> None:
-    if prefix is None or isinstance(prefix, (int, float)):
-        found.extend(prefix for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor))
-    elif isinstance(prefix, Mapping) and isinstance(tree, Mapping) and prefix.keys() <= tree.keys():
-        for key, value in tree.items():
-            _spread(prefix.get(key), value, f"{path}[{key!r}]", found)
-    elif isinstance(prefix, (tuple, list)) and isinstance(tree, (tuple, list)) and len(prefix) == len(tree):
-        for index, (part, value) in enumerate(zip(prefix, tree, strict=True)):
-            _spread(part, value, f"{path}[{index}]", found)
-    else:
-        raise InputError(
-            f"pad{path} is {prefix!r}, which is no prefix of the inputs there ({type(tree).__name__}). "
-            "Expected a number, None, or a container shaped like (args, kwargs)"
-        )

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from fxdp.capture import Captured, Condition, capture, check_layouts, flatten_inputs, misread
+from fxdp.capture import Captured, Condition, capture_request, check_layouts, misread
 from fxdp.compiler.emit import device_of
 from fxdp.compiler.executable import Executables, Runs, draws
 from fxdp.compiler.owners import Owners
@@ -26,7 +26,7 @@ from fxdp.compiler.prepare import check_options, is_cut, prepare
 from fxdp.compiler.program import Program
 from fxdp.errors import AgreementError, InputError
 from fxdp.ir.sizes import B, named_size
-from fxdp.module.call import Call
+from fxdp.module.call import Call, request_of
 from fxdp.module.call_sizes import fixed_dims, row_numbers, size_values
 from fxdp.module.input_agreement import check_contents
 from fxdp.module.kinds import Kinds
@@ -98,9 +98,7 @@ class Programs:
         kind = self._kinds.find(call)
         return None if kind is None else kind.calls.get((call.dims, batches))
 
-    def make(
-        self, call: Call, batches: tuple[int, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Served:
+    def make(self, call: Call, batches: tuple[int, ...]) -> Served:
         """The program for a call that came for the first time; all ranks call this together."""
         kind = self._kinds.find(call)
         first = kind is None
@@ -108,10 +106,10 @@ class Programs:
             check_contents(self._joined, call)
             kind = CallKind(call.dims)
         dynamic = not first and self._needs_open_dims(kind, call, batches)
-        captured = self._captured_for(kind, call, batches, args, kwargs, dynamic=dynamic)
+        captured = self._captured_for(kind, call, batches, dynamic=dynamic)
         served = self._serve(captured, call, batches, generic=not first)
         if first:
-            self._kinds.add(call, kind, args, kwargs)
+            self._kinds.add(call, kind)
         kind.calls[call.dims, batches] = served
         return served
 
@@ -124,14 +122,7 @@ class Programs:
         return any(not self._broken(captured.program, call, batches) for captured in kind.captured[True])
 
     def _captured_for(
-        self,
-        kind: CallKind,
-        call: Call,
-        batches: tuple[int, ...],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        *,
-        dynamic: bool,
+        self, kind: CallKind, call: Call, batches: tuple[int, ...], *, dynamic: bool
     ) -> Executables:
         """A capture that is valid at these sizes, made now if there is none.
 
@@ -143,9 +134,9 @@ class Programs:
                 return captured
         batch = sum(batches)
         hint = 1 if batch == 1 and self._options.single_device_rng else None
-        program = self._capture(call, args, kwargs, dynamic=dynamic, hint=hint)
+        program = self._capture(call, dynamic=dynamic, hint=hint)
         if self._broken(program, call, batches) and batch >= 2:
-            program = self._capture(call, args, kwargs, dynamic=dynamic, hint=batch)
+            program = self._capture(call, dynamic=dynamic, hint=batch)
         broken = self._broken(program, call, batches)
         if broken:
             listing = "\n  ".join(f"{c.expr} at {c.site}" for c in broken)
@@ -169,24 +160,19 @@ class Programs:
         ]
         return [c for c in relied if not c.holds(sizes)]
 
-    def _capture(
-        self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any], *, dynamic: bool, hint: int | None
-    ) -> Program:
+    def _capture(self, call: Call, *, dynamic: bool, hint: int | None) -> Program:
         start = time.perf_counter()
         with refusing(self._joined), _plain_modes():
-            captured = capture(
+            request = request_of(
                 self._module,
-                args,
-                kwargs,
-                batch_dims=self._options.batch_dims,
-                loss_fn=self._options.loss_fn,
-                dynamic=dynamic,
-                differentiable="loss" if self._cut else "all",
+                call.inputs,
+                self._options,
+                cut=self._cut,
                 couple=self._mesh.size * self._options.microbatches > 1,
-                own_statistics=self._options.own_statistics,
+                dynamic=dynamic,
                 hint=hint,
-                whole_draws=self._options.single_device_rng,
             )
+            captured = capture_request(request)
             seconds = time.perf_counter() - start
             program = prepare(captured, self._mesh, self._options)
             if self._options.gradients == "owner" and self._cut:
@@ -222,9 +208,7 @@ class Programs:
             _log.info("compiled program %d: %s", self.compiled, kind)
         return Served(found.runs, found.graph, program, sizes, draws(program.gm))
 
-    def check_layouts(
-        self, served: Served, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
+    def check_layouts(self, served: Served, call: Call) -> None:
         """Refuse this rank's inputs if the model's code reads how they lie, and they lie otherwise.
 
         Raises
@@ -233,7 +217,7 @@ class Programs:
         """
         captured = served.program.captured
         if misread(captured, call.tensors):
-            check_layouts(captured, flatten_inputs(self._module, args, kwargs), whole_draws=False)
+            check_layouts(captured, call.inputs, whole_draws=False)
 
     def run(self, served: Served, call: Call, batches: tuple[int, ...]) -> Any:
         """Run a call; the model's own output structure."""

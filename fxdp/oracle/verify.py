@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils import _pytree as pytree
 
-from fxdp.capture import Captured, capture, check_layouts, copy_of, flatten_inputs
+from fxdp.capture import Captured, capture_request, check_layouts, copy_of, read_inputs
 from fxdp.compiler.prepare import prepare
 from fxdp.compiler.program import Program
 from fxdp.errors import InputError, VerifierError
@@ -18,7 +18,7 @@ from fxdp.ir.draws import kept_random_state
 from fxdp.ir.graphs import copy_graph
 from fxdp.ir.mesh import Mesh, mesh_of
 from fxdp.ir.sizes import B, named_size
-from fxdp.module.call import CallReader, check_arguments
+from fxdp.module.call import CallReader, check_arguments, request_of
 from fxdp.module.model_checks import check_model, device_type
 from fxdp.options import Options
 from fxdp.oracle import Subject, check_splits
@@ -47,14 +47,14 @@ def verify_model(
     device = device_type(model)
     axes = axis_sizes(mesh)
     data = mesh_of(axes, device)
-    batch = CallReader(model, options.batch_dims, device).read(args, kwargs).batch
-    chosen = check_splits(splits, batch, data.size)
+    call = CallReader(model, options.batch_dims, device).read(args, kwargs)
+    chosen = check_splits(splits, call.batch, data.size)
     shown = ", ".join(f"{name}={size}" for name, size in axes.items())
     reports: list[Report] = []
-    for size, some in _by_program(chosen, batch, options):
+    for size, some in _by_program(chosen, call.batch, options):
         module, example, found, note = _captured(model, (args, kwargs), options, precision, size)
         # of the inputs as they were given: copies in float64 have no gaps
-        check_layouts(found, flatten_inputs(model, args, kwargs), whole_draws=options.single_device_rng)
+        check_layouts(found, call.inputs, whole_draws=options.single_device_rng)
         for split in some:
             _check_conditions(found, example, sum(split))
         subject, invariants = _subject(module, found, data, options, precision, tolerance)
@@ -103,10 +103,8 @@ def capture_for(
     hint: int | None = None,
 ) -> Captured:
     """The joint graph, as a compiled module captures it."""
-    return capture(
-        module, args, kwargs, batch_dims=options.batch_dims, loss_fn=options.loss_fn,
-        differentiable="all", hint=hint, whole_draws=options.single_device_rng,
-    )  # fmt: skip
+    inputs = read_inputs(module, args, kwargs, options.batch_dims)
+    return capture_request(request_of(module, inputs, options, hint=hint))
 
 
 def _captured(

@@ -166,9 +166,9 @@ def test_batch_sizes_differ() -> None:
         def forward(self, x, y):
             return (self.fc(x).sum() + y.sum()).sum()
 
-    with pytest.raises(InputError, match=r"batch sizes differ.*x: 4.*y: 3"):
+    with pytest.raises(InputError, match=r"(?s)batch sizes differ.*x: 4.*y: 3"):
         capture(Two(), (X, torch.zeros(3, 2)), {})
-    with pytest.raises(InputError, match=r"x: 4, y: 12\).*several rows for each sample .*flatten it"):
+    with pytest.raises(InputError, match=r"(?s)x: 4 .*y: 12 .*several rows for each sample .*flatten it"):
         capture(Two(), (X, torch.zeros(12, 2)), {})
 
 

@@ -179,7 +179,7 @@ def test_nested_inputs() -> None:
     assert [slot.path for slot in slots(captured) if isinstance(slot, Input)] == [
         "batch['x'][0]",
         "pair[1]",
-        "input_2",
+        "rest[0]",
     ]
 
 

@@ -106,7 +106,7 @@ def test_a_batch_of_one_sample_is_not_squeezed_in_part(ranks: RankPool) -> None:
 
 
 EXPECTED: dict[str, tuple[list[str], list[str]]] = {
-    "batch sizes differ": (["args[0]", "args[1]", "batch_dims="], ["rank 1", "args[1]: 2"]),
+    "batch sizes differ": (["x: 3", "y: 2", "batch_dims="], ["rank 1", "y: 2"]),
     "dtype differs": (["float64", "float32", "rank 1"], ["float64", "float32", "rank 1"]),
     "sample shape differs": (["5", "6", "rank 1"], ["5", "6", "rank 1"]),
     "dims differ": (["rank 1"], ["rank 1"]),

@@ -135,7 +135,7 @@ def _wide(*size: int) -> Tensor:
 @pytest.mark.parametrize("name", INPUTS)
 def test_inputs_that_lie_otherwise_are_refused_where_numbers_are_drawn(name: str) -> None:
     x = INPUTS[name](8)
-    said = r"\.py:\d+ `.*: rng=.* lie otherwise: input_0. Pass input_0.contiguous\(\)$"
+    said = r"\.py:\d+ `.*: rng=.* lie otherwise: args\[0\]. Pass args\[0\].contiguous\(\)$"
     with pytest.raises(InputError, match=said):
         check(_noisy(), (x,), splits=SPLITS, rng="single-device")
     with pytest.raises(InputError, match=said):
@@ -154,7 +154,7 @@ def test_one_channel_has_two_orders() -> None:
     assert x.is_contiguous()
     assert not conv(x).is_contiguous()
     model = Model(lambda conv, x: F.dropout(conv(x)).tanh(), conv)
-    copy = r"Pass input_0.clone\(memory_format=torch.contiguous_format\)"
+    copy = r"Pass args\[0\].clone\(memory_format=torch.contiguous_format\)"
     with pytest.raises(InputError, match=copy):
         check(model, (x,), splits=SPLITS, rng="single-device")
     x = x.clone(memory_format=torch.contiguous_format)
@@ -205,12 +205,12 @@ def test_all_ranks_refuse_what_lies_otherwise_on_one(ranks: RankPool) -> None:
     x, first = _wide(4, 3, 4, 4), _wide(4, 3, 4, 4).to(**FIRST)
     none = torch.empty(0, 3, 4, 4, dtype=torch.float64).to(**FIRST)
     steps: list[tuple[Tensor | str, list[Tensor]]] = [
-        (r"input_0 \(rank 1\)\. Pass input_0.contiguous\(\)$", [x[:1], first[2:]]),
+        (r"args\[0\] \(rank 1\)\. Pass args\[0\].contiguous\(\)$", [x[:1], first[2:]]),
         (x, [x[:2], x[2:]]),
-        (r"input_0 \(rank 0, 1\)\. Pass input_0.contiguous\(\)$", [first[:2], first[2:]]),
+        (r"args\[0\] \(rank 0, 1\)\. Pass args\[0\].contiguous\(\)$", [first[:2], first[2:]]),
         (first.contiguous(), [first[:2].contiguous(), first[2:].contiguous()]),
         (x[:2], [none, x[:2]]),
-        (r"input_0 \(rank 0\)\. Pass input_0.contiguous\(\)$", [first[:2], none]),
+        (r"args\[0\] \(rank 0\)\. Pass args\[0\].contiguous\(\)$", [first[:2], none]),
     ]
     found = ranks.run(2, _call, [parts for _, parts in steps])
     for i, (whole, _) in enumerate([*steps, steps[1]]):
@@ -239,7 +239,7 @@ def test_ranks_that_do_not_exchange_stop_together(ranks: RankPool) -> None:
     assert found[0].startswith("RankFailedError"), found[0]
     assert found[1].startswith("InputError")
     for text in found:
-        assert "these inputs lie otherwise: input_0. Pass input_0.contiguous()" in text
+        assert "these inputs lie otherwise: args[0]. Pass args[0].contiguous()" in text
 
 
 def test_inductor_knows_how_they_lie(ranks: RankPool) -> None:

@@ -74,20 +74,20 @@ def test_batch_sizes_that_differ() -> None:
     with pytest.raises(InputError) as caught:
         reader.read((torch.ones(4, 3),), {"target": torch.ones(5)})
     message = str(caught.value)
-    assert "args[0]: 4 in dim 0 of (4, 3)" in message
-    assert "kwargs['target']: 5 in dim 0 of (5,)" in message
+    assert "input: 4 in dim 0 of (4, 3)" in message
+    assert "target: 5 in dim 0 of (5,)" in message
     assert "batch_dims=" in message
 
 
 def test_an_input_on_another_device() -> None:
     reader, _ = _reader()
-    with pytest.raises(InputError, match=r"args\[0\] is on meta. Move inputs with .to\('cpu'\)"):
+    with pytest.raises(InputError, match=r"input is on meta. Move inputs with .to\('cpu'\)"):
         reader.read((torch.ones(4, 3, device="meta"),), {})
 
 
 def test_an_unhashable_value() -> None:
     reader, _ = _reader()
-    with pytest.raises(InputError, match="an input is a set, which is neither a tensor"):
+    with pytest.raises(InputError, match=r"the input args\[1\] is a set, which is neither a tensor"):
         reader.read((torch.ones(4, 3), {1, 2}), {})
 
 
@@ -142,5 +142,5 @@ def test_tensors_inside_of_objects_are_inputs(kind: Callable[[Tensor, Tensor], A
     for _ in range(2):
         value = kind(torch.randn(4, 3), torch.randn(4, 1))
         torch.testing.assert_close(compiled(value), model(value))
-    with pytest.raises(fxdp.InputError, match=r"args\[0\]\.scale: 3 in dim 0"):
+    with pytest.raises(fxdp.InputError, match=r"input\.scale: 3 in dim 0"):
         compiled(kind(torch.randn(4, 3), torch.randn(3, 1)))

@@ -63,7 +63,7 @@ def test_batches_that_do_not_belong_together(ranks: RankPool) -> None:
     first, second = ranks.run(2, _inputs)
     for found in (first, second):
         assert "rank 1 of the mesh passes other samples than rank 0" in found["pipeline"]
-        assert "tensor 1 of the inputs has no batch dim, but its values differ" in found["shared"]
+        assert "scale of the inputs has no batch dim, but its values differ" in found["shared"]
         assert found["afterwards"] == found["parts"] == "no error"
         assert not found["warned"]
     assert ["all 2 ranks passed the same samples" in text for text in first["copies"]] == [True]

@@ -50,4 +50,4 @@ def test_values_that_change_at_each_call_are_named(
             assert not caplog.text
             compiled(torch.randn(batch, 3), 1, style=style)
     (record,) = caplog.records
-    assert "for 3 calls that differ in Python values alone: kwargs['style'] (object)." in record.getMessage()
+    assert "for 3 calls that differ in Python values alone: style (object)." in record.getMessage()

@@ -271,7 +271,7 @@ def test_of_a_pipeline_it_says_what_was_run(mesh: dict[str, int], microbatches: 
 
 
 def test_a_write_of_a_buffer_that_the_program_lost_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    captured_as_it_is = check.capture
+    captured_as_it_is = check.capture_request
 
     def without_running_mean(*args: Any, **kwargs: Any) -> Captured:
         found = captured_as_it_is(*args, **kwargs)
@@ -283,7 +283,7 @@ def test_a_write_of_a_buffer_that_the_program_lost_is_found(monkeypatch: pytest.
         output.args = (tuple(v for _, v in kept),)
         return found
 
-    monkeypatch.setattr(check, "capture", without_running_mean)
+    monkeypatch.setattr(check, "capture_request", without_running_mean)
     report = verify(mlp(), X)
     wrong = {str(row) for run in report.splits for row in run.wrong}
     assert wrong == {"buffer 1.running_mean is missing"}

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import fxdp
-from fxdp.capture import Captured, capture
+from fxdp.capture import Captured, Request, capture_request
 from fxdp.ir.graphs import copy_graph
 from tests.capture import zoo
 from tests.exactness.models import step_both, twin_of
@@ -86,12 +86,12 @@ def captured_once(known: dict[Any, Captured] | None = None) -> Iterator[None]:
     """
     known = {} if known is None else known
 
-    def remembered(module: Any, args: Any, kwargs: Any, **options: Any) -> Captured:
-        modes = (module.training, torch.is_grad_enabled())
-        key = (type(module), *modes, options["couple"], options["dynamic"], options["hint"])
+    def remembered(request: Request) -> Captured:
+        modes = (request.module.training, torch.is_grad_enabled())
+        key = (type(request.module), *modes, request.joint.couple, request.dynamic, request.hint)
         if key not in known:
-            known[key] = capture(module, args, kwargs, **options)
+            known[key] = capture_request(request)
         return replace(known[key], gm=copy_graph(known[key].gm))
 
-    with mock.patch("fxdp.module.programs.capture", remembered):
+    with mock.patch("fxdp.module.programs.capture_request", remembered):
         yield

@@ -15,6 +15,7 @@ from fxdp import torch_compat
 from fxdp.capture.couplings import BatchSymbols, coupling_table
 from fxdp.capture.export.exported import BatchDims, Exported
 from fxdp.capture.export.rewrites import part_layers, rejoin, unfused_recurrence
+from fxdp.errors import InputError
 
 
 class BatchSpecializedError(Exception):
@@ -23,11 +24,21 @@ class BatchSpecializedError(Exception):
 
 @dataclass(frozen=True)
 class JointOptions:
-    """How a forward graph is differentiated (see `capture`)."""
+    """How a forward graph is differentiated (see `capture`).
+
+    Raises
+    ------
+    InputError : an unknown word for what is differentiable.
+    """
 
     differentiable: str = "loss"
     couple: bool = True
     own_statistics: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse unknown words."""
+        if self.differentiable not in ("loss", "all"):
+            raise InputError(f'differentiable must be "loss" or "all", got {self.differentiable!r}')
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,59 @@
+"""`Request`: what is to be captured, and how."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from fxdp.capture.inputs import Inputs
+from fxdp.capture.joint import JointOptions
+from fxdp.errors import CaptureError, InputError
+
+
+@dataclass(frozen=True)
+class Request:
+    """A module, the inputs of a call, and how they are captured (see `capture`).
+
+    Raises
+    ------
+    InputError, CaptureError : a request that cannot be meant.
+    """
+
+    module: nn.Module
+    inputs: Inputs
+    loss_fn: Callable[..., Any] | None = None
+    joint: JointOptions = field(default_factory=JointOptions)
+    dynamic: bool = False
+    hint: int | None = None
+    whole_draws: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be meant."""
+        _check_hint(self.hint, 1 if self.whole_draws else 2)
+        _check_loss_fn(self.loss_fn, self.module, self.inputs)
+
+
+def _check_hint(hint: int | None, least: int) -> None:
+    if hint is not None and hint < least:
+        raise InputError(f"hint must be a batch size of at least {least}, got {hint}")
+
+
+def _check_loss_fn(loss_fn: Callable[..., Any] | None, module: nn.Module, inputs: Inputs) -> None:
+    if loss_fn is None:
+        return
+    _, kwargs = inputs.rebuild(inputs.tensors)
+    if "target" not in kwargs:
+        raise InputError(
+            "with loss_fn= the call needs the keyword argument target=, the loss's second argument"
+        )
+    if isinstance(loss_fn, nn.Module):
+        own = {id(parameter) for parameter in module.parameters()}
+        loose = [name for name, p in loss_fn.named_parameters() if p.requires_grad and id(p) not in own]
+        if loose:
+            raise CaptureError(
+                f"loss_fn has trainable parameters of its own ({', '.join(loose)}), which the module's state "
+                "does not hold. Make the loss a part of the module and let the module return it"
+            )
