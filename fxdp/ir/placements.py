@@ -32,7 +32,7 @@ class Partial:
     """Every rank holds a term; the value is their reduction by `op`.
 
     `sum`: the terms add up. `max`, `min`: the most extreme term counts, a nan above all. `moments`: each
-    term is `fxdp.moments.moments` of the rank's own elements.
+    term is `fxdp.ir.ops.moments.moments` of the rank's own elements.
     """
 
     op: str = "sum"

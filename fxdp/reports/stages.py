@@ -32,7 +32,7 @@ def stage_rows(
 
 
 def _cost(gm: fx.GraphModule, stage: int) -> float:
-    """Forward and backward of a micro-batch, in the units of `fxdp.cost`."""
+    """Forward and backward of a micro-batch, in the units of `fxdp.pipeline.cut.cost`."""
     own = (n for n in gm.graph.nodes if n.op == "call_function" and note(n).stage == stage)
     return float(sum(node_cost(n) for n in own if not note(n).once))
 

@@ -44,7 +44,7 @@ FIXED: dict[str, Callable[[int], float]] = {
 
 @pytest.mark.parametrize("name", FIXED)
 def test_arithmetic_that_fixes_the_batch_size(name: str) -> None:
-    """Fitted from several traces (see `fxdp.capture.static`); a quotient must not become a whole number."""
+    """Fitted from several traces (`capture/joint/static.py`); a quotient must not become a whole number."""
 
     def body(fc: nn.Linear, x: Tensor) -> tuple[Tensor, Tensor]:
         number = FIXED[name](int(x.shape[0]))

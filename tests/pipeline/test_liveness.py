@@ -100,7 +100,7 @@ def _kept_too_long(schedule: str, checkpoint: str) -> tuple[int, list[str]]:
     compiled = _compiled(4, schedule, checkpoint)
     batch = skips(8)
     compiled(**batch)
-    step = compiled._last().program
+    step = compiled._last().runs
     watched = Watched(step.program)
     step.program = watched.run
     compiled(**batch).backward()

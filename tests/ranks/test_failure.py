@@ -63,7 +63,7 @@ def _fail(joined: Joined, how: str) -> None:
 def _train(how: str, where: str, guilty: int) -> None:
     install_hook()
     joined = resolve_mesh(None, "cpu")
-    fxdp.links.links._STUCK_S = 1.0 if where == "stuck" else 5.0
+    fxdp.ranks.links.links._STUCK_S = 1.0 if where == "stuck" else 5.0
     for _ in range(3):
         _wait(joined, "functional")
     if joined.mesh.rank == guilty:
@@ -123,7 +123,7 @@ def test_a_rank_that_does_not_come_out_of_its_call_ends(ranks: RankPool) -> None
 
 
 def _end_early() -> None:
-    fxdp.links.links._CAUSE_S = 1.0
+    fxdp.ranks.links.links._CAUSE_S = 1.0
     joined = resolve_mesh(None, "cpu")
     _wait(joined, "functional")
     if joined.mesh.rank == 0:
@@ -195,7 +195,7 @@ def test_report_errors(ranks: RankPool) -> None:
 
 
 def _late() -> str:
-    fxdp.links.links._CAUSE_S = 1.0
+    fxdp.ranks.links.links._CAUSE_S = 1.0
     if dist.get_rank() == 1:
         resolve_mesh(None, "cpu")
         time.sleep(3)

@@ -1,10 +1,10 @@
-"""BatchNorm by moments in the forward (`fxdp.moments`) and by two sums over the batch in the backward.
+"""BatchNorm by moments in the forward (`fxdp.ir.ops.moments`) and by two sums over the batch in the backward.
 
 The two sums of the backward are exactly the gradients of bias and weight, so that reducing them once
 serves both them and the gradient of the input.
 
-With `batch_stats="microbatch"` outputs and gradients need no other part of the batch (`fxdp.standardize`);
-only the running statistics follow the moments of all of it.
+With `batch_stats="microbatch"` outputs and gradients need no other part of the batch
+(`fxdp.ir.ops.standardize`); only the running statistics follow the moments of all of it.
 """
 
 from __future__ import annotations
