@@ -2,33 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec
 
-from fxdp.capture import (
-    Inputs,
-    JointOptions,
-    Request,
-    flat_leaves,
-    leaf_names,
-    lies_in_order,
-    resolve_batch_dims,
-)
+from fxdp.capture import Inputs, JointOptions, Request
 from fxdp.errors import InputError
-from fxdp.module.recent import Recent
-from fxdp.module.stable import stable_text
-from fxdp.module.state import Key, ModelState
+from fxdp.module.changes import Key
 from fxdp.options import Options
 
-_training = attrgetter("training")
-_requires_grad = attrgetter("requires_grad")
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,106 +76,6 @@ class Call:
     def batch_dims(self) -> tuple[int | None, ...]:
         """The batch dim of each tensor."""
         return self.inputs.batch_dims
-
-
-class CallReader:
-    """Reads calls of one model; batch dims are resolved once per structure.
-
-    `generation` counts how often the model's tensors were replaced, which all ranks must do together;
-    `whole_draws` says whether programs draw as one device, which depends on how inputs lie in memory.
-    """
-
-    def __init__(
-        self,
-        module: nn.Module,
-        batch_dims: Any,
-        device_type: str,
-        generation: int = 0,
-        loss_fn: Any = None,
-        whole_draws: bool = False,
-    ) -> None:
-        self._module = module
-        self._batch_dims = batch_dims
-        self._device_type = device_type
-        self._casts = torch.amp.is_autocast_available(device_type)  # not on meta
-        self._generation = generation
-        self._whole_draws = whole_draws
-        self._modules = tuple(module.modules())
-        self._parameters = tuple(module.parameters())
-        self._state = ModelState(module, *([loss_fn] if isinstance(loss_fn, nn.Module) else []))
-        self._known: Recent[Any, tuple[tuple[str, ...], tuple[int | None, ...]]] = Recent(1024)
-        self._digests: Recent[Any, int] = Recent(1024)
-
-    def read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-        """The call's inputs.
-
-        Raises
-        ------
-        InputError : batch sizes that differ, or an input on another device than the model.
-        """
-        leaves, spec = flat_leaves(args, kwargs)
-        tensors = tuple(leaf for leaf in leaves if isinstance(leaf, Tensor))
-        signature = tuple((t.dtype, t.ndim, t.requires_grad, t.device.type) for t in tensors)
-        names, batch_dims = self._names_and_dims(args, kwargs, spec, signature)
-        inputs = Inputs(tuple(leaves), spec, tensors, names, batch_dims)
-        named = zip(leaves, names, strict=True)
-        values = tuple(_value(leaf, name) for leaf, name in named if not isinstance(leaf, Tensor))
-        batch = inputs.batch
-        dims = tuple(
-            tuple(t.shape) if d is None else (*t.shape[:d], *t.shape[d + 1 :])
-            for t, d in zip(tensors, batch_dims, strict=True)
-        )
-        strided = self._whole_draws and not all(map(lies_in_order, tensors))
-        kind = ProgramKey(spec, values, signature, *self._modes())
-        return Call(inputs, 1 if batch is None else batch, dims, kind, strided)
-
-    def watch(self, buffers: Iterable[str]) -> None:
-        """From now on the values of these buffers decide on the kind of a call, too."""
-        self._state.watch(buffers)
-
-    def _modes(self) -> tuple[bool, torch.dtype | None, bytes, bytes, int, Key]:
-        device = self._device_type
-        autocast = None
-        if self._casts and torch.is_autocast_enabled(device):
-            autocast = torch.get_autocast_dtype(device)
-        training = bytes(map(_training, self._modules))
-        trainable = bytes(map(_requires_grad, self._parameters))
-        changed = self._state.changed()
-        return torch.is_grad_enabled(), autocast, training, trainable, self._generation, changed
-
-    def _names_and_dims(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], spec: TreeSpec, signature: tuple[Any, ...]
-    ) -> tuple[tuple[str, ...], tuple[int | None, ...]]:
-        """Of a structure: the names of the leaves, and the batch dims of the tensors."""
-        key = (spec, signature)
-        found = self._known.get(key)
-        if found is None:
-            names = leaf_names(self._module, args, kwargs)
-            self._check_devices(args, kwargs, names)
-            dims = resolve_batch_dims(args, kwargs, self._batch_dims)
-            found = self._known[key] = names, tuple(dims)
-        return found
-
-    def _check_devices(self, args: tuple[Any, ...], kwargs: dict[str, Any], names: Sequence[str]) -> None:
-        device = self._device_type
-        wrong = [
-            f"{name} is on {leaf.device}"
-            for name, leaf in zip(names, flat_leaves(args, kwargs)[0], strict=True)
-            if isinstance(leaf, Tensor) and leaf.device.type != device
-        ]
-        if wrong:
-            raise InputError(
-                f"the model is on {device}, but {'; '.join(wrong)}. Move inputs with .to({device!r})"
-            )
-
-    def digest(self, value: ProgramKey | tuple[Any, ...]) -> int:
-        """A number below 2**62 for a `kind` or `dims`, equal on all ranks for equal values."""
-        found = self._digests.get(value)
-        if found is None:
-            parts = value.parts() if isinstance(value, ProgramKey) else value
-            raw = hashlib.sha256(stable_text(parts).encode()).digest()
-            found = self._digests[value] = int.from_bytes(raw[:8], "little") >> 2
-        return found
 
 
 def request_of(
@@ -257,13 +145,13 @@ def _described(value: Any) -> str:
     return f"a {type(value).__name__}"
 
 
-def _value(leaf: Any, name: str) -> tuple[str, Any]:
-    """A Python leaf as part of a key."""
-    try:
-        hash(leaf)
-    except TypeError:
-        raise InputError(
-            f"the input {name} is a {type(leaf).__name__}, which is neither a tensor, a container of tensors "
-            "nor a hashable Python value; register it with torch.utils._pytree or pass plain values"
-        ) from None
-    return type(leaf).__name__, leaf
+def stable_text(value: Any) -> str:
+    """`repr(value)` without the addresses of objects and with sets in order.
+
+    Objects that show nothing but their class and address are equal to this text if their classes are.
+    """
+    if isinstance(value, tuple) and type(value) is tuple:
+        return f"({', '.join(map(stable_text, value))},)"
+    if isinstance(value, frozenset):
+        return f"frozenset({sorted(map(stable_text, value))})"
+    return _ADDRESS.sub("", repr(value))

@@ -5,49 +5,34 @@ from __future__ import annotations
 import copy
 import logging
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import fx, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from fxdp.capture import check_layouts, copies_in_order
 from fxdp.compiler.prepare import is_cut
-from fxdp.errors import InputError, MeshError, StateError
+from fxdp.errors import MeshError, StateError
 from fxdp.ir.mesh import Mesh
-from fxdp.module.call import Call, CallReader, call_lines
-from fxdp.module.drawing import drawing_apart, drawing_strided, generator_state
-from fxdp.module.held import Held
-from fxdp.module.model_checks import check_model, device_type
-from fxdp.module.optimizers import OptimizerWatch
+from fxdp.module.call import Call
+from fxdp.module.call_exchange import CallExchange, CallExchanged
+from fxdp.module.changes import Held
+from fxdp.module.input_agreement import drawing_apart, drawing_strided
+from fxdp.module.model_checks import OptimizerWatch, check_model, device_type
 from fxdp.module.padding import common_lengths, padded, spread_pad
 from fxdp.module.programs import Programs, Served
-from fxdp.module.recent import Recent
+from fxdp.module.reader import CallReader
 from fxdp.module.stand_in import StandIn
 from fxdp.options import Options
-from fxdp.ranks.agreement import Agreement, agree, broadcast_tensors, gather_objects, model_lines
-from fxdp.ranks.failure import everywhere, guard, install_hook, refusing
+from fxdp.ranks.agreement import agree, broadcast_tensors, gather_objects, model_lines
+from fxdp.ranks.failure import guard, install_hook, refusing
 from fxdp.ranks.joined import Joined
 from fxdp.ranks.resolve import resolve_mesh
 from fxdp.reports.plan import Plan
 
 _log = logging.getLogger("fxdp")
-
-
-class _Exchanged(NamedTuple):
-    """What the ranks told each other of a call."""
-
-    batches: tuple[int, ...]
-    """The batch size of each data rank."""
-    alike: bool = True
-    """Whether the other sizes of their inputs are the same."""
-    apart: bool = False
-    """Whether their generators are in other states, where that counts."""
-    strided: bool = False
-    """Whether an input lies other than contiguous, where that counts."""
-    told: bool = True
-    """Whether all ranks know this; not where `uneven=False` spares the exchange."""
 
 
 class CompiledModule(StandIn):
@@ -90,10 +75,8 @@ class CompiledModule(StandIn):
     _watch: OptimizerWatch | None
     _held: Held
     _reader: CallReader
-    _agreement: Agreement
+    _exchange: CallExchange
     _programs: Programs
-    _even: Recent[Any, bool]
-    """The kinds and sizes of calls that were found equal on all ranks, with `uneven=False`."""
 
     def _build(self) -> None:
         self._held = Held(self._model)
@@ -102,9 +85,8 @@ class CompiledModule(StandIn):
         self._reader = CallReader(
             self._model, chosen.batch_dims, device, self._generation, chosen.loss_fn, chosen.single_device_rng
         )
-        self._agreement = Agreement(self._joined)
+        self._exchange = CallExchange(self._joined, chosen, self._reader)
         self._programs = Programs(self._model, self._joined, self._options)
-        self._even = Recent(1024)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's output for this rank's part of the batch.
@@ -128,7 +110,7 @@ class CompiledModule(StandIn):
                 self._renew()
             with self._refusing():
                 call = self._reader.read(args, kwargs)
-            ranks = self._exchange(call)
+            ranks = self._exchange.of(call)
             batches = ranks.batches
             if not self._shared:
                 self._share()
@@ -163,8 +145,7 @@ class CompiledModule(StandIn):
 
         Then they may have begun the step, and an error of this rank must end it.
         """
-        others_wait = self._options.uneven or not len(self._even)
-        return refusing(self._joined) if others_wait else nullcontext()
+        return refusing(self._joined) if self._exchange.certain else nullcontext()
 
     def _pad(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         """The call with the sizes that all ranks agree on; all ranks do this together."""
@@ -173,7 +154,7 @@ class CompiledModule(StandIn):
         rows = gather_objects(self._joined, (call.batch, call.dims))
         return self._reader.read(*padded(call.inputs, common_lengths(rows, call, pads), pads))
 
-    def _check_drawing(self, ranks: _Exchanged, served: Served, call: Call) -> None:
+    def _check_drawing(self, ranks: CallExchanged, served: Served, call: Call) -> None:
         """Refuse a call for which the ranks would not draw what one device draws; all do this together."""
         if ranks.apart:
             raise drawing_apart()
@@ -184,45 +165,6 @@ class CompiledModule(StandIn):
             rows = gather_objects(self._joined, copies_in_order(inputs))
             if any(rows):  # none, where padding made new ones
                 raise drawing_strided(found, rows)
-
-    def _exchange(self, call: Call) -> _Exchanged:
-        """What all ranks pass; they must make the same kind of call."""
-        if self._mesh.world == 1:
-            return _Exchanged(_nonempty((call.batch,)), strided=call.strided)
-        key = (call.kind, call.dims, call.batch)
-        if not self._options.uneven and key in self._even:
-            return _Exchanged((call.batch,) * self._mesh.size, strided=call.strided, told=False)
-        state = generator_state(self._mesh.device_type) if self._options.single_device_rng else 0
-        digests = self._reader.digest(call.kind), self._reader.digest(call.dims)
-        own = (call.batch, *digests, state, int(call.strided))
-        rows = self._agreement.exchange(own)
-        if len({row[1] for row in rows}) > 1:
-            agree(self._joined, call_lines(call), "calls")
-        batches = _nonempty(self._batches([row[0] for row in rows]))
-        if not self._options.uneven:
-            if len(set(batches)) > 1:
-                raise everywhere(
-                    InputError(f"uneven=False promises equal local batches, but the ranks have {batches}")
-                )
-            self._even[key] = True
-        _, _, dims, states, strided = zip(*rows, strict=True)
-        return _Exchanged(batches, len(set(dims)) == 1, len(set(states)) > 1, any(strided))
-
-    def _batches(self, sizes: Sequence[int]) -> tuple[int, ...]:
-        """The batch size of each data rank; pipeline ranks with the same data must have the same."""
-        places = self._mesh.pipeline.data_ranks
-        if len(places) < len(sizes):
-            return tuple(sizes)
-        found: dict[int, int] = {}
-        for rank, (place, size) in enumerate(zip(places, sizes, strict=True)):
-            if found.setdefault(place, size) != size:
-                raise everywhere(
-                    InputError(
-                        f"rank {rank} of the mesh has a batch of {size}, another rank with the same data "
-                        f"one of {found[place]}: all ranks of a pipeline must pass the same batch"
-                    )
-                )
-        return tuple(found[place] for place in range(self._mesh.size))
 
     def _start(self) -> None:
         """Before the first exchange."""
@@ -320,9 +262,3 @@ def _check_joined(joined: Joined) -> None:
             f"not to run; expected a DeviceMesh, as init_device_mesh({mesh.device_type!r}, ({mesh.world},), "
             f"mesh_dim_names=('dp',)), or None for all ranks, in {mesh.world} processes started by torchrun"
         )
-
-
-def _nonempty(batches: tuple[int, ...]) -> tuple[int, ...]:
-    if sum(batches) == 0:
-        raise everywhere(InputError("the global batch is empty: no rank was given a sample"))
-    return batches

@@ -12,8 +12,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from fxdp.capture import capture_request, check_layouts
 from fxdp.compiler.prepare import is_cut, prepare
 from fxdp.compiler.program import Program
-from fxdp.module.call import CallReader, check_arguments, request_of
+from fxdp.module.call import check_arguments, request_of
 from fxdp.module.model_checks import check_model, device_type
+from fxdp.module.reader import CallReader
 from fxdp.options import Options
 from fxdp.ranks.resolve import resolve_mesh
 from fxdp.reports.plan import Plan

@@ -3,6 +3,7 @@
     ranks of one pipeline           must pass the same batch
     inputs without a batch dim      must be the same on all ranks
     other ranks                     have other samples; the same everywhere mean that nobody shards the data
+    ranks that draw as one device   must have generators in one state, and inputs that lie as one device's
 
 Sizes are compared at each call. Contents cost a hash of the batch, so they are compared when a kind of call
 is compiled: a data loader that is wrong at the first step is wrong at each.
@@ -12,12 +13,13 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from fxdp.errors import InputError
+from fxdp.capture import Captured, strided_draws
+from fxdp.errors import FxdpError, InputError
 from fxdp.module.call import Call
 from fxdp.ranks.agreement import content_digest, gather_objects
 from fxdp.ranks.failure import everywhere
@@ -102,3 +104,34 @@ def _warn_of_copies(batches: dict[int, str]) -> None:
             len(batches),
             len(batches),
         )
+
+
+def generator_state(device_type: str) -> int:
+    """A number below 2**62 for the state of the generators that a program draws from."""
+    states = [torch.get_rng_state()]
+    if device_type == "cuda":
+        states.append(torch.cuda.get_rng_state())
+    raw = hashlib.blake2b(b"".join(state.numpy().tobytes() for state in states), digest_size=8).digest()
+    return int.from_bytes(raw, "little") >> 2
+
+
+def drawing_apart() -> FxdpError:
+    """The error, raised by all ranks, of a call that draws while their generators are in other states."""
+    return everywhere(
+        InputError(
+            'rng="single-device": every rank draws the numbers of the whole batch, but the generators of the '
+            "ranks are in different states. Call torch.manual_seed with one number on all of them, and draw "
+            "what each draws for itself (its data) from a torch.Generator of its own"
+        )
+    )
+
+
+def drawing_strided(found: Captured, rows: Sequence[Mapping[str, str]]) -> FxdpError:
+    """The error, raised by all ranks, of a call that draws while inputs of some lie otherwise.
+
+    `rows` are the ranks' inputs that do, each with the copy that would not.
+    """
+    copies = {path: copy for row in rows for path, copy in row.items()}
+    places = ((path, [str(rank) for rank, row in enumerate(rows) if path in row]) for path in copies)
+    shown = "; ".join(f"{path} (rank {', '.join(ranks)})" for path, ranks in places)
+    return everywhere(strided_draws(found, copies, shown))

@@ -26,12 +26,11 @@ from fxdp.compiler.prepare import check_options, is_cut, prepare
 from fxdp.compiler.program import Program
 from fxdp.errors import AgreementError, InputError
 from fxdp.ir.sizes import B, named_size
+from fxdp.module.cache import Kinds, Recent
 from fxdp.module.call import Call, request_of
 from fxdp.module.call_sizes import fixed_dims, row_numbers, size_values
 from fxdp.module.input_agreement import check_contents
-from fxdp.module.kinds import Kinds
 from fxdp.module.outputs import has_size_leaves, packed, raise_if_checked
-from fxdp.module.recent import Recent
 from fxdp.options import Options
 from fxdp.pipeline.schedule import csv
 from fxdp.ranks.agreement import agree, gather_objects, tensor_lines

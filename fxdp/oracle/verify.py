@@ -18,8 +18,9 @@ from fxdp.ir.draws import kept_random_state
 from fxdp.ir.graphs import copy_graph
 from fxdp.ir.mesh import Mesh, mesh_of
 from fxdp.ir.sizes import B, named_size
-from fxdp.module.call import CallReader, check_arguments, request_of
+from fxdp.module.call import check_arguments, request_of
 from fxdp.module.model_checks import check_model, device_type
+from fxdp.module.reader import CallReader
 from fxdp.options import Options
 from fxdp.oracle import Subject, check_splits
 from fxdp.oracle.precision import casts, tolerances, widen, widened

@@ -18,9 +18,8 @@ from fxdp.errors import InputError
 from fxdp.ir.model_tensors import held, is_sharded, slot_values
 from fxdp.ir.placements import R
 from fxdp.ir.slots import Buffer, Constant, Output, Parameter
-from fxdp.module.held import Held
-from fxdp.module.model_checks import check_model, device_type
-from fxdp.module.optimizers import OptimizerWatch
+from fxdp.module.changes import Held
+from fxdp.module.model_checks import OptimizerWatch, check_model, device_type
 from fxdp.oracle import input_values
 from fxdp.ranks import agreement
 from fxdp.ranks.agreement import model_lines

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import fxdp
-from fxdp.module.call import CallReader
+from fxdp.module.reader import CallReader
 from fxdp.oracle import difference
 from tests.exactness.models import gradient_errors, part
 from tests.zoo.catalogue import CATALOGUE

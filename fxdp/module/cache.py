@@ -7,19 +7,53 @@ so a model that is given a step's number or a fresh object at each call would fi
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections import OrderedDict
+from collections.abc import Hashable, Iterable, Iterator
 from typing import Generic, TypeVar
 
 from fxdp.module.call import Call, ProgramKey, changing_values
-from fxdp.module.recent import Recent
 
+K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
-"""What is kept for a kind."""
 
 _log = logging.getLogger("fxdp")
 
 _KINDS = 64  # kinds whose programs are kept
 _MANY = 8  # kinds that differ in Python values alone, when a line says so
+
+
+class Recent(Generic[K, V]):
+    """At most `limit` entries; a new one takes the place of that which was not used for longest.
+
+    Ranks that look up and store the same keys in the same order keep the same entries.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._entries: OrderedDict[K, V] = OrderedDict()
+
+    def get(self, key: K) -> V | None:
+        """The value of the key, which counts as a use, or None."""
+        found = self._entries.get(key)
+        if found is not None:
+            self._entries.move_to_end(key)
+        return found
+
+    def __setitem__(self, key: K, value: V) -> None:
+        self._entries[key] = value
+        self._entries.move_to_end(key)
+        if len(self._entries) > self._limit:
+            self._entries.popitem(last=False)
+
+    def __contains__(self, key: K) -> bool:
+        return self.get(key) is not None
+
+    def items(self) -> Iterable[tuple[K, V]]:
+        """The entries, least recently used first; none counts as used by this."""
+        return self._entries.items()
+
+    def __len__(self) -> int:
+        return len(self._entries)
 
 
 class Kinds(Generic[V]):

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import fxdp
+from fxdp.module.cache import Recent
 
 
 class Net(nn.Module):
@@ -27,7 +28,7 @@ class Net(nn.Module):
 def test_programs_of_the_kinds_called_last_are_kept(
     monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr("fxdp.module.kinds._KINDS", 2)
+    monkeypatch.setattr("fxdp.module.cache._KINDS", 2)
     model = Net()
     compiled = fxdp.compile(model, compute="eager", **options)
     x = torch.randn(4, 3)
@@ -43,7 +44,7 @@ def test_programs_of_the_kinds_called_last_are_kept(
 def test_values_that_change_at_each_call_are_named(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("fxdp.module.kinds._MANY", 3)
+    monkeypatch.setattr("fxdp.module.cache._MANY", 3)
     compiled = fxdp.compile(Net(), compute="eager")
     with caplog.at_level(logging.WARNING, "fxdp"):
         for batch, style in ((2, "a"), (3, "a"), (2, "b"), (4, "b"), (2, object())):
@@ -51,3 +52,15 @@ def test_values_that_change_at_each_call_are_named(
             compiled(torch.randn(batch, 3), 1, style=style)
     (record,) = caplog.records
     assert "for 3 calls that differ in Python values alone: style (object)." in record.getMessage()
+
+
+def test_what_was_used_last_is_kept() -> None:
+    recent: Recent[str, int] = Recent(2)
+    recent["a"], recent["b"] = 1, 2
+    assert recent.get("a") == 1
+    recent["c"] = 3
+    assert (recent.get("a"), recent.get("b"), recent.get("c")) == (1, None, 3)
+    assert len(recent) == 2
+    assert "b" not in recent
+    recent["a"] = 4
+    assert (recent.get("a"), len(recent)) == (4, 2)

@@ -1,0 +1,98 @@
+"""What the ranks tell each other of a call before it runs: one small exchange of integers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from fxdp.errors import InputError
+from fxdp.ir.mesh import Mesh
+from fxdp.module.cache import Recent
+from fxdp.module.call import Call, call_lines
+from fxdp.module.input_agreement import generator_state
+from fxdp.module.reader import CallReader
+from fxdp.options import Options
+from fxdp.ranks.agreement import Agreement, agree
+from fxdp.ranks.failure import everywhere
+from fxdp.ranks.joined import Joined
+
+_CALLS = 1024
+"""Kinds and sizes of calls that are remembered as equal on all ranks."""
+
+
+class CallExchanged(NamedTuple):
+    """What the ranks told each other of a call."""
+
+    batches: tuple[int, ...]
+    """The batch size of each data rank."""
+    alike: bool = True
+    """Whether the other sizes of their inputs are the same."""
+    apart: bool = False
+    """Whether their generators are in other states, where that counts."""
+    strided: bool = False
+    """Whether an input lies other than contiguous, where that counts."""
+    told: bool = True
+    """Whether all ranks know this; not where `uneven=False` spares the exchange."""
+
+
+class CallExchange:
+    """Exchanges what the ranks pass; with `uneven=False` only until their sizes were found equal."""
+
+    def __init__(self, joined: Joined, options: Options, reader: CallReader) -> None:
+        self._joined = joined
+        self._mesh = joined.mesh
+        self._uneven, self._whole_draws = options.uneven, options.single_device_rng
+        self._reader = reader
+        self._agreement = Agreement(joined)
+        self._even: Recent[Any, bool] = Recent(_CALLS)
+
+    @property
+    def certain(self) -> bool:
+        """Whether the others wait for this rank at the next call; where not, they may have begun the step."""
+        return self._uneven or not len(self._even)
+
+    def of(self, call: Call) -> CallExchanged:
+        """What all ranks pass; they must make the same kind of call."""
+        if self._mesh.world == 1:
+            return CallExchanged(_nonempty((call.batch,)), strided=call.strided)
+        key = (call.kind, call.dims, call.batch)
+        if not self._uneven and key in self._even:
+            return CallExchanged((call.batch,) * self._mesh.size, strided=call.strided, told=False)
+        state = generator_state(self._mesh.device_type) if self._whole_draws else 0
+        digests = self._reader.digest(call.kind), self._reader.digest(call.dims)
+        own = (call.batch, *digests, state, int(call.strided))
+        rows = self._agreement.exchange(own)
+        if len({row[1] for row in rows}) > 1:
+            agree(self._joined, call_lines(call), "calls")
+        batches = _nonempty(_batches(self._mesh, [row[0] for row in rows]))
+        if not self._uneven:
+            if len(set(batches)) > 1:
+                raise everywhere(
+                    InputError(f"uneven=False promises equal local batches, but the ranks have {batches}")
+                )
+            self._even[key] = True
+        _, _, dims, states, strided = zip(*rows, strict=True)
+        return CallExchanged(batches, len(set(dims)) == 1, len(set(states)) > 1, any(strided))
+
+
+def _batches(mesh: Mesh, sizes: Sequence[int]) -> tuple[int, ...]:
+    """The batch size of each data rank; pipeline ranks with the same data must have the same."""
+    places = mesh.pipeline.data_ranks
+    if len(places) < len(sizes):
+        return tuple(sizes)
+    found: dict[int, int] = {}
+    for rank, (place, size) in enumerate(zip(places, sizes, strict=True)):
+        if found.setdefault(place, size) != size:
+            raise everywhere(
+                InputError(
+                    f"rank {rank} of the mesh has a batch of {size}, another rank with the same data "
+                    f"one of {found[place]}: all ranks of a pipeline must pass the same batch"
+                )
+            )
+    return tuple(found[place] for place in range(mesh.size))
+
+
+def _nonempty(batches: tuple[int, ...]) -> tuple[int, ...]:
+    if sum(batches) == 0:
+        raise everywhere(InputError("the global batch is empty: no rank was given a sample"))
+    return batches
