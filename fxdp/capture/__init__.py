@@ -6,6 +6,7 @@ from fxdp.capture.export.exported import Exported
 from fxdp.capture.inputs import (
     LEFT_OUT,
     Inputs,
+    check_plain_tensors,
     flat_leaves,
     leaf_names,
     read_inputs,
@@ -40,6 +41,7 @@ __all__ = [
     "capture_exported",
     "capture_request",
     "check_layouts",
+    "check_plain_tensors",
     "copies_in_order",
     "copy_of",
     "flat_leaves",

@@ -80,11 +80,12 @@ def read_inputs(
 
     Raises
     ------
-    InputError : batch sizes that differ, or `batch_dims` that do not fit the inputs.
+    InputError : nested or quantized tensors, batch sizes that differ, or `batch_dims` that do not fit.
     """
     leaves, spec = flat_leaves(args, kwargs)
     tensors = tuple(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
     names = leaf_names(module, args, kwargs)
+    check_plain_tensors(leaves, names)
     dims = resolve_batch_dims(args, kwargs, batch_dims)
     found = Inputs(tuple(leaves), spec, tensors, names, tuple(dims))
     found.batch  # noqa: B018  (checks)
@@ -108,6 +109,30 @@ def leaf_names(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any])
     """What errors call each leaf: by the parameters of the model's forward, else `args[0]`."""
     heads = _argument_names(module, len(args))
     return tuple(_path_text(path, heads) for path, _ in pytree.tree_flatten_with_path((args, kwargs))[0])
+
+
+def check_plain_tensors(leaves: Iterable[Any], names: Iterable[str]) -> None:
+    """Refuse tensors that have no sizes which ranks could divide.
+
+    Raises
+    ------
+    InputError : nested or quantized tensors, all of them by name.
+    """
+    nested, quantized = [], []
+    for name, leaf in zip(names, leaves, strict=True):
+        if isinstance(leaf, torch.Tensor):
+            nested += [name] if leaf.is_nested else []
+            quantized += [name] if leaf.is_quantized else []
+    if nested:
+        raise InputError(
+            f"{', '.join(nested)}: a nested tensor (torch.nested), whose samples have lengths of their own; "
+            "expected a tensor with one size per dim: pass torch.nested.to_padded_tensor(...) and a mask"
+        )
+    if quantized:
+        raise InputError(
+            f"{', '.join(quantized)}: a quantized tensor, which cannot be trained on; expected a tensor of "
+            "plain numbers: pass x.dequantize()"
+        )
 
 
 def run_model(

@@ -14,7 +14,7 @@ from fxdp.capture.export.skip_marks import MARK
 from fxdp.ir import conversions
 from fxdp.ir.graphs import given_arguments
 from fxdp.ir.notes import is_host_size, note, tensor_operands
-from fxdp.ir.op_kinds import linear_groups
+from fxdp.ir.op_kinds import linear_groups, reads_shape_alone
 from fxdp.ir.placements import Partial, Placement, Shard
 from fxdp.ir.sizes import batch_factor, exact_quotient
 from fxdp.ir.slots import Crossing, Output
@@ -149,12 +149,12 @@ def conversions_say_what_they_do(graph: fx.Graph) -> Iterator[Fault]:
 
 
 def partial_flows_through_linear_ops(graph: fx.Graph) -> Iterator[Fault]:
-    """EXPLICIT: an op that reads a Partial value is linear in it and gives Partial values only."""
+    """EXPLICIT: an op that reads values of a Partial one is linear in it and gives Partial values only."""
     for node in graph.nodes:
         wanted = note(node).operands
         if node.op != "call_function" or node.target in conversions.CONVERSIONS:
             continue
-        if not any(isinstance(p, Partial) for p in wanted):
+        if not any(isinstance(p, Partial) for p in wanted) or reads_shape_alone(node.target):
             continue
         if not _gives_partial(note(node).placement):
             yield node, "reads a Partial value but gives none"

@@ -6,6 +6,7 @@
     zeros     of an operand of zeros it makes zeros, whatever its other operands are
     picks     reads no more of its first operand than it returns
     mixes     puts values of several operands together; none is larger than what was given
+    shape     reads nothing of its first operand but shape, dtype and device
     linear    the groups of arguments in which a pointwise op is linear, all others held fixed
 
 The facts are said of each op by itself, since none follows from another:
@@ -36,6 +37,7 @@ __all__ = [
     "linear_groups",
     "mixes",
     "picks",
+    "reads_shape_alone",
 ]
 
 Groups: TypeAlias = tuple[tuple[str, ...], ...]
@@ -49,10 +51,11 @@ class _Fact(Flag):
     ZEROS = auto()
     PICKS = auto()
     MIXES = auto()
+    SHAPE = auto()
 
 
 _NONE, _VIEW, _SAME, _IDENTITY = _Fact.NONE, _Fact.VIEW, _Fact.SAME, _Fact.IDENTITY
-_ZEROS, _PICKS, _MIXES = _Fact.ZEROS, _Fact.PICKS, _Fact.MIXES
+_ZEROS, _PICKS, _MIXES, _SHAPE = _Fact.ZEROS, _Fact.PICKS, _Fact.MIXES, _Fact.SHAPE
 _SELF: Groups = (("self",),)
 
 _ROWS: tuple[tuple[_Fact, Groups, tuple[OpOverload, ...]], ...] = (
@@ -103,6 +106,15 @@ _ROWS: tuple[tuple[_Fact, Groups, tuple[OpOverload, ...]], ...] = (
         aten.index_put.default, aten.select_scatter.default, aten.slice_scatter.default,
         aten.masked_fill.Scalar,
     )),
+    # a value of the operand's shape
+    (_SHAPE, (), (
+        aten.zeros_like.default, aten.ones_like.default, aten.full_like.default, aten.empty_like.default,
+        aten.fill.Scalar, aten.zero.default, aten.rand_like.default, aten.randn_like.default,
+        aten.randint_like.default, aten.randint_like.low_dtype, aten.bernoulli.p, aten.uniform.default,
+        aten.normal_functional.default, aten.log_normal.default, aten.cauchy.default,
+        aten.exponential.default, aten.geometric.default, aten.random.default, aten.random.to,
+        getattr(aten.random, "from"),
+    )),
     # rows of the first operand, named by the second
     (_PICKS | _MIXES, (), (aten.gather.default, aten.index.Tensor, aten.index_select.default)),
     (_PICKS, (), (aten.embedding.default, aten._unsafe_index.Tensor, *existing("select_copy.int"))),
@@ -150,6 +162,11 @@ def picks(target: Any) -> bool:
 def mixes(target: Any) -> bool:
     """Whether the op puts values of several operands together that are no larger than those given."""
     return _has(target, _MIXES)
+
+
+def reads_shape_alone(target: Any) -> bool:
+    """Whether values of the first operand are not read: of a partial one each rank has the whole shape."""
+    return _has(target, _SHAPE)
 
 
 def linear_groups(target: Any) -> Groups:

@@ -11,7 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec
 
-from fxdp.capture import Inputs, flat_leaves, leaf_names, lies_in_order, resolve_batch_dims
+from fxdp.capture import (
+    Inputs,
+    check_plain_tensors,
+    flat_leaves,
+    leaf_names,
+    lies_in_order,
+    resolve_batch_dims,
+)
 from fxdp.errors import InputError
 from fxdp.module.cache import Recent
 from fxdp.module.call import Call, ProgramKey, stable_text
@@ -94,6 +101,7 @@ class CallReader:
         found = self._known.get(key)
         if found is None:
             names = leaf_names(self._module, args, kwargs)
+            check_plain_tensors(flat_leaves(args, kwargs)[0], names)
             self._check_devices(args, kwargs, names)
             dims = resolve_batch_dims(args, kwargs, self._batch_dims)
             found = self._known[key] = names, tuple(dims)

@@ -27,6 +27,9 @@ from fxdp.oracle.precision import casts, tolerances, widen, widened
 from fxdp.oracle.report import Report
 from fxdp.passes import Canonicalize
 
+_WIDE = "in float64"
+"""What a report says of a model that runs in a copy of float64."""
+
 
 def verify_model(
     model: nn.Module,
@@ -58,14 +61,15 @@ def verify_model(
         check_layouts(found, call.inputs, whole_draws=options.single_device_rng)
         for split in some:
             _check_conditions(found, example, sum(split))
-        subject, invariants = _subject(module, found, data, options, precision, tolerance)
+        own = note != _WIDE
+        subject, invariants = _subject(module, found, data, options, own, tolerance)
         runs = (
             tuple(subject.run(example[0], example[1], split, seed) for split in some)
             if subject is not None
             else ()
         )
         compared = _compared(subject, data, note)
-        narrow = casts(found.gm) if note.startswith("in float64") else ()
+        narrow = () if own else casts(found.gm)
         reports.append(Report(type(model).__name__, f"mesh({shown})", runs, compared, narrow, invariants))
     invariants = next((report.invariants for report in reports if report.invariants), "")
     return replace(reports[0], splits=sum((r.splits for r in reports), ()), invariants=invariants)
@@ -122,7 +126,7 @@ def _captured(
     found = _capture_at(module, wide, options, batch)
     if reason:
         return module, wide, found, f"in the model's own types, because it fails in float64 ({reason})"
-    return module, wide, found, "in float64"
+    return module, wide, found, _WIDE
 
 
 def _why_not_wide(module: nn.Module, inputs: Any, options: Options) -> str:
@@ -169,7 +173,7 @@ def _subject(
     found: Captured,
     mesh: Mesh,
     options: Options,
-    precision: str,
+    own: bool,
     tolerance: float | None,
 ) -> tuple[Subject | None, str]:
     """What is run; where a pass broke an invariant, what it said, and the program nevertheless."""
@@ -182,7 +186,7 @@ def _subject(
             local, reference = prepare_subject(module, found, mesh, replace(options, verify=False))
         except Exception:  # the graph is broken: whatever a later pass makes of it is a consequence
             return None, invariants
-    allowed = tolerances(local.gm, own=precision == "own")
+    allowed = tolerances(local.gm, own=own)
     if tolerance is not None:
         allowed = dict.fromkeys(allowed, tolerance)
     return Subject(module, local.gm, reference, options, allowed, mesh), invariants

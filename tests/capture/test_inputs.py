@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
-from fxdp.capture import resolve_batch_dims
+from fxdp.capture import read_inputs, resolve_batch_dims
 from fxdp.capture.export.examples import batch_hint, make_examples, static_hints
 from fxdp.errors import InputError
 
@@ -39,3 +40,18 @@ def test_hints_avoid_the_other_sizes() -> None:
     (example,) = make_examples([x.requires_grad_()], [0], 13)
     assert example.shape == (13, 7, 11, 5)
     assert example.requires_grad
+
+
+@pytest.mark.filterwarnings("ignore")  # torch warns of the class itself
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_nested_tensors_are_refused_by_name(layout: torch.layout) -> None:
+    nested = torch.nested.nested_tensor([torch.zeros(2, 3), torch.zeros(4, 3)], layout=layout)
+    with pytest.raises(InputError, match=r"^input: a nested tensor .*to_padded_tensor"):
+        read_inputs(nn.Linear(3, 3), (nested,), {})
+
+
+@pytest.mark.filterwarnings("ignore")  # torch warns of the class itself
+def test_quantized_tensors_are_refused_by_name() -> None:
+    quantized = torch.quantize_per_tensor(X, 0.1, 0, torch.qint8)
+    with pytest.raises(InputError, match=r"^input: a quantized tensor, .*dequantize"):
+        read_inputs(nn.Linear(3, 3), (quantized,), {})

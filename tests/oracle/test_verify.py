@@ -138,6 +138,7 @@ def test_a_model_with_types_of_its_own_is_checked_as_it_is() -> None:
     report = verify(Float32Only(), X, mesh={"dp": 2})
     assert report.ok
     assert "in the model's own types, because it fails in float64" in report.compared
+    assert report.splits[0].results[0].tolerance == 1e-5, "a model's own float32, not one cast on the way"
 
 
 @pytest.mark.parametrize(
