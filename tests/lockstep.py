@@ -58,7 +58,7 @@ def check(
         hint = 1 if chosen.single_device_rng and sum(split) == 1 else None
         if hint not in found:
             found[hint] = capture_for(module, args, kwargs or {}, chosen, hint)
-            inputs = read_inputs(module, args, kwargs or {})
+            inputs = read_inputs(module, args, kwargs or {}, chosen.batch_dims)
             check_layouts(found[hint], inputs, whole_draws=chosen.single_device_rng)
         key = hint, len(split)
         if key not in worlds:

@@ -29,8 +29,8 @@ def is_cut(mesh: Mesh, options: Options) -> bool:
     return mesh.pipeline.size > 1 or options.microbatches > 1
 
 
-def prepare(captured: Captured, mesh: Mesh, options: Options, *, whole: bool = False) -> Program:
-    """Run the passes, and cut the program unless it stays `whole`, whatever mesh and options say.
+def prepare(captured: Captured, mesh: Mesh, options: Options, *, cut: bool | None = None) -> Program:
+    """Run the passes, and cut the program if mesh and options ask for it, or as `cut` says.
 
     Raises
     ------
@@ -38,7 +38,7 @@ def prepare(captured: Captured, mesh: Mesh, options: Options, *, whole: bool = F
     MeshError : see `check_options`.
     StageError : no loss in the graph, no such stages, or a model that cannot run in micro-batches.
     """
-    cut = is_cut(mesh, options) and not whole
+    cut = is_cut(mesh, options) if cut is None else cut
     if cut:
         check_options(options)
     loss = loss_index(captured.gm.graph) if cut else None

@@ -90,7 +90,7 @@ def prepare_subject(
 ) -> tuple[Program, Captured]:
     """The program of one rank, and the graph that it must equal; `found` itself stays as it is."""
     reference = replace(found, gm=Canonicalize().run(copy_graph(found.gm), mesh))
-    return prepare(replace(found, gm=copy_graph(found.gm)), mesh, options, whole=True), reference
+    return prepare(replace(found, gm=copy_graph(found.gm)), mesh, options, cut=False), reference
 
 
 def axis_sizes(mesh: DeviceMesh | Mapping[str, int]) -> Mapping[str, int]:
