@@ -23,6 +23,8 @@ from models import CASES, Case
 from torch import nn
 from variants import ALONE, WHOLE, Loss, make_loss
 
+import fxdp
+
 CHECKED_STEPS = 5
 
 
@@ -139,8 +141,10 @@ def _handed_bytes(trainer: Trainer) -> int:
 
 
 def _message_bytes(trainer: Trainer) -> int:
-    links = getattr(getattr(trainer.loss, "mesh", None), "links", None)
-    return 0 if links is None else int(links.handed_bytes)
+    if not isinstance(trainer.loss, fxdp.CompiledModule):
+        return 0
+    links = trainer.loss._joined.links
+    return 0 if links is None else links.handed_bytes
 
 
 def main() -> None:
