@@ -13,7 +13,7 @@ from fxdp.compiler.emit import WHOLE, Lowered, WantedPart
 from fxdp.compiler.lowered_parts import LoweredParts
 from fxdp.compiler.program import Program
 from fxdp.compiler.step_modules import step_modules, wanted_parts
-from fxdp.ir.draws import drawn_seed, node_draws
+from fxdp.ir.draws import drawn_seed, graph_draws
 from fxdp.ir.model_tensors import slot_values
 from fxdp.ir.notes import note
 from fxdp.ir.slots import Buffer, Mutation, Parameter
@@ -91,7 +91,7 @@ class Executables:
         program, gm = self.program, lowered.gm
         mesh, options = program.mesh, program.options
         values = slot_values(gm.graph, self._module, program.captured.constants)
-        seeded = mesh.size > 1 and not options.single_device_rng and draws(gm)
+        seeded = mesh.size > 1 and not options.single_device_rng and graph_draws(gm.graph)
         bound = Bound.bind(gm, lowered.halves, values, world=mesh.size, rank=mesh.rank, seeded=seeded)
         bound.guarded = lambda: guard(self._joined)
         return bound
@@ -129,11 +129,6 @@ class Executables:
         """Numbers that all stages share are drawn by each rank for itself, so from the same seed."""
         program, mesh = self.program, self.program.mesh
         prologue = program.partition.prologue
-        if prologue is not None and mesh.pipeline.size > 1 and draws(prologue.gm):
+        if prologue is not None and mesh.pipeline.size > 1 and graph_draws(prologue.gm.graph):
             return lambda: Agreement(self._joined).exchange((drawn_seed(),))[0][0]
-        return drawn_seed if draws(program.gm) else int
-
-
-def draws(gm: fx.GraphModule) -> bool:
-    """Whether a graph draws random numbers."""
-    return any(map(node_draws, gm.graph.nodes))
+        return drawn_seed if graph_draws(program.gm.graph) else int

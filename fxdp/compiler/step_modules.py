@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fxdp.compiler.emit import Lowered, WantedPart, device_of
 from fxdp.compiler.program import Program
-from fxdp.ir.draws import node_draws
+from fxdp.ir.draws import graph_draws
 from fxdp.ir.model_tensors import slot_values
 from fxdp.ir.sizes import evaluate
 from fxdp.ir.types import local_shape
@@ -110,7 +110,7 @@ def _code(
     template = Template.of(lowered.gm, slot_values(lowered.gm.graph, module, program.captured.constants))
     numbers = None if template.rows is None else rows()
     seed = None
-    if any(map(node_draws, wanted.part.gm.graph.nodes)):
+    if graph_draws(wanted.part.gm.graph):
         seed = program.mesh.rank * _MOST_PARTS + _number(wanted.name)
     code = Code(lowered.halves, template.with_numbers(wanted.sizes, numbers), seed)
     if wanted.first is not None:

@@ -49,6 +49,11 @@ def node_draws(node: fx.Node) -> bool:
     return node.op == "call_function" and draws(node.target, node.args, node.kwargs)
 
 
+def graph_draws(graph: fx.Graph) -> bool:
+    """Whether any node of a graph draws random numbers."""
+    return any(map(node_draws, graph.nodes))
+
+
 RandomState: TypeAlias = "tuple[Tensor, tuple[Tensor, ...]]"
 """The states of the CPU's generator and of all CUDA devices', if CUDA is in use."""
 

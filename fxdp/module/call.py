@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -43,10 +43,7 @@ class ProgramKey:
 
     def parts(self) -> tuple[Any, ...]:
         """What it holds, in order."""
-        return (
-            self.structure, self.values, self.tensors, self.grad, self.autocast, self.training,
-            self.trainable, self.generation, self.attributes,
-        )  # fmt: skip
+        return tuple(getattr(self, field.name) for field in fields(self))
 
     def differs_in_values_alone(self, other: ProgramKey) -> bool:
         """Whether the other is the key of a call that has other Python values among its inputs."""

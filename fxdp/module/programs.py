@@ -20,11 +20,12 @@ from torch import Tensor, fx, nn
 
 from fxdp.capture import Captured, Condition, capture_request, check_layouts, misread
 from fxdp.compiler.emit import device_of
-from fxdp.compiler.executable import Executables, Runs, draws
+from fxdp.compiler.executable import Executables, Runs
 from fxdp.compiler.owners import Owners
 from fxdp.compiler.prepare import check_options, is_cut, prepare
 from fxdp.compiler.program import Program
 from fxdp.errors import AgreementError, InputError
+from fxdp.ir.draws import graph_draws
 from fxdp.ir.sizes import B, named_size
 from fxdp.module.cache import Kinds, Recent
 from fxdp.module.call import Call, request_of
@@ -205,7 +206,7 @@ class Programs:
             self.compiled += 1
             kind = "any size" if generic else f"batches {batches}"
             _log.info("compiled program %d: %s", self.compiled, kind)
-        return Served(found.runs, found.graph, program, sizes, draws(program.gm))
+        return Served(found.runs, found.graph, program, sizes, graph_draws(program.gm.graph))
 
     def check_layouts(self, served: Served, call: Call) -> None:
         """Refuse this rank's inputs if the model's code reads how they lie, and they lie otherwise.

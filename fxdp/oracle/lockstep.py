@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor, fx
 
 from fxdp.ir import conversions
-from fxdp.ir.draws import node_draws
+from fxdp.ir.draws import graph_draws, node_draws
 from fxdp.ir.mesh import Mesh
 from fxdp.ir.notes import is_host_size, note, tensor_operands
 from fxdp.ir.placements import Partial, Placement, Replicate, Shard
@@ -89,7 +89,7 @@ class LockStep:
         self._values: dict[fx.Node, list[Any]] = {}
         self._floors: dict[fx.Node, float] = {}
         own = len(self.sizes) > 1 and not self.single_device_rng
-        seeded = own and any(map(node_draws, self.local.graph.nodes))
+        seeded = own and graph_draws(self.local.graph)
         self._generators = RankGenerators(len(self.sizes)) if seeded else None
 
     # ---- running the ranks -------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from fxdp.capture import Captured
-from fxdp.ir.draws import kept_random_state, node_draws
+from fxdp.ir.draws import graph_draws, kept_random_state
 from fxdp.ir.mesh import Mesh
 from fxdp.ir.notes import note
 from fxdp.ir.slots import ResultSlot, Slot
@@ -93,7 +93,7 @@ class Subject:
         """Whether the ranks draw numbers of their own, which eager cannot know."""
         if world == 1 or self.options.single_device_rng:
             return False
-        return any(map(node_draws, self.local.graph.nodes))
+        return graph_draws(self.local.graph)
 
     def _runner(self, split: tuple[int, ...], symbols: Mapping[str, int]) -> LockStep:
         return LockStep(

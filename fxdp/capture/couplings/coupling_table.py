@@ -1,4 +1,4 @@
-"""The table of decompositions that capture hands to torch, and what one of them sees: a `OpCall`."""
+"""The table of decompositions that capture hands to torch, and what one of them sees: an `OpCall`."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class OpCall:
         return self.batch.among(self[name].shape)
 
     def again(self, function: Callable[..., Any] | None = None, **changed: Any) -> Any:
-        """OpCall the op (or another function with its signature) with some arguments changed."""
+        """Call the op (or another function with its signature) with some arguments changed."""
         values = {**self.arguments, **changed}
         keywords = {a.name for a in self.op._schema.arguments if a.kwarg_only}
         args = [value for name, value in values.items() if name not in keywords]
@@ -71,7 +71,7 @@ _COUPLINGS: dict[OpOverload, Coupling] = {}
 
 
 def couples(*ops: OpOverload) -> Callable[[Coupling], Coupling]:
-    """Register a function of a `OpCall` as the decomposition of ops; it may return NotImplemented."""
+    """Register a function of an `OpCall` as the decomposition of ops; it may return NotImplemented."""
 
     def register(function: Coupling) -> Coupling:
         _COUPLINGS.update(dict.fromkeys(ops, function))

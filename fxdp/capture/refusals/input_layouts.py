@@ -17,7 +17,7 @@ from torch import Tensor
 from fxdp.capture.captured import Captured
 from fxdp.capture.inputs import Inputs
 from fxdp.errors import InputError
-from fxdp.ir.draws import node_draws
+from fxdp.ir.draws import graph_draws, node_draws
 from fxdp.ir.notes import note
 
 
@@ -59,7 +59,7 @@ def check_layouts(found: Captured, inputs: Inputs, *, whole_draws: bool) -> None
     wrong = misread(found, inputs.tensors)
     if wrong:
         raise _misread_error(found, inputs, wrong)
-    if whole_draws and (copies := copies_in_order(inputs)) and any(map(node_draws, found.gm.graph.nodes)):
+    if whole_draws and (copies := copies_in_order(inputs)) and graph_draws(found.gm.graph):
         raise strided_draws(found, copies, ", ".join(copies))
 
 
