@@ -154,9 +154,12 @@ def partial_flows_through_linear_ops(graph: fx.Graph) -> Iterator[Fault]:
         wanted = note(node).operands
         if node.op != "call_function" or node.target in conversions.CONVERSIONS:
             continue
-        if not any(isinstance(p, Partial) for p in wanted) or reads_shape_alone(node.target):
+        if not any(isinstance(p, Partial) for p in wanted):
             continue
-        if not _gives_partial(note(node).placement):
+        if reads_shape_alone(node.target):
+            if _gives_partial(note(node).placement):
+                yield node, "reads no more than the shape of a Partial value but gives one"
+        elif not _gives_partial(note(node).placement):
             yield node, "reads a Partial value but gives none"
         elif not _is_linear(node, wanted):
             yield node, "reads a Partial value in which it is not linear"

@@ -189,7 +189,10 @@ def _partial_flows_through_linear_ops() -> fx.GraphModule:
     more = g.call(aten.add.Tensor, total, lost, type="f32[]", at=P, reads=(P, R))
     filled = g.call(aten.masked_fill.Scalar, total, lost, 1.0, type="f32[]", at=P, reads=(P, R))
     good = g.call(aten.mul.Tensor, total, lost, type="f32[]", at=P, reads=(P, R))
-    return g.returns({Output(i): n for i, n in enumerate((lost, bent, square, more, filled, good))}, (R,))
+    ones = g.call(aten.ones_like.default, total, type="f32[]", at=P, reads=(P,))
+    zeros = g.call(aten.zeros_like.default, total, type="f32[]", at=R, reads=(P,))
+    values = (lost, bent, square, more, filled, good, ones, zeros)
+    return g.returns({Output(i): n for i, n in enumerate(values)}, (R,))
 
 
 def _results_are_not_partial() -> fx.GraphModule:
@@ -314,6 +317,7 @@ MALFORMED: list[tuple[Callable[[], fx.GraphModule], Level, list[str]]] = [
             "reads a Partial value in which it is not linear",
             "reads a Partial value in which it is not linear",
             "reads a Partial value in which it is not linear",
+            "reads no more than the shape of a Partial value but gives one",
         ],
     ),
     (_results_are_not_partial, Level.EXPLICIT, ["leaves the program as a Partial value"]),
