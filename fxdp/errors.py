@@ -20,23 +20,6 @@ Every message says where, what was got, what was expected and the remedy.
 
 from __future__ import annotations
 
-__all__ = [
-    "AgreementError",
-    "CaptureError",
-    "DeadlockError",
-    "ExactnessError",
-    "FxdpError",
-    "InputError",
-    "MeshError",
-    "PlacementError",
-    "RankFailedError",
-    "RuleError",
-    "ScheduleError",
-    "StageError",
-    "StateError",
-    "VerifierError",
-]
-
 
 class FxdpError(Exception):
     """Base class of all errors raised by fxdp."""

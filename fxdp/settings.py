@@ -16,8 +16,6 @@ from dataclasses import dataclass
 
 from fxdp.errors import MeshError
 
-__all__ = ["Launch", "Settings"]
-
 _LAUNCH_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 

@@ -15,8 +15,6 @@ from rich.console import Console
 from fxdp.demo.options import add_demo_arguments, demo_options
 from fxdp.errors import FxdpError
 
-__all__ = ["main"]
-
 _COMMANDS = ("verify", "plan", "explain", "rules")
 """Each is a file beside this one."""
 

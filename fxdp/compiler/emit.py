@@ -27,8 +27,6 @@ from fxdp.lowering.shapes import Shapes
 from fxdp.pipeline.cut import Part
 from fxdp.pipeline.cut.partition import summed
 
-__all__ = ["WHOLE", "Lowered", "WantedPart", "device_of", "lower_part", "sizes_used"]
-
 WHOLE = "this program"
 """The name of the one part of a program that stays whole."""
 

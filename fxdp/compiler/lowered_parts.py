@@ -29,8 +29,6 @@ from fxdp.lowering.shapes import SizesFixedError
 from fxdp.ranks.agreement import agree, gather_objects
 from fxdp.ranks.joined import Joined
 
-__all__ = ["LoweredParts"]
-
 _log = logging.getLogger("fxdp")
 
 _MOST = 1024

@@ -17,8 +17,6 @@ from fxdp.ir.notes import note
 from fxdp.ir.placements import Partial, Replicate
 from fxdp.ir.types import TensorType
 
-__all__ = ["MESSAGE_BYTES", "carrier_name", "fits_messages", "group_of", "way_of"]
-
 MESSAGE_BYTES = 128 * 1024
 """The most bytes that one rank should send in a round of messages: its value, to each other rank."""
 

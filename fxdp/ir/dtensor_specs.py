@@ -21,8 +21,6 @@ from fxdp.ir.sizes import B, evaluate, hint
 from fxdp.ir.types import TensorType
 from fxdp.torch_compat.dtensor import dtensor_spec, mesh_on_paper, tensor_metadata
 
-__all__ = ["annotated", "data_mesh", "set_specs", "spec_of"]
-
 
 def annotated(gm: fx.GraphModule, mesh: DeviceMesh, sizes: Mapping[str, int]) -> fx.GraphModule:
     """A copy of a placed graph for people and tools; the graph that is compiled further stays without specs.

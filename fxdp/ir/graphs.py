@@ -12,18 +12,6 @@ from torch import fx
 from fxdp.ir.notes import copy_note
 from fxdp.torch_compat import graph_module
 
-__all__ = [
-    "ancestors",
-    "argument",
-    "argument_of",
-    "copy_graph",
-    "erase_unused",
-    "given_arguments",
-    "keep_ancestors",
-    "no_collection",
-    "reachable",
-]
-
 
 def copy_graph(gm: fx.GraphModule) -> fx.GraphModule:
     """A graph module with nodes and notes of its own."""

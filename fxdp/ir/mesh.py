@@ -18,8 +18,6 @@ from typing import Literal, TypeAlias
 
 from fxdp.errors import MeshError
 
-__all__ = ["AXES", "Group", "Mesh", "PipelineAxis", "Purpose", "backend_of", "check_axes", "mesh_of"]
-
 AXES = ("pp", "dp", "dp_replicate", "dp_shard")
 _NOT_BUILT = ("dp_shard",)
 _PIPELINE = "pp"

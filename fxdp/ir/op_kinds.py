@@ -29,17 +29,6 @@ import torch
 from fxdp.ir.ops.library import aten, existing
 from fxdp.torch_compat import OpOverload
 
-__all__ = [
-    "is_identity",
-    "is_view",
-    "keeps_values",
-    "keeps_zeros",
-    "linear_groups",
-    "mixes",
-    "picks",
-    "reads_shape_alone",
-]
-
 Groups: TypeAlias = tuple[tuple[str, ...], ...]
 
 

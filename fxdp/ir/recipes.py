@@ -13,8 +13,6 @@ from fxdp.ir.placements import Placement
 from fxdp.ir.types import TensorType
 from fxdp.torch_compat import OpOverload
 
-__all__ = ["Recipe", "RecipeStep", "Rewrite", "Term"]
-
 
 @dataclass(frozen=True, slots=True)
 class Rewrite:

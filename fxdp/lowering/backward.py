@@ -32,8 +32,6 @@ from fxdp.ir.op_kinds import keeps_zeros
 from fxdp.ir.types import TensorType
 from fxdp.torch_compat import graph_module, sizes_behind
 
-__all__ = ["add_to_buffers", "split_backward", "usual_zeros", "without_tangents"]
-
 aten = torch.ops.aten
 
 

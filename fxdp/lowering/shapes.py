@@ -9,8 +9,6 @@ from typing import Any
 
 from fxdp.torch_compat import FakeTensorMode, static_mode, symbolic_sizes
 
-__all__ = ["Shapes", "SizesFixedError"]
-
 _OF_THE_BATCH = ("B", "b", "offset", "b_max")
 
 

@@ -22,16 +22,6 @@ from fxdp.ir.model_tensors import held
 from fxdp.ranks.failure import convert
 from fxdp.ranks.joined import Joined
 
-__all__ = [
-    "Agreement",
-    "agree",
-    "broadcast_tensors",
-    "content_digest",
-    "gather_objects",
-    "model_lines",
-    "tensor_lines",
-]
-
 _BUCKET_BYTES = 25 * 1024 * 1024
 
 

@@ -29,8 +29,6 @@ from fxdp.ranks.joined import Joined
 from fxdp.ranks.links import Ending, EndKind, Links, RefusedError, live_links
 from fxdp.ranks.resolve import ensure_alive
 
-__all__ = ["convert", "describe", "everywhere", "guard", "install_hook", "refusing", "report_errors"]
-
 _BROKEN = (
     "connection closed by peer",
     "connection reset",

@@ -9,8 +9,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from fxdp.ir.mesh import Mesh
 from fxdp.ranks.links import Links
 
-__all__ = ["Joined"]
-
 
 @dataclass(frozen=True)
 class Joined:

@@ -25,8 +25,6 @@ from fxdp.ranks.joined import Joined
 from fxdp.ranks.links import Links, find_links, open_links
 from fxdp.settings import Settings
 
-__all__ = ["ensure_alive", "resolve_mesh"]
-
 _log = logging.getLogger("fxdp")
 
 

@@ -14,8 +14,6 @@ from fxdp.ir.notes import Cause, note
 from fxdp.ir.types import type_bytes
 from fxdp.reports.rows import CommRow
 
-__all__ = ["communication"]
-
 
 def communication(
     gm: fx.GraphModule, sizes: Mapping[str, int], mesh: Mesh | None = None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["format_bytes", "format_seconds"]
-
 
 def format_bytes(count: int) -> str:
     """Bytes with the largest binary unit that keeps a whole number before the point."""

@@ -9,8 +9,6 @@ from typing import Any
 from fxdp.ir.notes import Site
 from fxdp.reports.quantities import format_bytes
 
-__all__ = ["CommRow", "CoverageRow", "Explanation", "StageRow"]
-
 
 @dataclass(frozen=True)
 class CommRow:

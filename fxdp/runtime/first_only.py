@@ -10,8 +10,6 @@ from torch import Tensor
 
 from fxdp.errors import StateError
 
-__all__ = ["first_only"]
-
 
 def first_only(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
     """What a backward hands out; with create_graph=True marked, as it would count as a constant later."""

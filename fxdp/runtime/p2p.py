@@ -19,20 +19,6 @@ from fxdp.ir.ops.moments import combine
 from fxdp.ir.ops.parts import join_parts
 from fxdp.runtime.streams import Streams
 
-__all__ = [
-    "Microbatch",
-    "Pending",
-    "Receive",
-    "Send",
-    "accumulate",
-    "concatenate",
-    "microbatch",
-    "pack",
-    "unpack",
-    "wait",
-    "wait_sent",
-]
-
 
 @dataclass(frozen=True)
 class Microbatch:

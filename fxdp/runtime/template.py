@@ -23,8 +23,6 @@ from fxdp.ir.placements import Shard
 from fxdp.ir.slots import Buffer, Constant, Crossing, Input, Parameter, Size, Slot, Tangent
 from fxdp.lowering.eager import backward_inputs, forward_inputs, tensor_type
 
-__all__ = ["TangentSlot", "Template"]
-
 _NOTHING: Mapping[str, Any] = {}
 
 

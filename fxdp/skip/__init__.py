@@ -4,10 +4,12 @@ Works in a plain `nn.Sequential`, and as a direct edge between stages in a compi
 those of torchgpipe and `torch.distributed.pipeline.sync.skip`: code written for them changes its import only.
 """
 
+from fxdp.skip.base import Skippable
+from fxdp.skip.commands import pop, stash
 from fxdp.skip.layout import SkipLayout, inspect_skip_layout
 from fxdp.skip.namespace import Namespace
 from fxdp.skip.portal import Portal
-from fxdp.skip.skippable import Skippable, pop, skippable, stash, verify_skippables
+from fxdp.skip.skippable import skippable, verify_skippables
 from fxdp.skip.tracker import (
     SkipTracker,
     SkipTrackerThroughPortals,

@@ -10,8 +10,6 @@ from torch import nn
 from fxdp.skip.namespace import Namespace
 from fxdp.skip.tracker import current_skip_tracker
 
-__all__ = ["Skippable", "names_of"]
-
 S = TypeVar("S", bound="Skippable")
 
 

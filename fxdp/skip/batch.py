@@ -8,8 +8,6 @@ from typing import Any, Protocol
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-__all__ = ["Batch", "Tensors", "lane_of"]
-
 
 class Tensors(Protocol):
     """What a tracker needs of a batch: a `Batch`, a list of tensors, torchgpipe's `Batch`."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from torch import Tensor
 
-__all__ = ["pop", "stash"]
-
 
 class stash:  # noqa: N801 - reads as a command
     """`yield stash(name, tensor)` puts a tensor, or None, aside under a declared name."""

@@ -14,8 +14,6 @@ from torch import nn
 from fxdp.skip.base import Skippable
 from fxdp.skip.namespace import Namespace
 
-__all__ = ["Declaration", "DeclarationFault", "find_faults", "skippables_in_order"]
-
 
 @dataclass(frozen=True)
 class Declaration:

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from fxdp.skip.base import Skippable
     from fxdp.skip.tracker import SkipTracker
 
-__all__ = ["Exchange"]
-
 
 class Exchange:
     """What a skippable stashes and pops in one forward.

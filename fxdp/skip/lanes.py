@@ -14,8 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["fork", "join", "make_phony"]
-
 
 def make_phony(device: torch.device, *, requires_grad: bool = False) -> Tensor:
     """A tensor without elements, which only carries order."""

@@ -9,8 +9,6 @@ from torch import nn
 from fxdp.skip.declarations import Declaration, skippables_in_order
 from fxdp.skip.namespace import Namespace
 
-__all__ = ["SkipLayout", "inspect_skip_layout"]
-
 
 class SkipLayout:
     """The skip routes between partitions.

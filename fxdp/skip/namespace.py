@@ -7,8 +7,6 @@ import itertools
 import uuid
 from abc import ABCMeta
 
-__all__ = ["Namespace"]
-
 _numbers = itertools.count()
 
 

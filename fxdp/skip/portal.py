@@ -17,8 +17,6 @@ from torch import Tensor
 
 from fxdp.skip.lanes import make_phony
 
-__all__ = ["Portal", "Stream", "transfer"]
-
 Stream: TypeAlias = torch.cuda.Stream | None
 """A CUDA stream; None on the CPU."""
 

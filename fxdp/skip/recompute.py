@@ -10,8 +10,6 @@ import contextlib
 import threading
 from collections.abc import Iterator
 
-__all__ = ["enable_checkpointing", "enable_recomputing", "is_checkpointing", "is_recomputing"]
-
 
 class _State(threading.local):
     checkpointing = False

@@ -20,10 +20,7 @@ from collections.abc import Callable, Iterable
 from torch import nn
 
 from fxdp.skip.base import Skippable, names_of
-from fxdp.skip.commands import pop, stash
 from fxdp.skip.declarations import find_faults
-
-__all__ = ["Skippable", "pop", "skippable", "stash", "verify_skippables"]
 
 
 def skippable(

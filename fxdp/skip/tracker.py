@@ -21,14 +21,6 @@ if TYPE_CHECKING:
     from fxdp.skip.base import Skippable
     from fxdp.skip.layout import SkipLayout
 
-__all__ = [
-    "SkipTracker",
-    "SkipTrackerThroughPortals",
-    "SkipTrackerThroughPotals",
-    "current_skip_tracker",
-    "use_skip_tracker",
-]
-
 
 class SkipTracker:
     """Keeps skip tensors as they are. Each thread has one, so skippables work in a plain `nn.Sequential`.

@@ -9,8 +9,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["CTC_BACKWARD_OP", "CTC_OP", "ctc_losses"]
-
 
 @torch.library.custom_op("fxdp::ctc_loss", mutates_args=())
 def ctc_losses(

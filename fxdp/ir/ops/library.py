@@ -6,8 +6,6 @@ import torch
 
 from fxdp.torch_compat import OpOverload
 
-__all__ = ["aten", "existing", "library"]
-
 aten = torch.ops.aten
 
 library = torch.library.Library("fxdp", "FRAGMENT")  # type: ignore[no-untyped-call]

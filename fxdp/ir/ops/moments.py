@@ -21,8 +21,6 @@ from torch import Tensor
 
 from fxdp.ir.ops.library import library
 
-__all__ = ["MOMENTS_OP", "combine", "moments"]
-
 library.define("moments(Tensor x, int[] dims) -> Tensor")  # type: ignore[no-untyped-call]
 
 

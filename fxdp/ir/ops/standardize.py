@@ -20,8 +20,6 @@ from torch import Tensor
 from fxdp.ir.ops.library import library
 from fxdp.ir.ops.moments import moments
 
-__all__ = ["STANDARDIZE_BACKWARD_OP", "STANDARDIZE_OP", "standardize", "standardize_backward"]
-
 library.define("standardize(Tensor x, int[] dims, float eps) -> Tensor")  # type: ignore[no-untyped-call]
 library.define(  # type: ignore[no-untyped-call]
     "standardize_backward(Tensor grad, Tensor x, int[] dims, float eps) -> Tensor"

@@ -28,8 +28,6 @@ from fxdp.lowering.inductor.kernel_units import units
 from fxdp.lowering.inductor.start import Start
 from fxdp.torch_compat import CppBuilding, compile_lock, cpp_building
 
-__all__ = ["ColdStart", "kernels_built_together"]
-
 _log = logging.getLogger("fxdp")
 
 

@@ -17,8 +17,6 @@ from torch import fx
 from fxdp.ir.graphs import ancestors
 from fxdp.lowering.halves import Halves
 
-__all__ = ["collectives", "order_lines", "put_in_order"]
-
 _WAITS = ("wait_tensor",)
 
 

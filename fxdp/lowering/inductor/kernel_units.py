@@ -15,8 +15,6 @@ from dataclasses import dataclass
 
 from jinja2 import Environment, StrictUndefined
 
-__all__ = ["LARGEST", "Kernel", "can_share", "unit_source", "units"]
-
 LARGEST = 16
 """Kernels in a unit, at most: a large program has several units, which are built side by side."""
 

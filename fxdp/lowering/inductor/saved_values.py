@@ -33,8 +33,6 @@ from fxdp.ir.graphs import keep_ancestors
 from fxdp.ir.ops.whole_draws import is_twin
 from fxdp.lowering.inductor.strides import results
 
-__all__ = ["save_compared_values", "save_draws", "save_laid_out_weights", "save_what_is_read"]
-
 aten = torch.ops.aten
 
 _COMPARISONS = {getattr(aten, name).Scalar for name in ("le", "lt", "ge", "gt", "eq", "ne")}

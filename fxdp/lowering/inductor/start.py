@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 
 from fxdp.settings import Settings
 
-__all__ = ["Start", "start_of"]
-
 
 def _go_on() -> None:
     """Nobody to wait for."""

@@ -27,16 +27,6 @@ from fxdp.torch_compat import graph_module
 
 aten = torch.ops.aten
 
-__all__ = [
-    "channels_last",
-    "chooses_layouts",
-    "copied",
-    "moved",
-    "restride",
-    "results",
-    "traces_channels_last",
-]
-
 _FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 

@@ -21,8 +21,6 @@ from fxdp.lowering.inductor.strides import channels_last, traces_channels_last
 from fxdp.lowering.shapes import Shapes
 from fxdp.torch_compat import FakeTensorMode, interpret_sympy, trace_for_inductor
 
-__all__ = ["Traced", "joint_function", "trace", "unread_draws"]
-
 aten = torch.ops.aten
 
 _TAKE_A_NUMBER = frozenset({collectives.start_all_gather, collectives.start_broadcast})

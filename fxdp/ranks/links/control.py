@@ -27,8 +27,6 @@ from dataclasses import dataclass, field
 
 from fxdp.errors import RankFailedError
 
-__all__ = ["Control", "EndKind", "Ending", "Peer", "RefusedError"]
-
 _HEADER = struct.Struct("<BIi")  # kind, length of the text or data, the rank it is about
 _CLOSING = getattr(select, "POLLRDHUP", 0)
 _CHUNK = 1 << 16

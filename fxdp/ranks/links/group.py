@@ -21,8 +21,6 @@ from fxdp.ranks.links.messages import LinkBrokenError, Messages, Round
 from fxdp.ranks.links.shared_memory import Reduction, SharedMemory
 from fxdp.torch_compat import Work
 
-__all__ = ["MessageGroup"]
-
 _SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 """A dtype that numpy knows, for each item size."""
 

@@ -34,8 +34,6 @@ from fxdp.ranks.links.shared_memory import SharedMemory
 from fxdp.ranks.links.sockets import OpenSocket, cut
 from fxdp.torch_compat import register_group
 
-__all__ = ["Links", "find_links", "live_links"]
-
 _log = logging.getLogger("fxdp")
 _LEAVE_S = 10.0  # how long data of a rank that ended may still be under way
 _STUCK_S = 20.0  # how long the main thread may stay in a call after another rank has failed

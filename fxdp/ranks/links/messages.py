@@ -23,8 +23,6 @@ from dataclasses import dataclass, field
 
 from fxdp.errors import RankFailedError
 
-__all__ = ["LinkBrokenError", "Messages", "Round"]
-
 _HEADER = struct.Struct("<II")  # number of the round, bytes of the value
 _BUFFER = 1 << 20
 _SPIN_S = 50e-6  # how long to ask again before sleeping: waking up takes about as long

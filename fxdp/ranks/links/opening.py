@@ -17,8 +17,6 @@ from fxdp.ranks.links.shared_memory import SharedMemory, probe
 from fxdp.ranks.links.sockets import OpenSocket, open_sockets
 from fxdp.settings import Settings
 
-__all__ = ["open_links"]
-
 
 def open_links(
     rank: int, ranks: Sequence[int], row: Sequence[int], backend: str, settings: Settings

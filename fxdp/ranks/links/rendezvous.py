@@ -21,8 +21,6 @@ from typing import Protocol
 
 from fxdp.errors import MeshError, RankFailedError
 
-__all__ = ["KeyValueStore", "connect_all", "own_address"]
-
 _HELLO = struct.Struct("<16sI")  # the mesh's secret token, the rank that calls
 
 

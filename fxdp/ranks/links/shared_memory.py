@@ -35,8 +35,6 @@ from fxdp.errors import RankFailedError
 from fxdp.ranks.links.control import Control
 from fxdp.ranks.links.messages import LinkBrokenError, Messages, Round
 
-__all__ = ["Reduction", "SharedMemory", "Sum", "probe"]
-
 _WHERE = struct.Struct("<QQQ")  # process, descriptor, number of the buffer
 _SIZE = struct.Struct("<Q")  # bytes of the value in it
 _BUFFERS = 2

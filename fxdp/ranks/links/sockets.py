@@ -14,8 +14,6 @@ import os
 import socket
 from dataclasses import dataclass
 
-__all__ = ["OpenSocket", "cut", "open_sockets"]
-
 _DESCRIPTORS = "/proc/self/fd"
 
 
