@@ -20,7 +20,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from fxdp.capture import capture
+from fxdp.capture.driver import capture
 from fxdp.compiler.prepare import prepare
 from fxdp.demo.model import GPT, GPTConfig
 from fxdp.ir.mesh import mesh_of

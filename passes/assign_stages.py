@@ -9,7 +9,8 @@ from torch import fx
 from fxdp.ir.level import Level
 from fxdp.ir.mesh import Mesh
 from fxdp.ir.notes import note
-from fxdp.pipeline.cut import assign, find_phases
+from fxdp.pipeline.cut.cut import assign
+from fxdp.pipeline.cut.phases import find_phases
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,14 @@ from typing import Any
 
 from torch import nn
 
-from fxdp.capture import Captured, check_layouts, read_inputs
+from fxdp.capture.captured import Captured
+from fxdp.capture.inputs import read_inputs
+from fxdp.capture.refusals.input_layouts import check_layouts
 from fxdp.compiler.program import Program
 from fxdp.ir.mesh import mesh_of
 from fxdp.options import Options
-from fxdp.oracle import Subject
 from fxdp.oracle.verify import capture_for, prepare_subject
+from fxdp.oracle.virtual_run import Subject
 
 
 def compiled(

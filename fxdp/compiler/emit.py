@@ -24,8 +24,7 @@ from fxdp.ir.types import TensorType, local_shape
 from fxdp.lowering import Halves, lower_eager, lower_inductor
 from fxdp.lowering.inductor.start import Start
 from fxdp.lowering.shapes import Shapes
-from fxdp.pipeline.cut import Part
-from fxdp.pipeline.cut.partition import summed
+from fxdp.pipeline.cut.partition import Part, summed
 
 WHOLE = "this program"
 """The name of the one part of a program that stays whole."""

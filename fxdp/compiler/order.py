@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import fxdp.rules  # noqa: F401 - registers the rules
-from fxdp.capture import Captured
+from fxdp.capture.captured import Captured
 from fxdp.compiler.pass_manager import Pass
 from fxdp.options import Options
 from fxdp.passes import (

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torch import fx
 
-from fxdp.capture import Captured
+from fxdp.capture.captured import Captured
 from fxdp.compiler.order import Order
 from fxdp.compiler.pass_manager import PassManager
 from fxdp.compiler.program import Program, ScheduledStep
@@ -20,8 +20,10 @@ from fxdp.ir.notes import note
 from fxdp.ir.slots import Crossing, ResultSlot, Tangent
 from fxdp.ir.types import TensorType
 from fxdp.options import Options
-from fxdp.pipeline.cut import Part, Partition, recall_phases, split
-from fxdp.pipeline.schedule import make
+from fxdp.pipeline.cut.partition import Part, Partition
+from fxdp.pipeline.cut.phases import recall_phases
+from fxdp.pipeline.cut.split import split
+from fxdp.pipeline.schedule.catalogue import make
 
 
 def is_cut(mesh: Mesh, options: Options) -> bool:

@@ -13,14 +13,14 @@ from dataclasses import dataclass, field, replace
 from torch import fx
 from torch.distributed.device_mesh import DeviceMesh
 
-from fxdp.capture import Captured
+from fxdp.capture.captured import Captured
 from fxdp.ir.dtensor_specs import annotated, data_mesh
 from fxdp.ir.graph_text import graph_text
 from fxdp.ir.mesh import Mesh
 from fxdp.options import Options
-from fxdp.pipeline.cut import Part, Partition
-from fxdp.pipeline.cut.partition import halves_of
-from fxdp.pipeline.schedule import Edge, Schedule
+from fxdp.pipeline.cut.partition import Part, Partition, halves_of
+from fxdp.pipeline.schedule.schedule import Schedule
+from fxdp.pipeline.schedule.transfers import Edge
 from fxdp.pipeline.write.microbatches import MicrobatchSizes
 from fxdp.pipeline.write.step_graph import Sent, StepGraph
 from fxdp.pipeline.write.writer import Recompute, Writer

@@ -13,9 +13,8 @@ from fxdp.ir.draws import graph_draws
 from fxdp.ir.model_tensors import slot_values
 from fxdp.ir.sizes import evaluate
 from fxdp.ir.types import local_shape
-from fxdp.pipeline.cut import Part
-from fxdp.pipeline.cut.partition import backward_gives, halves_of
-from fxdp.pipeline.schedule import Kind
+from fxdp.pipeline.cut.partition import Part, backward_gives, halves_of
+from fxdp.pipeline.schedule.action import Kind
 from fxdp.pipeline.write.events import RECORD, WAIT
 from fxdp.ranks.joined import Joined
 from fxdp.runtime.p2p import Receive, Send

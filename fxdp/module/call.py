@@ -11,7 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec
 
-from fxdp.capture import Inputs, JointOptions, Request
+from fxdp.capture.inputs import Inputs
+from fxdp.capture.joint import JointOptions
+from fxdp.capture.request import Request
 from fxdp.errors import InputError
 from fxdp.module.changes import Key
 from fxdp.options import Options

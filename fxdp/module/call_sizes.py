@@ -8,7 +8,7 @@ import sympy
 import torch
 from torch import Tensor, fx
 
-from fxdp.capture import Captured, Condition
+from fxdp.capture.captured import Captured, Condition
 from fxdp.ir.notes import Site, note
 from fxdp.ir.sizes import evaluate, rank_sizes
 from fxdp.ir.slots import Input

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from fxdp.capture import own_attributes
+from fxdp.capture.refusals.stateful import own_attributes
 from fxdp.ir.model_tensors import held
 
 _log = logging.getLogger("fxdp")

@@ -12,7 +12,7 @@ from typing import Any
 from torch import fx, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from fxdp.capture import check_layouts, copies_in_order
+from fxdp.capture.refusals.input_layouts import check_layouts, copies_in_order
 from fxdp.compiler.prepare import is_cut
 from fxdp.errors import MeshError, StateError
 from fxdp.ir.mesh import Mesh

@@ -9,7 +9,8 @@ from typing import Any
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from fxdp.capture import capture_request, check_layouts
+from fxdp.capture.driver import capture_request
+from fxdp.capture.refusals.input_layouts import check_layouts
 from fxdp.compiler.prepare import is_cut, prepare
 from fxdp.compiler.program import Program
 from fxdp.module.call import check_arguments, request_of

@@ -18,7 +18,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from fxdp.capture import Captured, strided_draws
+from fxdp.capture.captured import Captured
+from fxdp.capture.refusals.input_layouts import strided_draws
 from fxdp.errors import FxdpError, InputError
 from fxdp.module.call import Call
 from fxdp.ranks.agreement import content_digest, gather_objects

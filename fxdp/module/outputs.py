@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils._pytree import tree_unflatten
 
-from fxdp.capture import Captured, Check, OutputLeaf, SizeLeaf
+from fxdp.capture.captured import Captured, Check, OutputLeaf, SizeLeaf
 from fxdp.errors import InputError
 from fxdp.ir.sizes import number
 from fxdp.ranks.failure import everywhere

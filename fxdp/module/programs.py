@@ -18,7 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from fxdp.capture import Captured, Condition, capture_request, check_layouts, misread
+from fxdp.capture.captured import Captured, Condition
+from fxdp.capture.driver import capture_request
+from fxdp.capture.refusals.input_layouts import check_layouts, misread
 from fxdp.compiler.emit import device_of
 from fxdp.compiler.executable import Executables, Runs
 from fxdp.compiler.owners import Owners

@@ -11,14 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec
 
-from fxdp.capture import (
-    Inputs,
-    check_plain_tensors,
-    flat_leaves,
-    leaf_names,
-    lies_in_order,
-    resolve_batch_dims,
-)
+from fxdp.capture.inputs import Inputs, check_plain_tensors, flat_leaves, leaf_names, resolve_batch_dims
+from fxdp.capture.refusals.input_layouts import lies_in_order
 from fxdp.errors import InputError
 from fxdp.module.cache import Recent
 from fxdp.module.call import Call, ProgramKey, stable_text

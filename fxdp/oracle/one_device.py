@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from fxdp.capture import Captured, OutputLeaf, copy_of, run_model
+from fxdp.capture.captured import Captured, OutputLeaf
+from fxdp.capture.inputs import run_model
+from fxdp.capture.refusals.stateful import copy_of
 from fxdp.ir.model_tensors import slot_values
 from fxdp.ir.notes import note
 from fxdp.ir.slots import (

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
-from fxdp.capture import copy_of
+from fxdp.capture.refusals.stateful import copy_of
 from fxdp.ir.notes import Site, note
 from fxdp.ir.types import TensorType
 

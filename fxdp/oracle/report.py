@@ -12,7 +12,9 @@ from rich.text import Text
 
 from fxdp.errors import ExactnessError
 from fxdp.ir.notes import Site
-from fxdp.oracle import Fault, ResultError, SplitRun
+from fxdp.oracle.fault import Fault
+from fxdp.oracle.results import ResultError
+from fxdp.oracle.virtual_run import SplitRun
 
 
 @dataclass(frozen=True)

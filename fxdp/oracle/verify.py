@@ -10,7 +10,11 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils import _pytree as pytree
 
-from fxdp.capture import Captured, capture_request, check_layouts, copy_of, read_inputs
+from fxdp.capture.captured import Captured
+from fxdp.capture.driver import capture_request
+from fxdp.capture.inputs import read_inputs
+from fxdp.capture.refusals.input_layouts import check_layouts
+from fxdp.capture.refusals.stateful import copy_of
 from fxdp.compiler.prepare import prepare
 from fxdp.compiler.program import Program
 from fxdp.errors import InputError, VerifierError
@@ -22,9 +26,10 @@ from fxdp.module.call import check_arguments, request_of
 from fxdp.module.model_checks import check_model, device_type
 from fxdp.module.reader import CallReader
 from fxdp.options import Options
-from fxdp.oracle import Subject, check_splits
 from fxdp.oracle.precision import casts, tolerances, widen, widened
 from fxdp.oracle.report import Report
+from fxdp.oracle.splits import check_splits
+from fxdp.oracle.virtual_run import Subject
 from fxdp.passes import Canonicalize
 
 _WIDE = "in float64"

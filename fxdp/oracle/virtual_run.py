@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from fxdp.capture import Captured
+from fxdp.capture.captured import Captured
 from fxdp.ir.draws import graph_draws, kept_random_state
 from fxdp.ir.mesh import Mesh
 from fxdp.ir.notes import note

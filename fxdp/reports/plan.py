@@ -11,7 +11,8 @@ from torch import fx
 from fxdp.errors import StateError
 from fxdp.ir.graph_text import graph_text, target_text
 from fxdp.ir.notes import note
-from fxdp.pipeline.schedule import Edge, Schedule
+from fxdp.pipeline.schedule.schedule import Schedule
+from fxdp.pipeline.schedule.transfers import Edge
 from fxdp.reports.coverage import Coverage
 from fxdp.reports.rows import CommRow, StageRow
 from fxdp.reports.schedule_svg import schedule_svg

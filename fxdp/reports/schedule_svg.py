@@ -10,7 +10,10 @@ from dataclasses import dataclass
 
 from jinja2 import Environment
 
-from fxdp.pipeline.schedule import Action, Costs, Edge, Kind, Schedule, Slot, Timeline
+from fxdp.pipeline.schedule.action import Action, Kind
+from fxdp.pipeline.schedule.schedule import Schedule
+from fxdp.pipeline.schedule.timeline import Costs, Slot, Timeline
+from fxdp.pipeline.schedule.transfers import Edge
 
 _COLOURS = {
     Kind.FORWARD: ("#4c8bf5", "forward"),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from fxdp.pipeline.schedule import Costs, Schedule
+from fxdp.pipeline.schedule.schedule import Schedule
+from fxdp.pipeline.schedule.timeline import Costs
 
 
 def schedule_text(schedule: Schedule) -> str:

@@ -9,9 +9,9 @@ from torch import fx
 from fxdp.ir.notes import note
 from fxdp.ir.slots import Parameter
 from fxdp.ir.types import type_bytes
-from fxdp.pipeline.cut import Partition
 from fxdp.pipeline.cut.cost import node_cost
-from fxdp.pipeline.schedule import Schedule
+from fxdp.pipeline.cut.partition import Partition
+from fxdp.pipeline.schedule.schedule import Schedule
 from fxdp.pipeline.write.step_graph import Sent
 from fxdp.reports.rows import StageRow
 

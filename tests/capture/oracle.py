@@ -11,7 +11,8 @@ import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
-from fxdp.capture import Captured, OutputLeaf, SizeLeaf, capture
+from fxdp.capture.captured import Captured, OutputLeaf, SizeLeaf
+from fxdp.capture.driver import capture
 from fxdp.ir.notes import note
 from fxdp.ir.sizes import B
 from fxdp.ir.slots import Buffer, Constant, Gradient, Input, Mutation, Output, Parameter, Tangent

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fxdp.capture import capture
+from fxdp.capture.driver import capture
 from fxdp.errors import CaptureError, InputError
 
 from .oracle import check

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor, fx, nn
 
-from fxdp.capture import Captured, capture
+from fxdp.capture.captured import Captured
+from fxdp.capture.driver import capture
 from fxdp.capture.export.skip_marks import MARK, SkipPoint, label_of, route_skips
 from fxdp.errors import CaptureError
 from fxdp.ir.graph_text import graph_text

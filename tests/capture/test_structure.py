@@ -11,7 +11,8 @@ from torch import nn
 from torch.nn import functional as F
 from transformers.utils import ModelOutput
 
-from fxdp.capture import OutputLeaf, SizeLeaf, capture
+from fxdp.capture.captured import OutputLeaf, SizeLeaf
+from fxdp.capture.driver import capture
 from fxdp.ir.notes import note
 from fxdp.ir.sizes import B
 from fxdp.ir.slots import Constant, Gradient, Input, Mutation, Output, Parameter, Tangent

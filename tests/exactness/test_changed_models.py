@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fxdp
-from fxdp.oracle import difference
+from fxdp.oracle.compare import difference
 from tests.exactness.models import gradient_errors, part, twin_of
 from tests.rank_pool import RankPool
 

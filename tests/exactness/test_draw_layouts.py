@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fxdp
-from fxdp.capture import lies_in_order
+from fxdp.capture.refusals.input_layouts import lies_in_order
 from fxdp.errors import FxdpError, InputError
 from fxdp.ir.ops.whole_draws import twin
 from tests.exactness.cases import Model

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 import fxdp
 from fxdp.ir.ops import collectives
-from fxdp.oracle import difference
+from fxdp.oracle.compare import difference
 from tests.exactness.models import (
     BY_HAND,
     Mlp,

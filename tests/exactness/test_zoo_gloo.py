@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 import fxdp
-from fxdp.capture import Captured
+from fxdp.capture.captured import Captured
 from tests.exactness.models import BY_HAND, one_seed, step_both, twin_of
 from tests.fallbacks import no_fallback
 from tests.pipeline.runs import captured_once

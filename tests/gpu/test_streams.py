@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 import fxdp
-from fxdp.oracle import difference
+from fxdp.oracle.compare import difference
 from fxdp.runtime.streams import COMPUTE, REDUCE, RecordEvent, Streams, WaitEvent
 from tests.pipeline.models import Skips, skips
 

@@ -20,7 +20,7 @@ from fxdp.ir.placements import R
 from fxdp.ir.slots import Buffer, Constant, Output, Parameter
 from fxdp.module.changes import Held
 from fxdp.module.model_checks import OptimizerWatch, check_model, device_type
-from fxdp.oracle import input_values
+from fxdp.oracle.one_device import input_values
 from fxdp.ranks import agreement
 from fxdp.ranks.agreement import model_lines
 from tests.graphs import Sketch

@@ -16,7 +16,8 @@ from fxdp.ir.notes import note
 from fxdp.ir.placements import P, R, S
 from fxdp.ir.slots import Input, Output
 from fxdp.options import Options
-from fxdp.oracle import LockStep, difference
+from fxdp.oracle.compare import difference
+from fxdp.oracle.lockstep import LockStep
 from fxdp.oracle.verify import capture_for
 from tests import lockstep
 from tests.graphs import Sketch

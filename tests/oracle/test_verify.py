@@ -14,12 +14,12 @@ from rich.console import Console
 from torch import Tensor, nn
 
 import fxdp
-from fxdp.capture import Captured
+from fxdp.capture.captured import Captured
 from fxdp.errors import CaptureError, ExactnessError, InputError
 from fxdp.ir.notes import note
 from fxdp.ir.slots import Buffer, Mutation
-from fxdp.oracle import default_splits
 from fxdp.oracle import verify as check
+from fxdp.oracle.splits import default_splits
 
 
 def mlp() -> nn.Module:

@@ -11,12 +11,13 @@ from typing import Any
 import torch
 from torch import fx
 
-from fxdp.capture import Captured, capture
+from fxdp.capture.captured import Captured
+from fxdp.capture.driver import capture
 from fxdp.compiler.prepare import prepare
 from fxdp.ir.graphs import copy_graph
 from fxdp.ir.mesh import mesh_of
 from fxdp.options import Options
-from fxdp.pipeline.schedule import SCHEDULES
+from fxdp.pipeline.schedule.catalogue import SCHEDULES
 from fxdp.pipeline.write.microbatches import MicrobatchSizes
 from tests.pipeline.models import Skips, skips
 

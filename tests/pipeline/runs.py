@@ -13,7 +13,9 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import fxdp
-from fxdp.capture import Captured, Request, capture_request
+from fxdp.capture.captured import Captured
+from fxdp.capture.driver import capture_request
+from fxdp.capture.request import Request
 from fxdp.ir.graphs import copy_graph
 from tests.capture import zoo
 from tests.exactness.models import step_both, twin_of

@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import functional as F
 
 import fxdp
-from fxdp.oracle import difference
+from fxdp.oracle.compare import difference
 from tests.exactness.models import gradient_errors, part, twin_of, worst_error
 from tests.pipeline.runs import captured_once
 from tests.rank_pool import RankPool

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import fxdp
-from fxdp.oracle import difference
+from fxdp.oracle.compare import difference
 from fxdp.runtime import p2p
 from tests.exactness.models import Tokens, gradient_errors, step_both, token_batch, twin_of
 from tests.pipeline.models import Skips, skips

@@ -7,7 +7,9 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 from expecttest import assert_expected_inline
 
-from fxdp.pipeline.schedule import SCHEDULES, Costs, Edge, make
+from fxdp.pipeline.schedule.catalogue import SCHEDULES, make
+from fxdp.pipeline.schedule.timeline import Costs
+from fxdp.pipeline.schedule.transfers import Edge
 from fxdp.reports.schedule_svg import schedule_svg
 from fxdp.reports.schedule_text import schedule_text, timetable
 

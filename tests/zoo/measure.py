@@ -13,9 +13,9 @@ from torch import nn
 from fxdp.compiler.program import Program
 from fxdp.ir.mesh import mesh_of
 from fxdp.options import Options
-from fxdp.oracle import Subject
 from fxdp.oracle.precision import tolerances
 from fxdp.oracle.verify import capture_for, prepare_subject
+from fxdp.oracle.virtual_run import Subject
 from fxdp.reports.plan import replicated_ops
 from tests.capture.zoo import keep_float64
 from tests.zoo.entry import Entry

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 import fxdp
 from fxdp.module.reader import CallReader
-from fxdp.oracle import difference
+from fxdp.oracle.compare import difference
 from tests.exactness.models import gradient_errors, part
 from tests.zoo.catalogue import CATALOGUE
 

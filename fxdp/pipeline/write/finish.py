@@ -16,8 +16,8 @@ from fxdp.ir.notes import note
 from fxdp.ir.placements import Placement
 from fxdp.ir.slots import Gradient, Parameter, ResultSlot
 from fxdp.ir.types import TensorType
-from fxdp.pipeline.cut import Part, Partition
-from fxdp.pipeline.schedule import Schedule
+from fxdp.pipeline.cut.partition import Part, Partition
+from fxdp.pipeline.schedule.schedule import Schedule
 from fxdp.pipeline.write.step_graph import StepGraph
 from fxdp.runtime import p2p
 

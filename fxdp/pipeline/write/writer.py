@@ -29,9 +29,11 @@ from torch import fx
 
 from fxdp.ir.placements import Partial, Shard
 from fxdp.ir.sizes import evaluate
-from fxdp.pipeline.cut import CutEdge, Partition
-from fxdp.pipeline.cut.partition import backward_gives, forward_gives, halves_of
-from fxdp.pipeline.schedule import Action, Edge, End, Kind, Schedule, Transfer, check, programs
+from fxdp.pipeline.cut.partition import CutEdge, Partition, backward_gives, forward_gives, halves_of
+from fxdp.pipeline.schedule.action import Action, Kind
+from fxdp.pipeline.schedule.deadlock import check
+from fxdp.pipeline.schedule.schedule import Schedule
+from fxdp.pipeline.schedule.transfers import Edge, End, Transfer, programs
 from fxdp.pipeline.write.finish import Finish
 from fxdp.pipeline.write.happens_before import check_order
 from fxdp.pipeline.write.step_graph import StepGraph, suffix

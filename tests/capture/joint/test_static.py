@@ -8,7 +8,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fxdp.capture import SizeLeaf, capture
+from fxdp.capture.captured import SizeLeaf
+from fxdp.capture.driver import capture
 from fxdp.capture.joint.fit import fit_float, fit_int
 from fxdp.capture.joint.static import size
 from fxdp.ir.notes import note

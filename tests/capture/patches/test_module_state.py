@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fxdp
-from fxdp.capture import capture
+from fxdp.capture.driver import capture
 from fxdp.errors import CaptureError
 from fxdp.ir.notes import note
 from fxdp.ir.slots import Buffer, Mutation

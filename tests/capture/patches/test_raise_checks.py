@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fxdp
-from fxdp.capture import capture
+from fxdp.capture.driver import capture
 from fxdp.capture.patches.raise_checks import _finite, _guards
 from fxdp.errors import CaptureError, InputError
 from tests.lockstep import check

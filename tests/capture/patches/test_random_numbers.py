@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fxdp
-from fxdp.capture import capture
+from fxdp.capture.driver import capture
 from fxdp.capture.patches.patch import patched
 from fxdp.capture.patches.random_numbers import Drawn, python_draws
 from fxdp.errors import CaptureError

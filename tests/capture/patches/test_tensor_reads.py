@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fxdp.capture import capture
+from fxdp.capture.driver import capture
 from fxdp.errors import CaptureError
 from tests.lockstep import check
 

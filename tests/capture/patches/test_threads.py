@@ -24,7 +24,7 @@ from torch.utils.checkpoint import CheckpointFunction, checkpoint
 from torch.utils.data import DataLoader, Dataset
 
 import fxdp
-from fxdp.capture import capture
+from fxdp.capture.driver import capture
 from fxdp.ir.graph_text import graph_text
 
 _WAIT = 60.0

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fxdp
-from fxdp.capture import capture
+from fxdp.capture.driver import capture
 from fxdp.errors import InputError
 
 ROWS = torch.arange(80, dtype=torch.float64).view(20, 4)

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import fxdp
-from fxdp.capture import capture, copy_of
+from fxdp.capture.driver import capture
+from fxdp.capture.refusals.stateful import copy_of
 from fxdp.errors import CaptureError
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fxdp.capture import capture
+from fxdp.capture.driver import capture
 from fxdp.capture.refusals.diagnose import capture_error
 from fxdp.capture.refusals.survey import Read
 from fxdp.errors import CaptureError

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import fx, nn
 
-from fxdp.capture import capture
+from fxdp.capture.driver import capture
 from fxdp.compiler.prepare import prepare
 from fxdp.compiler.program import Program
 from fxdp.ir.mesh import mesh_of

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from fxdp.capture import capture
+from fxdp.capture.driver import capture
 from fxdp.ir.notes import note, value_bytes
 from fxdp.ir.slots import Input
 from fxdp.ir.types import TensorType

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from fxdp.demo.model import GPT, GPTConfig
 from fxdp.ir.notes import note
 from fxdp.ir.op_kinds import is_view
-from fxdp.pipeline.cut import recall_phases
 from fxdp.pipeline.cut.cost import node_cost
 from fxdp.pipeline.cut.cut import costs
+from fxdp.pipeline.cut.phases import recall_phases
 from tests.pipeline.cut.cuts import program, staged
 
 

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from fxdp.errors import StageError
 from fxdp.ir import conversions
-from fxdp.pipeline.cut import recall_phases
+from fxdp.pipeline.cut.phases import recall_phases
 from tests.pipeline.cut.cuts import staged
 
 

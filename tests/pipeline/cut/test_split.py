@@ -14,7 +14,7 @@ from fxdp.compiler.program import Program
 from fxdp.ir import conversions
 from fxdp.ir.notes import note
 from fxdp.ir.op_kinds import is_view
-from fxdp.pipeline.cut import recall_phases
+from fxdp.pipeline.cut.phases import recall_phases
 from fxdp.pipeline.cut.stage_checks import STAGE_CHECKS
 from tests.pipeline import models
 from tests.pipeline.cut.cuts import program

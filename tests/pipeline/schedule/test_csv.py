@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fxdp.errors import DeadlockError, ScheduleError
-from fxdp.pipeline.schedule import SCHEDULES, make
+from fxdp.pipeline.schedule.catalogue import SCHEDULES, make
 from fxdp.pipeline.schedule.csv import parse, write
 
 

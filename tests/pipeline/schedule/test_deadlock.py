@@ -8,21 +8,12 @@ from collections.abc import Iterator
 import pytest
 
 from fxdp.errors import DeadlockError, ScheduleError
-from fxdp.pipeline.schedule import (
-    SCHEDULES,
-    Action,
-    Costs,
-    Edge,
-    End,
-    Event,
-    Kind,
-    Programs,
-    Schedule,
-    Transfer,
-    check,
-    make,
-    programs,
-)
+from fxdp.pipeline.schedule.action import Action, Kind
+from fxdp.pipeline.schedule.catalogue import SCHEDULES, make
+from fxdp.pipeline.schedule.deadlock import check
+from fxdp.pipeline.schedule.schedule import Schedule
+from fxdp.pipeline.schedule.timeline import Costs
+from fxdp.pipeline.schedule.transfers import Edge, End, Event, Programs, Transfer, programs
 
 
 def random_edges(stages: int, seed: object) -> list[Edge]:

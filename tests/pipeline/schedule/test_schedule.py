@@ -7,7 +7,10 @@ import re
 import pytest
 
 from fxdp.errors import DeadlockError, ScheduleError
-from fxdp.pipeline.schedule import Action, Costs, Kind, Schedule, make
+from fxdp.pipeline.schedule.action import Action, Kind
+from fxdp.pipeline.schedule.catalogue import make
+from fxdp.pipeline.schedule.schedule import Schedule
+from fxdp.pipeline.schedule.timeline import Costs
 
 
 def schedule(

@@ -7,8 +7,10 @@ import importlib
 import pytest
 
 from fxdp.errors import ScheduleError
-from fxdp.pipeline.schedule import SCHEDULES, Action, Costs, Schedule, make
-from fxdp.pipeline.schedule.action import backward, forward
+from fxdp.pipeline.schedule.action import Action, backward, forward
+from fxdp.pipeline.schedule.catalogue import SCHEDULES, make
+from fxdp.pipeline.schedule.schedule import Schedule
+from fxdp.pipeline.schedule.timeline import Costs
 from fxdp.reports.schedule_text import timetable
 
 SIZES = [(p, m) for p in range(1, 9) for m in (1, 2, 3, 5, 8, 16)]
