@@ -141,8 +141,8 @@ def run_model(
     kwargs: Mapping[str, Any],
     loss_fn: Callable[..., Any] | None,
 ) -> Any:
-    """`module(*args, **kwargs)`, or what a loss function makes of that and the keyword `target`."""
-    if loss_fn is None:
+    """`module(*args, **kwargs)`, or what a loss function makes of that and the keyword `target`, if given."""
+    if loss_fn is None or "target" not in kwargs:
         return module(*args, **kwargs)
     rest = dict(kwargs)
     target = rest.pop("target")

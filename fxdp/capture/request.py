@@ -47,7 +47,8 @@ def _check_loss_fn(loss_fn: Callable[..., Any] | None, module: nn.Module, inputs
     _, kwargs = inputs.rebuild(inputs.tensors)
     if "target" not in kwargs:
         raise InputError(
-            "with loss_fn= the call needs the keyword argument target=, the loss's second argument"
+            "with loss_fn= a call in training needs the keyword target=, the loss's second argument; "
+            "in evaluation, after eval(), a call without it returns the model's own output"
         )
     if isinstance(loss_fn, nn.Module):
         own = {id(parameter) for parameter in module.parameters()}

@@ -89,7 +89,13 @@ def request_of(
 ) -> Request:
     """What is captured for a call; of a program that is `cut` the loss alone can be differentiated."""
     joint = JointOptions("loss" if cut else "all", couple, options.own_statistics)
-    return Request(module, inputs, options.loss_fn, joint, dynamic, hint, options.single_device_rng)
+    loss_fn = None if _wants_output(module, inputs) else options.loss_fn
+    return Request(module, inputs, loss_fn, joint, dynamic, hint, options.single_device_rng)
+
+
+def _wants_output(module: nn.Module, inputs: Inputs) -> bool:
+    """Whether the model's own output is asked for: in evaluation, by a call without a target."""
+    return not module.training and "target" not in inputs.rebuild(inputs.tensors)[1]
 
 
 def call_lines(call: Call) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -19,12 +19,13 @@ from fxdp.ir.mesh import Mesh
 from fxdp.module.call import Call
 from fxdp.module.call_exchange import CallExchange, CallExchanged
 from fxdp.module.changes import Held
+from fxdp.module.forward_signature import SignedForward, signed
 from fxdp.module.input_agreement import drawing_apart, drawing_strided
 from fxdp.module.model_checks import OptimizerWatch, check_model, device_type
 from fxdp.module.padding import common_lengths, padded, spread_pad
 from fxdp.module.programs import Programs, Served
 from fxdp.module.reader import CallReader
-from fxdp.module.stand_in import StandIn
+from fxdp.module.wrappers import Bare, refuse_surroundings
 from fxdp.options import Options
 from fxdp.ranks.agreement import agree, broadcast_tensors, gather_objects, model_lines
 from fxdp.ranks.failure import guard, install_hook, refusing
@@ -35,7 +36,7 @@ from fxdp.reports.plan import Plan
 _log = logging.getLogger("fxdp")
 
 
-class CompiledModule(StandIn):
+class CompiledModule(Bare):
     """What `fxdp.compile` returns: call it as the model itself.
 
     Parameters, buffers and state-dict keys are the model's own; `train()`, `eval()`, `to()` act on the
@@ -47,6 +48,7 @@ class CompiledModule(StandIn):
     ) -> None:
         check_model(module)
         super().__init__(module)
+        self._forward = signed(CompiledModule.__dict__["forward"], module, options.loss_fn is not None)
         self._options = options
         self._joined = resolve_mesh(mesh, device_type(module))
         self._mesh = self._joined.mesh
@@ -62,6 +64,8 @@ class CompiledModule(StandIn):
         self._watch = None
         self._build()
 
+    _forward: Callable[..., Any]
+    """`forward` as frameworks look at it."""
     _options: Options
     _joined: Joined
     _mesh: Mesh
@@ -88,11 +92,13 @@ class CompiledModule(StandIn):
         self._exchange = CallExchange(self._joined, chosen, self._reader)
         self._programs = Programs(self._model, self._joined, self._options)
 
+    @SignedForward
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's output for this rank's part of the batch.
 
         Sharded outputs are this rank's part; everything else, the loss above all, is that of the global
-        batch and equal on all ranks.
+        batch and equal on all ranks. With `loss_fn=` it is the loss; in evaluation the model's own output
+        where no `target=` is given.
 
         Raises
         ------
@@ -101,6 +107,7 @@ class CompiledModule(StandIn):
         CaptureError : the model cannot be captured as one graph.
         RankFailedError : another rank failed.
         """
+        refuse_surroundings(self._model)
         with guard(self._joined):
             if not self._started:
                 self._start()
@@ -198,6 +205,15 @@ class CompiledModule(StandIn):
             broadcast_tensors(self._joined, [t.detach() for t in tensors])
         self._shared = True
 
+    def no_sync(self) -> AbstractContextManager[None]:
+        """For loops that accumulate gradients, as with `DistributedDataParallel`; it changes nothing here.
+
+        Each backward sums its gradients over the ranks, inside of this context, too. So after any of them
+        `grad` holds what one device would have accumulated so far, and the numbers of such a loop are exact.
+        To communicate once for several parts of a batch, give them in one call with `microbatches=`.
+        """
+        return nullcontext()
+
     @property
     def plan(self) -> Plan:
         """The plan of the program that ran last.
@@ -242,7 +258,8 @@ class CompiledModule(StandIn):
         """A copy of the model, to be compiled on its own on the same mesh."""
         twin = CompiledModule.__new__(CompiledModule)
         memo[id(self)] = twin
-        StandIn.__init__(twin, copy.deepcopy(self._model, memo))
+        Bare.__init__(twin, copy.deepcopy(self._model, memo))
+        twin._forward = self._forward
         twin._options, twin._joined, twin._mesh = self._options, self._joined, self._mesh
         twin._served, twin._started, twin._generation = None, False, 0
         twin._watch = None

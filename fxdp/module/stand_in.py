@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn, TypeVar
 
@@ -10,6 +11,18 @@ from torch import Tensor, nn
 from fxdp.errors import StateError
 
 S = TypeVar("S", bound="StandIn")
+
+
+_GRADIENTS = "gradients are summed by the program itself, in buckets of bucket_mb= of fxdp.compile"
+_OTHERS_HAVE = {
+    "register_comm_hook": _GRADIENTS,
+    "require_backward_grad_sync": _GRADIENTS + "; for accumulation there is compiled.no_sync()",
+    "set_requires_gradient_sync": _GRADIENTS + "; for accumulation there is compiled.no_sync()",
+    "join": "ranks may have uneven batches: one that has no more samples passes an empty batch",
+    "clip_grad_norm_": "gradients are whole: torch.nn.utils.clip_grad_norm_(compiled.parameters(), max_norm)",
+    "summon_full_params": "parameters are whole on every rank",
+}
+"""What `DistributedDataParallel` and FSDP have, and what takes its place."""
 
 
 class StandIn(nn.Module):
@@ -30,7 +43,14 @@ class StandIn(nn.Module):
         try:
             return super().__getattr__(name)
         except AttributeError:
-            return getattr(object.__getattribute__(self, "_model"), name)
+            pass
+        model = object.__getattribute__(self, "_model")
+        try:
+            return getattr(model, name)
+        except AttributeError as error:
+            if inspect.getattr_static(model, name, None) is not None:
+                raise  # a property of the model, which fails by itself
+            raise AttributeError(_missing(model, name), name=name, obj=model) from error
 
     def __setattr__(self, name: str, value: Any) -> None:
         if self._declares(name):
@@ -47,6 +67,32 @@ class StandIn(nn.Module):
     def _declares(self, name: str) -> bool:
         kind = type(self)
         return name in self.__dict__ or hasattr(kind, name) or name in kind.__annotations__
+
+    @property
+    def module(self) -> nn.Module:
+        """The user's model, as `DistributedDataParallel` has it: to call it alone, and for `isinstance`."""
+        return self._model
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._like_a_list("__getitem__")(index)
+
+    def __len__(self) -> int:
+        return int(self._like_a_list("__len__")())
+
+    def __iter__(self) -> Iterator[Any]:
+        layers: Iterator[Any] = self._like_a_list("__iter__")()
+        return layers
+
+    def __bool__(self) -> bool:
+        return True  # not by its length, which few models have
+
+    def _like_a_list(self, name: str) -> Callable[..., Any]:
+        found: Callable[..., Any] | None = getattr(self._model, name, None)
+        if found is None:
+            raise TypeError(
+                f"{type(self._model).__name__}, which is compiled here, is no list: it has no {name}"
+            )
+        return found
 
     def __getstate__(self) -> NoReturn:
         raise StateError(
@@ -101,3 +147,8 @@ class StandIn(nn.Module):
         self._model.add_module(name, module)
 
     register_module = add_module
+
+
+def _missing(model: nn.Module, name: str) -> str:
+    text = f"neither a compiled module nor its model ({type(model).__name__}) has {name!r}"
+    return f"{text}: {_OTHERS_HAVE[name]}" if name in _OTHERS_HAVE else text

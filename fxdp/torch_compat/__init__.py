@@ -12,3 +12,4 @@ from fxdp.torch_compat.exporting import *  # noqa: F403
 from fxdp.torch_compat.inductor import *  # noqa: F403
 from fxdp.torch_compat.operators import *  # noqa: F403
 from fxdp.torch_compat.symbolic import *  # noqa: F403
+from fxdp.torch_compat.wrapping import *  # noqa: F403

@@ -77,3 +77,48 @@ def test_a_model_must_stay_on_its_type_of_device() -> None:
     with pytest.raises(fxdp.MeshError, match="moved to meta after it was compiled for cpu"):
         compiled(torch.randn(4, 3))
     assert model.fc.weight.is_meta
+
+
+def test_module_is_the_users_model() -> None:
+    model, compiled = _compiled()
+    assert compiled.module is model
+    assert isinstance(compiled.module, Net)
+
+
+def test_a_sequence_of_layers_stays_one() -> None:
+    model = nn.Sequential(nn.Linear(3, 2), nn.ReLU())
+    compiled = fxdp.compile(model, compute="eager")
+    assert compiled[1] is model[1]
+    assert len(compiled) == 2
+    assert list(compiled) == list(model)
+    assert bool(fxdp.compile(nn.ModuleList(), compute="eager"))
+    _, other = _compiled()
+    for read in (lambda: other[0], lambda: len(other), lambda: iter(other)):
+        with pytest.raises(TypeError, match="Net"):
+            read()
+
+
+def test_an_unknown_attribute_names_both() -> None:
+    _, compiled = _compiled()
+    with pytest.raises(
+        AttributeError, match=r"neither a compiled module nor its model \(Net\) has 'fcs'"
+    ) as error:
+        compiled.fcs  # noqa: B018
+    assert error.value.name == "fcs"
+    with pytest.raises(
+        AttributeError, match=r"register_comm_hook.*gradients are summed by the program itself"
+    ):
+        compiled.register_comm_hook  # noqa: B018
+    with pytest.raises(AttributeError, match=r"torch.nn.utils.clip_grad_norm_\(compiled.parameters\(\)"):
+        compiled.clip_grad_norm_  # noqa: B018
+    assert getattr(compiled, "unknown", 3) == 3
+
+
+def test_an_error_inside_of_a_models_property_stays() -> None:
+    class Odd(Net):
+        @property
+        def width(self) -> int:
+            return self.missing
+
+    with pytest.raises(AttributeError, match="'Odd' object has no attribute 'width'"):
+        fxdp.compile(Odd(), compute="eager").width  # noqa: B018

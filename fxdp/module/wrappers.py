@@ -1,0 +1,71 @@
+"""What must not be put around a compiled module, found by what it asks of the module inside.
+
+    DistributedDataParallel, torch.compile      read an attribute of the module in their constructor
+    fully_shard, replicate                      register a hook before its forward
+    DistributedDataParallel around a parent     is running when the compiled module is called
+
+All would sum gradients twice, shard what programs read, or trace what is compiled already.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from fxdp.errors import InputError
+from fxdp.module.stand_in import StandIn
+from fxdp.torch_compat import READ_BY_WRAPPERS, running_ddp
+
+_WRAPPING = ("torch.distributed.fsdp.", "torch.distributed._composable.")
+
+
+class Bare(StandIn):
+    """A stand-in around which nothing can be put.
+
+    Raises
+    ------
+    InputError : somebody tries.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        wrapper = READ_BY_WRAPPERS.get(name)
+        if wrapper is not None:
+            raise _refused(f"{wrapper}(compiled)")
+        return super().__getattr__(name)
+
+    def register_forward_pre_hook(self, hook: Any, *args: Any, **kwargs: Any) -> RemovableHandle:
+        """Call a function before each call of the compiled module, with this rank's part."""
+        if str(getattr(hook, "__module__", "")).startswith(_WRAPPING):
+            owner = type(getattr(hook, "__self__", hook)).__name__
+            raise _refused(f"fully_shard, replicate or what else has the hook of a {owner}")
+        return super().register_forward_pre_hook(hook, *args, **kwargs)
+
+    def compile(self, *_: Any, **__: Any) -> NoReturn:
+        """Refused: it is compiled already."""
+        raise _refused("compiled.compile()")
+
+
+def refuse_surroundings(model: nn.Module) -> None:
+    """Refuse a call from inside of a `DistributedDataParallel` that reduces the model's gradients, too.
+
+    Raises
+    ------
+    InputError : it does.
+    """
+    ddp = running_ddp()
+    if ddp is None or not torch.is_grad_enabled():
+        return
+    reduced = {id(p) for p in ddp.parameters() if p.requires_grad}
+    if any(id(p) in reduced for p in model.parameters()):
+        raise _refused(f"DistributedDataParallel({type(ddp.module).__name__}), of which it is a part")
+
+
+def _refused(what: str) -> InputError:
+    """The error about a wrapper."""
+    return InputError(
+        f"{what}: a compiled module sums its gradients over the ranks already; expected nothing around it: "
+        "call the compiled module itself"
+    )
