@@ -18,8 +18,8 @@ from typing import Any, overload
 from fxdp.errors import InputError
 from fxdp.rules.dims import has_argument, operand_or_none
 from fxdp.rules.families.pointwise import aligned
-from fxdp.rules.labels import by_labels, linear
-from fxdp.rules.registry import Alternative, Kind, Op, Operand, Rule, registry
+from fxdp.rules.labels import by_labels, filled, linear
+from fxdp.rules.registry import Alternative, Kind, Op, Operand, Rule, overloads, registry
 from fxdp.torch_compat import OpOverload, OpOverloadPacket, overload_of
 
 FAMILY = "user"
@@ -36,7 +36,7 @@ def register_rule(
 ) -> Callable[[Rule], Rule] | None:
     """Tell how ops of yours act on the batch, so that they run on each rank's part.
 
-    Ops are functional overloads (`torch.ops.mylib.f.default`), packets (all their overloads), or what
+    Ops are functional overloads (`torch.ops.mylib.f.default`), packets (all functional overloads), or what
     `torch.library.custom_op` returned. A backward is an op of its own, with its own rule.
 
     Parameters
@@ -103,15 +103,6 @@ def _add(
     registry.add(rule, FAMILY, *targets, kind=kind)
 
 
-def overloads(targets: Sequence[OpOverload | OpOverloadPacket]) -> Iterator[OpOverload]:
-    """The overloads among ops and packets."""
-    for target in targets:
-        if isinstance(target, OpOverload):
-            yield target
-        else:
-            yield from (getattr(target, name) for name in target.overloads())  # type: ignore[no-untyped-call]
-
-
 def _checked(op: Any) -> OpOverload | OpOverloadPacket:
     target = overload_of(op)
     if not isinstance(target, (OpOverload, OpOverloadPacket)):
@@ -138,17 +129,14 @@ def _pointwise(linear_in: Sequence[str]) -> Rule:
 def _labelled(inputs: Sequence[str], results: Sequence[str], linear_in: Sequence[str]) -> Rule:
     def labelled(op: Op) -> Iterator[Alternative]:
         operands = [operand_or_none(op.arg(name)) for name in _tensor_arguments(op.target)]
-        pairs = [
-            (o, _filled(text, o.ndim)) for o, text in zip(operands, inputs, strict=True) if o is not None
+        shapes = [
+            *(None if o is None else o.shape for o in operands),
+            *(None if t is None else t.shape for t in op.outputs),
         ]
-        outputs = [
-            "" if t is None else _filled(text, len(t.shape))
-            for t, text in zip(op.outputs, results, strict=True)
-        ]
-        if None in outputs or any(text is None for _, text in pairs):
-            return  # of another rank than the labels describe
-        yield from by_labels(op, pairs, outputs)  # type: ignore[arg-type]
-        yield from _sums(op, linear_in)
+        texts = zip(shapes, (*inputs, *results), strict=True)
+        if all(shape is None or len(filled(text, len(shape))) == len(shape) for shape, text in texts):
+            yield from by_labels(op, zip(operands, inputs, strict=True), results)
+            yield from _sums(op, linear_in)  # else of another rank than the labels describe
 
     return labelled
 
@@ -156,13 +144,6 @@ def _labelled(inputs: Sequence[str], results: Sequence[str], linear_in: Sequence
 def _sums(op: Op, linear_in: Sequence[str]) -> Iterator[Alternative]:
     named = [operand_or_none(op.arg(name)) for name in linear_in if has_argument(op, name)]
     yield from linear(op, *([o] for o in named if isinstance(o, Operand)))
-
-
-def _filled(text: str, ndim: int) -> str | None:
-    """Labels of a tensor of `ndim` dims, or None where they are for another rank."""
-    if "..." in text:
-        text = text.replace("...", "_" * (ndim - len(text) + 3))
-    return text if len(text) == ndim else None
 
 
 def _tensor_arguments(target: OpOverload) -> list[str]:

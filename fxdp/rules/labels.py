@@ -1,14 +1,15 @@
 """Ops described by labels on dims, as in einsum: one description serves forward and backward ops alike.
 
-A string per operand and per output names its dims, one letter each; `_` is a dim that must stay whole.
+A string per operand and per output names its dims, one letter each; `_` is a dim that must stay whole, `...`
+any number of those.
 The promise behind a letter `l`, which the family's docstring states for its ops: an output that has `l`
 depends, at index `i` of `l`, only on the operands' slices at `i`; an output that lacks `l` is the sum
 over `i` of such terms. Hence any split of `l` is exact: operands that have `l` are sharded on it, all
 others whole; outputs that have it are sharded, outputs that lack it are partial.
 
     mm              mk, kn          -> mn         k contracted: P
-    convolution     n___, ____      -> n___
-    its backward    n___, n___, ____ -> n___, ____, _    gradients of weight and bias: P
+    convolution     n..., ...       -> n...
+    its backward    n..., n..., ... -> n..., ..., _      gradients of weight and bias: P
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ def letters(count: int) -> str:
     return ascii_letters[:count]
 
 
-def leading(labels: str, ndim: int) -> str:
-    """`labels` on the first dims, the other dims whole."""
-    return labels + "_" * (ndim - len(labels))
+def filled(labels: str, ndim: int) -> str:
+    """`labels` with `_` for each dim that their `...` stands for."""
+    return labels.replace("...", "_" * (ndim - len(labels) + 3))
 
 
 def trailing(labels: str, ndim: int) -> str:
@@ -45,7 +46,7 @@ def trailing(labels: str, ndim: int) -> str:
 def by_labels(
     op: Op,
     inputs: Labelled,
-    outputs: Sequence[str | Placement],
+    outputs: str | Sequence[str | Placement],
     *,
     broadcast: bool = False,
     addends: Sequence[Operand] = (),
@@ -56,12 +57,14 @@ def by_labels(
 
     Operands that are not named are whole. All dims of one label must have one size; with `broadcast` a
     dim of size 1 is whole too. An addend enters the outputs once, so it is partial where they are.
-    Values of `unread` operands do not matter. An output may have a fixed placement instead of labels.
+    Values of `unread` operands do not matter. An output may have a fixed placement instead of labels; one
+    string alone is for every output.
     """
+    outputs = [outputs] * len(op.outputs) if isinstance(outputs, str) else outputs
     places: dict[str, _Places] = {}
     for operand, labels in inputs:
         if operand is not None:
-            for dim, label in enumerate(labels):
+            for dim, label in enumerate(filled(labels, operand.ndim)):
                 if label != "_":
                     places.setdefault(label, []).append((operand, dim))
     ignored: dict[int, Placement | None] = {o.index: None for o in unread if o is not None}
@@ -125,7 +128,7 @@ def _results(
         elif not isinstance(labels, str):
             results.append(labels)
         else:
-            dim = labels.find(label)
+            dim = filled(labels, len(type_.shape)).find(label)
             if dim < 0 or type_.shape[dim] == 1:  # summed, with or without the dim kept
                 results.append(P)
             elif type_.shape[dim] == size:

@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import sympy
+from torch.utils import _pytree as pytree
 
 from fxdp.ir.ops.library import aten, existing
+from fxdp.ir.recipes import Rewrite
 from fxdp.ir.sizes import LOCAL, B
 from fxdp.ir.types import local_shape
-from fxdp.rules.registry import Alternative, Op, Operand
+from fxdp.rules.registry import Alternative, Op, Operand, overloads
 from fxdp.torch_compat import OpOverload
 
 _SIZE_ARGUMENTS: dict[str, tuple[Any, ...]] = {
@@ -46,22 +48,12 @@ _SIZE_ARGUMENTS: dict[str, tuple[Any, ...]] = {
 }  # fmt: skip
 
 
-def _by_overload() -> dict[OpOverload, str]:
-    table: dict[OpOverload, str] = {}
-    for name, targets in _SIZE_ARGUMENTS.items():
-        for target in targets:
-            overloads = (
-                [target]
-                if isinstance(target, OpOverload)
-                else [getattr(target, o) for o in target.overloads()]
-            )
-            for overload in overloads:
-                if any(argument.name == name for argument in overload._schema.arguments):
-                    table[overload] = name
-    return table
-
-
-SIZE_ARGUMENT: dict[OpOverload, str] = _by_overload()
+SIZE_ARGUMENT: dict[OpOverload, str] = {
+    overload: name
+    for name, targets in _SIZE_ARGUMENTS.items()
+    for overload in overloads(targets)
+    if any(argument.name == name for argument in overload._schema.arguments)
+}
 """The argument of each size-producing op that equals its output's shape."""
 
 
@@ -77,25 +69,26 @@ def localized(op: Op, alternative: Alternative) -> tuple[tuple[Any, ...], dict[s
 
     Operands stay `Operand`s (or become `MinusOffset`), sizes stay ints or expressions in `B`, `b`.
     """
-    replaced = _new_arguments(op, alternative)
-    rewrite = alternative.rewrite
-    if rewrite is not None and rewrite.target is not None:
+    rewrite = alternative.rewrite or Rewrite()
+    replaced = _new_arguments(op, alternative, rewrite)
+    if rewrite.target is not None:
         return _for_target(op, rewrite.target, replaced), {}
     names = [argument.name for argument in op.target._schema.arguments]
     args = tuple(replaced.get(names[i], value) for i, value in enumerate(op.args))
     kwargs = {name: replaced.get(name, value) for name, value in op.kwargs}
-    if rewrite is not None:  # arguments that were left to their defaults
-        kwargs |= {n: v for n, v in rewrite.arguments if n not in names[: len(args)]}
-    if rewrite is None or not rewrite.minus_offset:
-        return args, kwargs
-    shift = frozenset(rewrite.minus_offset)
-    return _shifted(args, shift), {name: _shifted(value, shift) for name, value in kwargs.items()}
+    # arguments that were left to their defaults
+    kwargs |= {n: v for n, v in rewrite.arguments if n not in names[: len(args)]}
+
+    def shifted(operand: Operand) -> Operand | MinusOffset:
+        return MinusOffset(operand) if operand.index in rewrite.minus_offset else operand
+
+    found: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_map_only(Operand, shifted, (args, kwargs))
+    return found
 
 
 def local_target(op: Op, alternative: Alternative) -> OpOverload:
     """The op that a rank runs: the op itself, or the one its rewrite names."""
-    rewrite = alternative.rewrite
-    return op.target if rewrite is None or rewrite.target is None else rewrite.target
+    return (alternative.rewrite or Rewrite()).target or op.target
 
 
 def _for_target(op: Op, target: OpOverload, replaced: dict[str, Any]) -> tuple[Any, ...]:
@@ -103,29 +96,12 @@ def _for_target(op: Op, target: OpOverload, replaced: dict[str, Any]) -> tuple[A
     return tuple(replaced[name] if name in replaced else op.arg(name) for name in names)
 
 
-def _new_arguments(op: Op, alternative: Alternative) -> dict[str, Any]:
+def _new_arguments(op: Op, alternative: Alternative, rewrite: Rewrite) -> dict[str, Any]:
     replaced: dict[str, Any] = {}
     size_argument = SIZE_ARGUMENT.get(op.target)
     if size_argument is not None:
         placement = next(p for p, t in zip(alternative.outputs, op.outputs, strict=True) if t is not None)
         replaced[size_argument] = local_shape(op.output, placement)
-    for name in alternative.rewrite.local if alternative.rewrite else ():
-        replaced[name] = _count_local(op.arg(name))
-    replaced.update(alternative.rewrite.arguments if alternative.rewrite else ())
-    return replaced
-
-
-def _count_local(value: Any) -> Any:
-    if isinstance(value, sympy.Expr):
-        return value.xreplace({B: LOCAL})
-    if isinstance(value, tuple):
-        return tuple(_count_local(v) for v in value)
-    return value
-
-
-def _shifted(value: Any, shift: frozenset[int]) -> Any:
-    if isinstance(value, Operand):
-        return MinusOffset(value) if value.index in shift else value
-    if isinstance(value, tuple):
-        return tuple(_shifted(v, shift) for v in value)
-    return value
+    for name in rewrite.local:
+        replaced[name] = pytree.tree_map_only(sympy.Expr, lambda e: e.xreplace({B: LOCAL}), op.arg(name))
+    return replaced | dict(rewrite.arguments)

@@ -151,31 +151,35 @@ class Registry:
 
     def add(
         self, rule: Rule, family: str, *targets: OpOverload | OpOverloadPacket,
-        kind: Kind = "batched", whole: bool = True,
+        kind: Kind = "batched", whole: bool = True, name: str = "",
     ) -> None:  # fmt: skip
         """Register `rule` for overloads, or for all functional overloads of packets; all of them or none."""
-        registered = RegisteredRule(rule.__name__, family, rule, kind, whole)
-        overloads = [overload for target in targets for overload in _overloads(target)]
-        taken = [f"{o} (rule {self._rules[o].name!r})" for o in overloads if o in self._rules]
+        registered = RegisteredRule(name or rule.__name__, family, rule, kind, whole)
+        found = overloads(targets)
+        taken = [f"{o} (rule {self._rules[o].name!r})" for o in found if o in self._rules]
         if taken:
             raise InputError(
-                f"rule {rule.__name__!r}: {', '.join(taken)} already registered; an op has one rule. "
+                f"rule {registered.name!r}: {', '.join(taken)} already registered; an op has one rule. "
                 "Register a rule for another op, or leave this one to the rule it has"
             )
-        self._rules.update(dict.fromkeys(overloads, registered))
+        self._rules.update(dict.fromkeys(found, registered))
 
     def remove(self, *targets: OpOverload | OpOverloadPacket) -> None:
         """Forget the rules of ops that have one; they run whole on every rank then."""
-        for target in targets:
-            for overload in _overloads(target):
-                self._rules.pop(overload, None)
+        for overload in overloads(targets):
+            self._rules.pop(overload, None)
 
 
-def _overloads(target: OpOverload | OpOverloadPacket) -> list[OpOverload]:
-    if isinstance(target, OpOverload):
-        return [target]
-    overloads = [getattr(target, name) for name in target.overloads()]  # type: ignore[no-untyped-call]
-    return [o for o in overloads if not o._schema.is_mutable]
+def overloads(targets: Iterable[OpOverload | OpOverloadPacket]) -> list[OpOverload]:
+    """The overloads among ops and packets; of packets the functional ones."""
+    found: list[OpOverload] = []
+    for target in targets:
+        if isinstance(target, OpOverload):
+            found.append(target)
+        else:
+            every = (getattr(target, name) for name in target.overloads())  # type: ignore[no-untyped-call]
+            found += [overload for overload in every if not overload._schema.is_mutable]
+    return found
 
 
 registry = Registry()
@@ -200,3 +204,8 @@ def rule(
         return function
 
     return register
+
+
+def runs_whole(name: str, family: str, *targets: OpOverload | OpOverloadPacket) -> None:
+    """Register ops of which nothing but "everything replicated" is exact: known as such, not unknown."""
+    registry.add(lambda op: (), family, *targets, kind="gathered", name=name)

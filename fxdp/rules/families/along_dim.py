@@ -72,9 +72,9 @@ def masked_softmax(op: Op) -> Iterator[Alternative]:
             yield from linear(op, op.operands[:1])
 
 
-@rule("along-dim", aten.flip.default)
+@rule("along-dim", aten.flip.default, aten.rot90.default)
 def flip(op: Op) -> Iterator[Alternative]:
-    """The order of elements is reversed along dims; linear."""
+    """The order of elements is reversed along dims, or a plane of two dims is turned; linear."""
     yield from together(op, _named(op, "dims"))
     yield from linear(op, op.operands)
 
@@ -84,13 +84,6 @@ def roll(op: Op) -> Iterator[Alternative]:
     """Elements are shifted around along dims, or over all of them as one; linear."""
     if op.arg("dims"):  # without them the last element of a row moves into the next: no dim is left alone
         yield from together(op, _named(op, "dims"))
-    yield from linear(op, op.operands)
-
-
-@rule("along-dim", aten.rot90.default)
-def rot90(op: Op) -> Iterator[Alternative]:
-    """A plane of two dims is turned; linear."""
-    yield from together(op, _named(op, "dims"))
     yield from linear(op, op.operands)
 
 

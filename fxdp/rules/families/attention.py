@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from fxdp.ir.ops.library import aten, existing
 from fxdp.ir.placements import Placement, R
 from fxdp.rules.dims import has_argument
-from fxdp.rules.labels import by_labels, leading, trailing
+from fxdp.rules.labels import by_labels, filled, trailing
 from fxdp.rules.registry import Alternative, Op, Operand, rule
 
 _PER_SAMPLE = ("grad_out", "grad_out_", "query", "key", "value", "out", "logsumexp")
@@ -25,7 +25,7 @@ def _inputs(op: Op) -> Iterator[tuple[Operand, str]]:
         if not isinstance(value, Operand):
             continue
         if argument.name in _PER_SAMPLE:
-            yield value, leading("n", value.ndim)
+            yield value, "n..."
         elif argument.name in _MASKS:
             # aligned at its end, as it broadcasts: [q, k] is the same for all samples, [1, h, q, k] as well
             yield value, trailing("n___", value.ndim)
@@ -48,7 +48,7 @@ def attention(op: Op) -> Iterator[Alternative]:
     outputs: list[str | Placement] = [R for _ in op.outputs]
     outputs[0] = "n___"
     if op.outputs[1] is not None and op.outputs[1].shape:  # the log-sum-exp, where the kernel computes it
-        outputs[1] = leading("n", len(op.outputs[1].shape))
+        outputs[1] = "n..."
     yield from by_labels(op, _inputs(op), outputs, broadcast=True)
 
 
@@ -115,6 +115,6 @@ def composite_attention(op: Op) -> Iterator[Alternative]:
         return
     if not query.shape[0] == key.shape[0] == value.shape[0]:
         return
-    samples = leading("n", query.ndim)
+    samples = filled("n...", query.ndim)
     inputs = [(o, trailing(samples, o.ndim)) for o in op.operands]
-    yield from by_labels(op, inputs, [samples for _ in op.outputs], broadcast=True)
+    yield from by_labels(op, inputs, samples, broadcast=True)

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 from fxdp.ir.ops.library import aten, existing
 from fxdp.ir.placements import R
-from fxdp.rules.labels import by_labels, leading, letters
-from fxdp.rules.registry import Alternative, Op, rule
+from fxdp.rules.labels import by_labels, letters
+from fxdp.rules.registry import Alternative, Op, rule, runs_whole
 
 
 @rule("counting", aten.histc.default, kind="contracted")
@@ -37,22 +37,17 @@ def histogram_over_bins(op: Op) -> Iterator[Alternative]:
         yield from by_labels(op, [(o, letters(o.ndim)) for o in counted if o is not None], ["_", R])
 
 
-@rule("counting", aten.bucketize.Tensor)
-def bucketize(op: Op) -> Iterator[Alternative]:
-    """Each value's bucket among whole boundaries."""
-    x = op.arg("self")
+@rule("counting", aten.bucketize.Tensor, aten.isin.Tensor_Tensor)
+def looked_up(op: Op) -> Iterator[Alternative]:
+    """Each value's bucket among whole boundaries, or membership in a whole set."""
+    x = op.operands[0]
     names = letters(x.ndim)
-    yield from by_labels(op, [(x, names)], [names])
+    yield from by_labels(op, [(x, names)], names)
 
 
-@rule(
-    "counting",
-    *existing("bucketize.Scalar", "searchsorted.Scalar", "isin.Scalar_Tensor"),
-    kind="gathered",
-)
-def search_of_one(op: Op) -> tuple[Alternative, ...]:
-    """One number among all values."""
-    return ()
+# one number among all values
+_OF_ONE = existing("bucketize.Scalar", "searchsorted.Scalar", "isin.Scalar_Tensor")
+runs_whole("search_of_one", "counting", *_OF_ONE)
 
 
 @rule("counting", aten.searchsorted.Tensor)
@@ -61,16 +56,8 @@ def searchsorted(op: Op) -> Iterator[Alternative]:
     sequence, x = op.arg("sorted_sequence"), op.arg("self")
     names = letters(x.ndim)
     if sequence.ndim == 1:
-        yield from by_labels(op, [(x, names)], [names])
+        yield from by_labels(op, [(x, names)], names)
         return
-    rows = leading(names[:-1], x.ndim)
+    rows = names[:-1] + "_"
     inputs = [(sequence, rows), (op.arg("sorter"), rows), (x, names)]
-    yield from by_labels(op, inputs, [names])
-
-
-@rule("counting", aten.isin.Tensor_Tensor)
-def isin(op: Op) -> Iterator[Alternative]:
-    """Each element's membership in a whole set."""
-    x = op.arg("elements")
-    names = letters(x.ndim)
-    yield from by_labels(op, [(x, names)], [names])
+    yield from by_labels(op, inputs, names)

@@ -15,7 +15,7 @@ from fxdp.ir.ops.library import aten, existing
 from fxdp.ir.placements import Dim, Shard
 from fxdp.ir.recipes import Rewrite
 from fxdp.ir.sizes import OFFSET, batch_factor
-from fxdp.rules.dims import moved, wrap
+from fxdp.rules.dims import rearranged, wrap
 from fxdp.rules.labels import linear
 from fxdp.rules.registry import Alternative, Op, rule
 
@@ -48,8 +48,7 @@ def diagonal(op: Op) -> Iterator[Alternative]:
     """The diagonal of two dims, put last."""
     (x,) = op.operands
     kept = [d for d in range(x.ndim) if d not in _plane(op, x.ndim)]
-    yield from linear(op, [x])
-    yield from moved(op, lambda d: kept.index(d) if d in kept else None)
+    yield from rearranged(op, lambda d: kept.index(d) if d in kept else None)
     for shard, rewrite in _on_diagonal(op, x.shape, op.output.shape[-1]):
         if shard in x.shards:
             yield op.alternative({0: shard}, Shard(len(kept)), rewrite)
@@ -61,8 +60,7 @@ def embedded(op: Op) -> Iterator[Alternative]:
     (x,) = op.operands
     shape = op.output.shape
     kept = [d for d in range(len(shape)) if d not in _plane(op, len(shape))]
-    yield from linear(op, [x])
-    yield from moved(op, lambda d: kept[d] if d < len(kept) else None)
+    yield from rearranged(op, lambda d: kept[d] if d < len(kept) else None)
     if Shard(len(kept)) in x.shards and op.target is aten.diagonal_backward.default:
         for shard, rewrite in _on_diagonal(op, shape, x.shape[-1]):
             yield op.alternative({0: Shard(len(kept))}, shard, rewrite)

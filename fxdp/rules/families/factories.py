@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from fxdp.ir.ops.library import aten
 from fxdp.ir.placements import P, R, Shard
 from fxdp.ir.sizes import batch_factor, mentions_batch
-from fxdp.rules.registry import Alternative, Op, rule
+from fxdp.rules.registry import Alternative, Op, rule, runs_whole
 
 
 @rule(
@@ -48,12 +48,7 @@ def filled(op: Op) -> Iterator[Alternative]:
     aten.fill.Scalar, aten.zero.default,
 )  # fmt: skip
 def filled_like(op: Op) -> Iterator[Alternative]:
-    """A constant of the operand's shape."""
-    yield from like(op)
-
-
-def like(op: Op) -> Iterator[Alternative]:
-    """The result has the operand's own shard; a partial operand has the whole shape."""
+    """A constant of the operand's shape, with its shard; a partial operand has the whole shape."""
     x = op.operands[0]
     for shard in x.shards:
         yield op.alternative({x.index: shard}, shard)
@@ -61,15 +56,12 @@ def like(op: Op) -> Iterator[Alternative]:
         yield op.alternative({x.index: P}, R)
 
 
-@rule(
-    "factory",
+# values that depend on their position are made whole
+runs_whole(
+    "numbered", "factory",
     aten.arange.default, aten.arange.start, aten.arange.start_step, aten.range.default, aten.range.step,
     aten.eye.default, aten.eye.m, aten.scalar_tensor.default, aten.linspace, aten.logspace,
     aten.tril_indices.default, aten.triu_indices.default, aten.hann_window, aten.hamming_window,
     aten.blackman_window, aten.bartlett_window, aten.kaiser_window, aten.fft_fftfreq.default,
     aten.fft_rfftfreq.default,
-    kind="gathered",
 )  # fmt: skip
-def numbered(op: Op) -> tuple[Alternative, ...]:
-    """Values that depend on their position are made whole."""
-    return ()

@@ -13,7 +13,7 @@ from fxdp.ir.ops.empty_parts import local_op
 from fxdp.ir.ops.library import aten, existing
 from fxdp.ir.recipes import Rewrite
 from fxdp.ir.sizes import mentions_batch
-from fxdp.rules.labels import by_labels, leading, letters, linear
+from fxdp.rules.labels import by_labels, letters, linear
 from fxdp.rules.registry import Alternative, Op, rule
 
 _SPATIAL = {"1d": 1, "2d": 2, "3d": 3}
@@ -35,7 +35,7 @@ def convolution(op: Op) -> Iterator[Alternative]:
     """Any convolution, also transposed, of `[N, C, ...]`."""
     x, weight = op.operands[:2]
     if x.ndim == weight.ndim:  # else a single sample without a batch dim
-        yield from by_labels(op, [(x, leading("n", x.ndim))], [leading("n", len(op.output.shape))])
+        yield from by_labels(op, [(x, "n...")], "n...")
 
 
 @rule("convolution", *existing("cudnn_convolution_add_relu"))
@@ -43,8 +43,7 @@ def convolution_onto(op: Op) -> Iterator[Alternative]:
     """`relu(convolution(x) + alpha * z)`."""
     x, weight, z = op.operands[:3]
     if x.ndim == weight.ndim:
-        samples = leading("n", x.ndim)
-        yield from by_labels(op, [(x, samples), (z, samples)], [samples])
+        yield from by_labels(op, [(x, "n..."), (z, "n...")], "n...")
 
 
 @rule("convolution", aten.convolution_backward.default, kind="contracted")
@@ -52,14 +51,13 @@ def convolution_backward(op: Op) -> Iterator[Alternative]:
     """Gradients of the input (sharded), weight and bias (partial)."""
     grad, x, weight = op.operands
     if x.ndim == weight.ndim:
-        samples = leading("n", x.ndim)
-        yield from by_labels(op, [(grad, samples), (x, samples)], [samples, "_" * weight.ndim, "_"])
+        yield from by_labels(op, [(grad, "n..."), (x, "n...")], ["n...", "...", "_"])
 
 
 @rule("convolution", aten.conv_tbc.default)
 def convolution_time_batch_channel(op: Op) -> Iterator[Alternative]:
     """A convolution of `[T, B, C]`."""
-    yield from by_labels(op, [(op.operands[0], "_n_")], ["_n_"])
+    yield from by_labels(op, [(op.operands[0], "_n_")], "_n_")
 
 
 @rule(
@@ -79,10 +77,8 @@ def convolution_time_batch_channel(op: Op) -> Iterator[Alternative]:
 )  # fmt: skip
 def pooling(op: Op) -> Iterator[Alternative]:
     """All tensors, also indices and the random samples of fractional pooling, lead with the batch."""
-    if not _has_batch_dim(op):
-        return
-    inputs = [(o, leading("n", o.ndim)) for o in op.operands]
-    yield from by_labels(op, inputs, [leading("n", len(t.shape)) if t else "" for t in op.outputs])
+    if _has_batch_dim(op):
+        yield from by_labels(op, [(o, "n...") for o in op.operands], "n...")
 
 
 @rule(
@@ -115,11 +111,9 @@ def pooling(op: Op) -> Iterator[Alternative]:
 )  # fmt: skip
 def resampling(op: Op) -> Iterator[Alternative]:
     """Interpolation and padding that reads the sample itself; forward and backward are linear."""
-    if not _has_batch_dim(op):
-        return
-    samples = leading("n", op.operands[0].ndim)
-    yield from by_labels(op, [(o, samples) for o in op.operands], [samples])
-    yield from linear(op, op.operands[:1])
+    if _has_batch_dim(op):
+        yield from by_labels(op, [(o, "n...") for o in op.operands], "n...")
+        yield from linear(op, op.operands[:1])
 
 
 @rule("resampling", aten.constant_pad_nd.default)
@@ -130,7 +124,7 @@ def constant_padding(op: Op) -> Iterator[Alternative]:
     amounts = list(zip(pad[::2], pad[1::2], strict=True))  # from the last dim to the first
     padded = {x.ndim - 1 - i for i, amount in enumerate(amounts) if amount != (0, 0)}
     names = "".join("_" if d in padded else c for d, c in enumerate(letters(x.ndim)))
-    yield from by_labels(op, [(x, names)], [names])
+    yield from by_labels(op, [(x, names)], names)
     if op.arg("value") == 0:
         yield from linear(op, [x])
 
@@ -139,10 +133,10 @@ def constant_padding(op: Op) -> Iterator[Alternative]:
 def pixel_shuffle(op: Op) -> Iterator[Alternative]:
     """Channels and pixels trade places; the dims before `[C, H, W]` split."""
     (x,) = op.operands
-    names = leading(letters(x.ndim - 3), x.ndim)
+    names = letters(x.ndim - 3) + "..."
     unshuffle = op.target is aten.pixel_unshuffle.default  # eager torch mistakes an empty input's shape
     rewrite = Rewrite(target=local_op(op.target)) if unshuffle else None
-    yield from by_labels(op, [(x, names)], [names], rewrite=rewrite)
+    yield from by_labels(op, [(x, names)], names, rewrite=rewrite)
     yield from linear(op, [x])
 
 
@@ -150,8 +144,7 @@ def pixel_shuffle(op: Op) -> Iterator[Alternative]:
 def channel_shuffle(op: Op) -> Iterator[Alternative]:
     """Channels of `[N, C, ...]` trade places."""
     (x,) = op.operands
-    samples = leading("n", x.ndim)
-    yield from by_labels(op, [(x, samples)], [samples])
+    yield from by_labels(op, [(x, "n...")], "n...")
     yield from linear(op, [x])
 
 
@@ -161,7 +154,7 @@ def sliding_windows(op: Op) -> Iterator[Alternative]:
     (x,) = op.operands
     batched = 4 if op.target is aten.im2col.default else 3
     if x.ndim == batched:
-        yield from by_labels(op, [(x, leading("n", x.ndim))], [leading("n", len(op.output.shape))])
+        yield from by_labels(op, [(x, "n...")], "n...")
         yield from linear(op, [x])
 
 
@@ -173,23 +166,19 @@ def sliding_windows(op: Op) -> Iterator[Alternative]:
 )  # fmt: skip
 def grid_sampler(op: Op) -> Iterator[Alternative]:
     """Each sample is read at its own grid."""
-    inputs = [(o, leading("n", o.ndim)) for o in op.operands]
-    yield from by_labels(op, inputs, [leading("n", len(t.shape)) if t else "" for t in op.outputs])
+    yield from by_labels(op, [(o, "n...") for o in op.operands], "n...")
 
 
 @rule("resampling", *existing("cudnn_affine_grid_generator", "cudnn_affine_grid_generator_backward"))
 def cudnn_affine_grid(op: Op) -> Iterator[Alternative]:
     """One grid per matrix, or one matrix's gradient per grid; `N` counts the rank's own."""
     (x,) = op.operands
-    outputs = [leading("n", len(op.output.shape))]
-    yield from by_labels(op, [(x, leading("n", x.ndim))], outputs, rewrite=Rewrite(local=("N",)))
+    yield from by_labels(op, [(x, "n...")], "n...", rewrite=Rewrite(local=("N",)))
 
 
 @rule("resampling", aten.affine_grid_generator.default)
 def affine_grid(op: Op) -> Iterator[Alternative]:
     """One grid per matrix; the batch in its size list is the rank's own."""
     (theta,) = op.operands
-    if any(mentions_batch(n) for n in op.arg("size")[1:]):
-        return
-    samples = leading("n", len(op.output.shape))
-    yield from by_labels(op, [(theta, "n__")], [samples], rewrite=Rewrite(local=("size",)))
+    if not any(mentions_batch(n) for n in op.arg("size")[1:]):
+        yield from by_labels(op, [(theta, "n__")], "n...", rewrite=Rewrite(local=("size",)))

@@ -19,7 +19,7 @@ from fxdp.ir.ops.library import aten
 from fxdp.ir.recipes import Rewrite
 from fxdp.ir.sizes import B
 from fxdp.rules.families.gathering import sums_of_parts
-from fxdp.rules.labels import by_labels, leading, letters, linear, trailing
+from fxdp.rules.labels import by_labels, letters, linear, trailing
 from fxdp.rules.registry import Alternative, Op, Operand, rule
 
 _MASKS = (torch.bool, torch.uint8)
@@ -67,7 +67,7 @@ def _own_rows(source: Operand, layout: _Layout) -> Iterator[tuple[str, str, Rewr
     for dim, index in layout.indexed:
         if index.iota is not None and source.shape[dim] == B:
             label = trailing(layout.broadcast, index.ndim)[index.iota]
-            yield label, leading("_" * dim + label, source.ndim), Rewrite(minus_offset=(index.index,))
+            yield label, "_" * dim + label + "...", Rewrite(minus_offset=(index.index,))
 
 
 def _keep(labels: str, kept: str) -> str:

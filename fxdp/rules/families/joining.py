@@ -12,7 +12,7 @@ from fxdp.ir.ops.library import aten, existing
 from fxdp.ir.placements import Dim, Shard
 from fxdp.ir.recipes import Rewrite
 from fxdp.ir.sizes import batch_factor, exact_quotient, local_size
-from fxdp.rules.dims import moved, offered, without, wrap
+from fxdp.rules.dims import offered, rearranged, without, wrap
 from fxdp.rules.labels import linear
 from fxdp.rules.registry import Alternative, Op, rule
 
@@ -65,8 +65,7 @@ def unbind(op: Op) -> Iterator[Alternative]:
     """All selections along a dim."""
     (x,) = op.operands
     dim = wrap(op.arg("dim"), x.ndim)
-    yield from linear(op, [x])
-    yield from moved(op, without(dim))
+    yield from rearranged(op, without(dim))
 
 
 @rule(

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fxdp.ir.ops.library import aten, existing
-from fxdp.rules.labels import by_labels, leading
+from fxdp.rules.labels import by_labels
 from fxdp.rules.registry import Alternative, Op, Operand, rule
 
 _BY_PADDING = 1
@@ -31,12 +31,8 @@ _PER_SAMPLE = frozenset({"input_gates", "hidden_gates", "cx", "cy", "hx", "grad_
 def cell(op: Op) -> Iterator[Alternative]:
     """Gates and states per sample; vectors among the results are gradients of biases."""
     names = [a.name for a in op.target._schema.arguments if a.name in _PER_SAMPLE]
-    inputs = [(o, leading("n", o.ndim)) for o in map(op.arg, names) if o is not None]
-    yield from by_labels(op, inputs, [_result(len(t.shape)) if t else "" for t in op.outputs])
-
-
-def _result(ndim: int) -> str:
-    return "n_" if ndim == 2 else "_"
+    outputs = ["n_" if t and len(t.shape) == 2 else "_" for t in op.outputs]
+    yield from by_labels(op, [(op.arg(name), "n...") for name in names], outputs)
 
 
 def _mask_labels(op: Op, samples: Operand) -> str | None:
@@ -46,7 +42,7 @@ def _mask_labels(op: Op, samples: Operand) -> str | None:
         return ""
     if mask.ndim == 2:
         return "n_" if op.arg("mask_type") == _BY_PADDING else "__"
-    return leading("n", mask.ndim) if mask.shape[0] == samples.shape[0] else None
+    return "n..." if mask.shape[0] == samples.shape[0] else None
 
 
 @rule("transformer", *existing("_transformer_encoder_layer_fwd"))
@@ -65,12 +61,10 @@ def multi_head_attention(op: Op) -> Iterator[Alternative]:
     mask = _mask_labels(op, queries[0])
     if mask is None or any(q.ndim != 3 for q in queries):
         return
-    outputs = [leading("n", len(t.shape)) if t else "" for t in op.outputs]
-    yield from by_labels(op, [*((q, "n__") for q in queries), (op.arg("mask"), mask)], outputs)
+    yield from by_labels(op, [*((q, "n__") for q in queries), (op.arg("mask"), mask)], "n...")
 
 
 @rule("transformer", *existing("_transform_bias_rescale_qkv"))
 def split_heads(op: Op) -> Iterator[Alternative]:
     """Query, key and value per head."""
-    x = op.arg("qkv")
-    yield from by_labels(op, [(x, "n__")], ["n___" for _ in op.outputs])
+    yield from by_labels(op, [(op.arg("qkv"), "n__")], "n___")

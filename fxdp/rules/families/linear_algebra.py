@@ -12,7 +12,7 @@ from fxdp.ir.ops.empty_parts import local_op
 from fxdp.ir.ops.library import aten, existing
 from fxdp.ir.placements import R
 from fxdp.ir.recipes import Rewrite
-from fxdp.rules.labels import by_labels, leading, letters, linear, trailing
+from fxdp.rules.labels import by_labels, letters, linear, trailing
 from fxdp.rules.registry import Alternative, Op, rule
 
 
@@ -27,9 +27,8 @@ from fxdp.rules.registry import Alternative, Op, rule
 def of_one_matrix(op: Op) -> Iterator[Alternative]:
     """Factorisations, inverses, determinants, spectra."""
     (matrix,) = op.operands
-    lead = letters(matrix.ndim - 2)
-    outputs = [leading(lead, len(t.shape)) if t else "" for t in op.outputs]
-    yield from by_labels(op, [(matrix, leading(lead, matrix.ndim))], outputs)
+    labels = letters(matrix.ndim - 2) + "..."
+    yield from by_labels(op, [(matrix, labels)], labels)
 
 
 @rule(
@@ -45,10 +44,10 @@ def of_equal_batches(op: Op) -> Iterator[Alternative]:
     shape = op.operands[0].shape[:lead_ndim]
     if any(o.ndim < lead_ndim or o.shape[:lead_ndim] != shape for o in op.operands):
         return
-    lead = letters(lead_ndim)
+    labels = letters(lead_ndim) + "..."
     # results that were not asked for are empty
-    outputs = [leading(lead, len(t.shape)) if t and t.shape[:lead_ndim] == shape else R for t in op.outputs]
-    yield from by_labels(op, [(o, leading(lead, o.ndim)) for o in op.operands], outputs)
+    outputs = [labels if t and t.shape[:lead_ndim] == shape else R for t in op.outputs]
+    yield from by_labels(op, [(o, labels) for o in op.operands], outputs)
 
 
 @rule("linear algebra", *existing("linalg_pinv.atol_rtol_tensor"))
@@ -56,8 +55,8 @@ def pseudo_inverse(op: Op) -> Iterator[Alternative]:
     """Of each matrix, up to tolerances that broadcast against the leading dims."""
     matrix, *tolerances = op.operands
     lead = letters(matrix.ndim - 2)
-    inputs = [(matrix, leading(lead, matrix.ndim)), *((t, trailing(lead, t.ndim)) for t in tolerances)]
-    yield from by_labels(op, inputs, [leading(lead, matrix.ndim)], broadcast=True)
+    inputs = [(matrix, lead + "..."), *((t, trailing(lead, t.ndim)) for t in tolerances)]
+    yield from by_labels(op, inputs, lead + "...", broadcast=True)
 
 
 @rule("linear algebra", aten.linalg_cross.default)
@@ -68,7 +67,7 @@ def cross_product(op: Op) -> Iterator[Alternative]:
     names = letters(a.ndim)
     names = names[:dim] + "_" + names[dim + 1 :]
     inputs = [(a, names), (b, trailing(names, b.ndim))]
-    yield from by_labels(op, inputs, [names], broadcast=True)
+    yield from by_labels(op, inputs, names, broadcast=True)
 
 
 @rule("fourier", aten._fft_c2c.default, aten._fft_r2c.default, aten._fft_c2r.default)

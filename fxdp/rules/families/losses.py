@@ -22,7 +22,7 @@ from fxdp.ir.placements import Dim, P, Placement, R, Shard
 from fxdp.ir.recipes import Rewrite, Term
 from fxdp.ir.types import TensorType
 from fxdp.rules.cook import Cook
-from fxdp.rules.labels import by_labels, leading, letters, trailing
+from fxdp.rules.labels import by_labels, letters, trailing
 from fxdp.rules.registry import Alternative, Op, Operand, rule
 
 _NONE, _MEAN, _SUM = 0, 1, 2
@@ -101,7 +101,7 @@ def margin_loss(op: Op) -> Iterator[Alternative]:
     if op.arg("reduction") == _MEAN or prediction.ndim != 2:
         return
     summed = op.arg("reduction") == _SUM
-    inputs = [(prediction, "n_"), (target, leading("n", target.ndim))]
+    inputs = [(prediction, "n_"), (target, "n...")]
     outputs = ["" if summed else "n", "n_"][: len(op.outputs)]
     rewrite = Rewrite(target=local_op(op.target)) if summed else None
     yield from by_labels(op, inputs, outputs, rewrite=rewrite)
@@ -116,7 +116,7 @@ def margin_loss_backward(op: Op) -> Iterator[Alternative]:
     per_sample = [prediction, op.arg("target")]
     if op.target is aten.multilabel_margin_loss_backward.default:
         per_sample.append(op.arg("is_target"))
-    inputs = [(grad, "n" if grad.ndim else ""), *((o, leading("n", o.ndim)) for o in per_sample)]
+    inputs = [(grad, "n" if grad.ndim else ""), *((o, "n...") for o in per_sample)]
     yield from by_labels(op, inputs, ["n_"])
 
 

@@ -10,25 +10,21 @@ from collections.abc import Iterator
 
 from fxdp.ir.ops.library import existing
 from fxdp.rules.labels import linear
-from fxdp.rules.registry import Alternative, Op, rule
+from fxdp.rules.registry import Alternative, Op, rule, runs_whole
 
-
-@rule(
-    "size by value",
+# the size of the result depends on all values
+runs_whole(
+    "size_by_value", "size by value",
     *existing(
         "nonzero", "nonzero_static", "masked_select", "bincount", "repeat_interleave.Tensor",
         "_unique", "_unique2", "unique_dim", "unique_consecutive", "unique_dim_consecutive",
         "_pack_padded_sequence",
     ),
-    kind="gathered",
 )  # fmt: skip
-def size_by_value(op: Op) -> tuple[Alternative, ...]:
-    """The size of the result depends on all values."""
-    return ()
 
-
-@rule(
-    "order of values",
+# what a sample gets depends on the samples before it, or on an extreme of all
+runs_whole(
+    "order_of_values", "order of values",
     *existing(
         "masked_scatter", "_ctc_loss", "_ctc_loss.Tensor", "_ctc_loss_backward", "_ctc_loss_backward.Tensor",
         "_cudnn_ctc_loss", "_cudnn_ctc_loss.Tensor", "segment_reduce", "_segment_reduce_backward",
@@ -36,77 +32,54 @@ def size_by_value(op: Op) -> tuple[Alternative, ...]:
         "embedding_renorm", "_unsafe_masked_index", "_unsafe_masked_index_put_accumulate",
         "_fused_moving_avg_obs_fq_helper_functional",
     ),
-    kind="gathered",
 )  # fmt: skip
-def order_of_values(op: Op) -> tuple[Alternative, ...]:
-    """What a sample gets depends on the samples before it, or on an extreme of all."""
-    return ()
 
+# pairs `i < j` are counted through: a rank's pairs lie apart in the result
+runs_whole("pairs", "order of values", *existing("_pdist_forward"))
 
-@rule("order of values", *existing("masked_scatter_backward", "_pdist_backward"), kind="gathered")
-def gradient_by_order(op: Op) -> Iterator[Alternative]:
-    """The gradient of such an op is linear in the incoming one, and no more."""
-    yield from linear(op, op.operands[:1])
-
-
-@rule("order of values", *existing("_pdist_forward"), kind="gathered")
-def pairs(op: Op) -> tuple[Alternative, ...]:
-    """Pairs `i < j` are counted through: a rank's pairs lie apart in the result."""
-    return ()
-
-
-@rule(
-    "batch statistics",
+# statistics of the whole batch in one op; capture takes those apart that occur in a model
+runs_whole(
+    "batch_statistics", "batch statistics",
     *existing(
         "_native_batch_norm_legit.no_stats", "_batch_norm_with_update_functional", "batch_norm_backward",
         "cudnn_batch_norm_backward", "miopen_batch_norm", "miopen_batch_norm_backward",
         "batch_norm_stats", "batch_norm_elemt", "batch_norm_backward_reduce", "batch_norm_backward_elemt",
         "batch_norm_gather_stats", "batch_norm_gather_stats_with_counts", "batch_norm_update_stats",
     ),
-    kind="gathered",
 )  # fmt: skip
-def batch_statistics(op: Op) -> tuple[Alternative, ...]:
-    """Statistics of the whole batch in one op; capture takes those apart that occur in a model."""
-    return ()
 
-
-@rule(
-    "opaque state",
+# a workspace that only the op's own backward can read has no placement
+runs_whole(
+    "opaque_state", "opaque state",
     *existing(
         "mkldnn_rnn_layer", "mkldnn_rnn_layer_backward", "_cudnn_rnn", "_cudnn_rnn_backward",
         "_cudnn_rnn_flatten_weight", "miopen_rnn", "miopen_rnn_backward",
     ),
-    kind="gathered",
 )  # fmt: skip
-def opaque_state(op: Op) -> tuple[Alternative, ...]:
-    """A workspace that only the op's own backward can read has no placement."""
-    return ()
 
-
-@rule(
-    "opaque scales",
+# scales are laid out in blocks of several rows, by a recipe
+runs_whole(
+    "opaque_scales", "opaque scales",
     *existing(
         "_scaled_mm_v2", "_scaled_grouped_mm", "_scaled_grouped_mm_v2",
         "_scaled_dot_product_flash_attention.quantized", "_flash_attention_forward.quantized",
     ),
-    kind="gathered",
 )  # fmt: skip
-def opaque_scales(op: Op) -> tuple[Alternative, ...]:
-    """Scales are laid out in blocks of several rows, by a recipe."""
-    return ()
 
-
-@rule(
-    "checks",
+# a number for the host, or an assertion: all ranks must read the same
+runs_whole(
+    "checks", "checks",
     *existing(
         "_local_scalar_dense", "_assert_async", "_assert_async.msg", "_functional_assert_async.msg",
         "_assert_scalar", "_functional_assert_scalar",
     ),
-    kind="gathered",
 )  # fmt: skip
-def checks(op: Op) -> tuple[Alternative, ...]:
-    """A number for the host, or an assertion: all ranks must read the same."""
-    return ()
+
+
+@rule("order of values", *existing("masked_scatter_backward", "_pdist_backward"), kind="gathered")
+def gradient_by_order(op: Op) -> Iterator[Alternative]:
+    """The gradient of such an op is linear in the incoming one, and no more."""
+    yield from linear(op, op.operands[:1])
 
 
 @rule("checks", *existing("_assert_tensor_metadata"))

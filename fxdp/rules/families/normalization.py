@@ -18,7 +18,7 @@ from fxdp.ir.ops.standardize import STANDARDIZE_BACKWARD_OP, STANDARDIZE_OP
 from fxdp.ir.placements import MOMENTS, R, Shard
 from fxdp.ir.recipes import Rewrite
 from fxdp.rules.dims import has_argument, wrap_all
-from fxdp.rules.labels import by_labels, leading, letters, linear
+from fxdp.rules.labels import by_labels, letters, linear
 from fxdp.rules.registry import Alternative, Op, rule
 
 
@@ -26,9 +26,8 @@ from fxdp.rules.registry import Alternative, Op, rule
 def layer_norm(op: Op) -> Iterator[Alternative]:
     """The dims before the normalized ones split: output, mean and rstd alike."""
     x = op.arg("input")
-    lead = letters(x.ndim - len(op.arg("normalized_shape")))
-    outputs = [leading(lead, len(t.shape)) if t else "" for t in op.outputs]
-    yield from by_labels(op, [(x, leading(lead, x.ndim))], outputs)
+    labels = letters(x.ndim - len(op.arg("normalized_shape"))) + "..."
+    yield from by_labels(op, [(x, labels)], labels)
 
 
 @rule(
@@ -38,31 +37,25 @@ def layer_norm(op: Op) -> Iterator[Alternative]:
 def layer_norm_backward(op: Op) -> Iterator[Alternative]:
     """The input's gradient is sharded, those of weight and bias are partial."""
     x = op.arg("input")
-    lead = letters(x.ndim - len(op.arg("normalized_shape")))
+    labels = letters(x.ndim - len(op.arg("normalized_shape"))) + "..."
     read = [op.arg("grad_out"), x, op.arg("rstd")]
     if op.target is aten.native_layer_norm_backward.default:
         read.append(op.arg("mean"))
-    inputs = [(o, leading(lead, o.ndim)) for o in read]
-    weights = ["_" * len(t.shape) if t else "" for t in op.outputs[1:]]
-    yield from by_labels(op, inputs, [leading(lead, x.ndim), *weights])
+    yield from by_labels(op, [(o, labels) for o in read], [labels, *("..." for _ in op.outputs[1:])])
 
 
 @rule("normalization", aten.native_group_norm.default)
 def group_norm(op: Op) -> Iterator[Alternative]:
     """Samples split; the argument `N` counts the rank's own."""
-    x = op.arg("input")
-    samples = leading("n", x.ndim)
     # the kernel goes by N, C and HxW, not by the operand's shape
-    yield from by_labels(op, [(x, samples)], [samples, "n_", "n_"], rewrite=Rewrite(local=("N",)))
+    yield from by_labels(op, [(op.arg("input"), "n...")], "n...", rewrite=Rewrite(local=("N",)))
 
 
 @rule("normalization", aten.native_group_norm_backward.default, kind="contracted")
 def group_norm_backward(op: Op) -> Iterator[Alternative]:
     """The input's gradient is sharded, those of weight and bias are partial."""
-    x = op.arg("input")
-    samples = leading("n", x.ndim)
-    inputs = [(op.arg("grad_out"), samples), (x, samples), (op.arg("mean"), "n_"), (op.arg("rstd"), "n_")]
-    yield from by_labels(op, inputs, [samples, "_", "_"], rewrite=Rewrite(local=("N",)))
+    inputs = [(op.arg(name), "n...") for name in ("grad_out", "input", "mean", "rstd")]
+    yield from by_labels(op, inputs, ["n...", "_", "_"], rewrite=Rewrite(local=("N",)))
 
 
 def _all_but_channels(ndim: int) -> str:

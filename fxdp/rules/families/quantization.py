@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fxdp.ir.ops.library import existing
-from fxdp.rules.labels import by_labels, leading, letters
+from fxdp.rules.labels import by_labels, letters
 from fxdp.rules.registry import Alternative, Op, Operand, rule
 
 
@@ -34,7 +34,7 @@ def fake_quantize(op: Op) -> Iterator[Alternative]:
     """Rounded values and, maybe, which of them were in range."""
     x = op.arg("self")
     names = _elements(op, x)
-    yield from by_labels(op, [(x, names)], [names for _ in op.outputs])
+    yield from by_labels(op, [(x, names)], names)
 
 
 @rule(
@@ -49,8 +49,7 @@ def fake_quantize_backward(op: Op) -> Iterator[Alternative]:
     """The input's gradient is sharded, those of scale and zero point are partial."""
     grad, x = op.arg("grad"), op.arg("self")
     names = _elements(op, x)
-    sums = ["_" * len(t.shape) if t else "" for t in op.outputs[1:]]
-    yield from by_labels(op, [(grad, names), (x, names)], [names, *sums])
+    yield from by_labels(op, [(grad, names), (x, names)], [names, *("..." for _ in op.outputs[1:])])
 
 
 @rule(
@@ -61,8 +60,7 @@ def fake_quantize_backward(op: Op) -> Iterator[Alternative]:
 )  # fmt: skip
 def packed_product(op: Op) -> Iterator[Alternative]:
     """Rows times packed weights; a row that is quantized on the way has a scale of its own."""
-    x = op.operands[0]
-    yield from by_labels(op, [(x, leading("m", x.ndim))], [leading("m", len(op.output.shape))])
+    yield from by_labels(op, [(op.operands[0], "m...")], "m...")
 
 
 @rule("quantization", *existing("_scaled_mm"))

@@ -22,9 +22,9 @@ from fxdp.ir.placements import Placement, R, Shard
 from fxdp.ir.recipes import Rewrite
 from fxdp.ir.sizes import LOCAL, OFFSET, B, batch_factor
 from fxdp.rules.dims import together
-from fxdp.rules.families.factories import like
+from fxdp.rules.families.factories import filled_like
 from fxdp.rules.families.pointwise import aligned
-from fxdp.rules.registry import Alternative, Op, registry, rule
+from fxdp.rules.registry import Alternative, Op, registry, rule, runs_whole
 
 _BY_VALUE = frozenset(
     {"poisson", "binomial", "_standard_gamma", "_sample_dirichlet", "rrelu_with_noise_functional"}
@@ -55,7 +55,7 @@ def drawn_per_element(op: Op) -> Iterator[Alternative]:
 )  # fmt: skip
 def drawn_like(op: Op) -> Iterator[Alternative]:
     """Numbers of the operand's shape; its values are not read."""
-    yield from like(op)
+    yield from filled_like(op)
 
 
 @rule("random", aten.rand, aten.randn, aten.randint, aten.normal.float_float)
@@ -72,10 +72,7 @@ def drawn_per_row(op: Op) -> Iterator[Alternative]:
     yield from together(op, frozenset({op.operands[0].ndim - 1}))
 
 
-@rule("random", aten.randperm, kind="gathered")
-def permutation(op: Op) -> tuple[Alternative, ...]:
-    """A permutation is one whole."""
-    return ()
+runs_whole("permutation", "random", aten.randperm)
 
 
 def drawn_whole(

@@ -22,7 +22,7 @@ from fxdp.rules.families.extrema import (
 )
 from fxdp.rules.families.softmax import logsumexp_in_parts
 from fxdp.rules.labels import linear
-from fxdp.rules.registry import Alternative, Op, rule
+from fxdp.rules.registry import Alternative, Op, rule, runs_whole
 
 
 @rule("reduction", aten.sum.default, aten.sum.dim_IntList, kind="contracted")
@@ -153,12 +153,9 @@ def trace(op: Op) -> Iterator[Alternative]:
     yield from linear(op, op.operands)
 
 
-@rule(
-    "reduction",
+# one answer about whole values
+runs_whole(
+    "of_everything", "reduction",
     aten.equal.default, aten._is_any_true.default, aten._is_all_true.default, aten.dist.default,
     *existing("allclose", "hash_tensor"),
-    kind="gathered",
 )  # fmt: skip
-def of_everything(op: Op) -> tuple[Alternative, ...]:
-    """One answer about whole values."""
-    return ()

@@ -15,7 +15,7 @@ from fxdp.ir.ops.library import aten, existing
 from fxdp.ir.placements import Dim, Shard
 from fxdp.ir.recipes import Rewrite
 from fxdp.ir.sizes import B, exact_quotient
-from fxdp.rules.dims import has_argument, moved, without, wrap
+from fxdp.rules.dims import has_argument, rearranged, without, wrap
 from fxdp.rules.labels import linear
 from fxdp.rules.registry import Alternative, Op, rule
 
@@ -116,8 +116,7 @@ def select(op: Op) -> Iterator[Alternative]:
     """`x[index]` on one dim, which goes."""
     (x,) = op.operands
     dim = wrap(op.arg("dim"), x.ndim)
-    yield from linear(op, [x])
-    yield from moved(op, without(dim))
+    yield from rearranged(op, without(dim))
 
 
 @rule("slice", aten.select_backward.default)
@@ -125,8 +124,7 @@ def select_backward(op: Op) -> Iterator[Alternative]:
     """The gradient of a selection: zeros with the gradient put in at the index."""
     (grad,) = op.operands
     dim = wrap(op.arg("dim"), grad.ndim + 1)
-    yield from linear(op, [grad])
-    yield from moved(op, lambda d: d + (d >= dim))
+    yield from rearranged(op, lambda d: d + (d >= dim))
 
 
 @rule("slice", aten.select_scatter.default)
@@ -147,8 +145,7 @@ def unfold(op: Op) -> Iterator[Alternative]:
     """Windows along one dim, put last; or one of them, which stays in place."""
     (x,) = op.operands
     dim = wrap(op.arg("dimension" if has_argument(op, "dimension") else "dim"), x.ndim)
-    yield from linear(op, [x])
-    yield from moved(op, lambda d: None if d == dim else d)
+    yield from rearranged(op, lambda d: None if d == dim else d)
 
 
 @rule("slice", aten.unfold_backward.default)
@@ -156,5 +153,4 @@ def unfold_backward(op: Op) -> Iterator[Alternative]:
     """Windows summed back into the dim they were taken from."""
     (grad,) = op.operands
     dim = wrap(op.arg("dim"), grad.ndim - 1)
-    yield from linear(op, [grad])
-    yield from moved(op, lambda d: None if d in (dim, grad.ndim - 1) else d)
+    yield from rearranged(op, lambda d: None if d in (dim, grad.ndim - 1) else d)

@@ -18,7 +18,7 @@ from fxdp.ir.placements import Dim, Shard
 from fxdp.ir.recipes import Rewrite
 from fxdp.ir.sizes import batch_factor, exact_quotient, mentions_batch, product
 from fxdp.ir.types import local_shape
-from fxdp.rules.dims import has_argument, moved, wrap, wrap_all
+from fxdp.rules.dims import has_argument, moved, rearranged, wrap, wrap_all
 from fxdp.rules.families.embedding import no_larger
 from fxdp.rules.labels import linear
 from fxdp.rules.registry import Alternative, Op, rule
@@ -89,8 +89,7 @@ def permute(op: Op) -> Iterator[Alternative]:
     """Dims change places."""
     (x,) = op.operands
     order = [wrap(d, x.ndim) for d in op.arg("dims")]
-    yield from linear(op, [x])
-    yield from moved(op, order.index)
+    yield from rearranged(op, order.index)
 
 
 @rule("view", aten.transpose.int, *existing("transpose_copy.int"))
@@ -98,16 +97,14 @@ def transpose(op: Op) -> Iterator[Alternative]:
     """Two dims change places."""
     (x,) = op.operands
     first, second = wrap(op.arg("dim0"), x.ndim), wrap(op.arg("dim1"), x.ndim)
-    yield from linear(op, [x])
-    yield from moved(op, lambda d: second if d == first else first if d == second else d)
+    yield from rearranged(op, lambda d: second if d == first else first if d == second else d)
 
 
 @rule("view", aten.t.default, *existing("t_copy"))
 def t(op: Op) -> Iterator[Alternative]:
     """A matrix is turned; vectors and numbers stay."""
     (x,) = op.operands
-    yield from linear(op, [x])
-    yield from moved(op, lambda d: x.ndim - 1 - d)
+    yield from rearranged(op, lambda d: x.ndim - 1 - d)
 
 
 @rule("view", aten.unsqueeze.default, *existing("unsqueeze_copy"))
@@ -115,8 +112,7 @@ def unsqueeze(op: Op) -> Iterator[Alternative]:
     """A dim of size 1 is put in."""
     (x,) = op.operands
     new = wrap(op.arg("dim"), x.ndim + 1)
-    yield from linear(op, [x])
-    yield from moved(op, lambda d: d + (d >= new))
+    yield from rearranged(op, lambda d: d + (d >= new))
 
 
 @rule(
@@ -147,8 +143,7 @@ def squeeze(op: Op) -> Iterator[Alternative]:
 )  # fmt: skip
 def complex_view(op: Op) -> Iterator[Alternative]:
     """The last dim of real and imaginary parts comes or goes; all others stay."""
-    yield from linear(op, op.operands)
-    yield from moved(op, lambda d: d)
+    yield from rearranged(op, lambda d: d)
 
 
 @rule("view", aten.repeat.default)
