@@ -25,6 +25,7 @@ from fxdp.capture.patches.module_state import WrittenError, numbers_of, unchange
 from fxdp.capture.patches.patch_tables import capture_patches
 from fxdp.capture.patches.random_numbers import seeding_error
 from fxdp.capture.refusals.diagnose import capture_error, eager_error, is_data_dependent
+from fxdp.capture.refusals.recorders import warn_of_recorders
 from fxdp.capture.refusals.stateful import check_memory
 from fxdp.capture.refusals.survey import Survey, survey
 from fxdp.capture.request import Request
@@ -81,6 +82,7 @@ def capture_request(request: Request) -> Captured:
             found = _for_one(found, tracer) if hint == 1 else for_several(found)
     record = tracer.program.record
     check_memory(record.changed, module, inputs, loss_fn)
+    warn_of_recorders(record.hooks)
     return replace(found, layout_reads=record.layout_reads)
 
 

@@ -229,7 +229,7 @@ class Programs:
             sizes = size_values(captured, call, batches, self._mesh.rank)
         rows = self._row_numbers(call, batches) if runs.takes_rows else None
         tensors = chained(call.tensors, call.batch_dims, self._mesh.size)
-        return self._pack(captured, runs.run(tensors, sizes, rows), sizes)
+        return self._pack(captured, runs.run(tensors, sizes, rows, len(set(batches)) == 1), sizes)
 
     def _row_numbers(self, call: Call, batches: tuple[int, ...]) -> Tensor:
         device = call.tensors[0].device

@@ -26,6 +26,15 @@ _log = logging.getLogger("fxdp")
 Like: TypeAlias = "tuple[torch.Size, torch.device]"
 """Shape and device of an output."""
 
+_AVERAGED = (
+    "a loss outside the compiled module is averaged over ranks, as DistributedDataParallel does: its "
+    "gradient is divided by %d. Pass loss_fn= to fxdp.compile for the whole batch's loss."
+)
+_UNEVEN = (
+    "a loss outside the compiled module is a mean of the ranks' means, as their parts of the batch differ in "
+    "size: a sample of a small part weighs more. Pass loss_fn= to fxdp.compile for the mean of all samples."
+)
+
 
 @dataclass
 class Bound:
@@ -54,7 +63,7 @@ class Bound:
     differentiable: frozenset[int] = field(init=False)
     number_positions: tuple[int, ...] | None = None
     """Which of the saved values are host numbers; learnt at the first run."""
-    _warned: bool = field(default=False, repr=False)
+    _warned: set[str] = field(default_factory=set, repr=False)
 
     def __post_init__(self) -> None:
         self.takes_sizes, self.takes_rows = bool(self.template.sizes), self.template.rows is not None
@@ -78,14 +87,17 @@ class Bound:
         return cls(halves, Template.of(gm, values), world, rank, seeded, seeded and backward, written)
 
     def run(
-        self, inputs: Sequence[Tensor], sizes: Mapping[str, int], rows: Tensor | None
+        self, inputs: Sequence[Tensor], sizes: Mapping[str, int], rows: Tensor | None, even: bool = True
     ) -> Sequence[Tensor]:
-        """This rank's outputs; with a backward if the program has one and gradients are on."""
+        """This rank's outputs; with a backward if the program has one and gradients are on.
+
+        `even` says whether the ranks' parts of the batch are equal in size.
+        """
         values = self.template.filled(inputs, sizes, rows)
         # what the model writes in place reaches the caller, also where a copy stood for his tensor
         copies = [(inputs[i], values[p]) for p, i in self.written if values[p] is not inputs[i]]
         with self._generator(self.seeded):
-            outputs = self._run(values)
+            outputs = self._run(values, even)
         with torch.no_grad():
             for given, copy in copies:
                 given.copy_(copy)
@@ -98,46 +110,48 @@ class Bound:
         """
         return own_generator(rank_seed(drawn_seed(), self.rank)) if seeded else nullcontext()
 
-    def _run(self, values: list[Any]) -> Sequence[Tensor]:
+    def _run(self, values: list[Any], even: bool) -> Sequence[Tensor]:
         if not self.halves.trains:
             return self.halves.forward(values)
-        return _Step.apply(self, *values)  # type: ignore[no-untyped-call,no-any-return]
+        return _Step.apply(self, even, *values)  # type: ignore[no-untyped-call,no-any-return]
 
-    def backward(self, saved: list[Any], grads: Sequence[Tensor | None], outputs: Sequence[Like]) -> Any:
+    def backward(
+        self, saved: list[Any], grads: Sequence[Tensor | None], outputs: Sequence[Like], even: bool
+    ) -> Any:
         """One gradient or None per input, from what autograd brings for the outputs."""
         zero = frozenset([i for i, slot in enumerate(self.tangents) if grads[slot.output] is None])
         backward = self.halves.backward(zero)
-        tangents = [self._tangent(self.tangents[i], grads, outputs) for i in backward.tangents]
+        tangents = [self._tangent(self.tangents[i], grads, outputs, even) for i in backward.tangents]
         inputs = [*[saved[i] for i in self.halves.saved_order], *tangents]
         saved.clear()  # the callee empties `inputs`, so that activations are freed as they are used up
         with self._generator(self.seeded_backward):
             return backward.run(inputs)
 
-    def _tangent(self, slot: TangentSlot, grads: Sequence[Tensor | None], outputs: Sequence[Like]) -> Tensor:
+    def _tangent(
+        self, slot: TangentSlot, grads: Sequence[Tensor | None], outputs: Sequence[Like], even: bool
+    ) -> Tensor:
         grad = grads[slot.output]
         if grad is None:
             shape, device = outputs[slot.output]
             return torch.zeros(shape, dtype=slot.dtype, device=device)
         if slot.sharded and self.world > 1:
-            self._say_scaled()
+            self._warn_once(_AVERAGED, self.world)
+            if not even:
+                self._warn_once(_UNEVEN)
             grad = grad / self.world
         return grad.contiguous()
 
-    def _say_scaled(self) -> None:
-        if not self._warned:
-            self._warned = True
-            _log.warning(
-                "a loss outside the compiled module is averaged over ranks, as DistributedDataParallel does: "
-                "its gradient is divided by %d. Pass loss_fn= to fxdp.compile for the whole batch's loss.",
-                self.world,
-            )
+    def _warn_once(self, text: str, *values: int) -> None:
+        if text not in self._warned:
+            self._warned.add(text)
+            _log.warning(text, *values)
 
 
 class _Step(torch.autograd.Function):
     """One forward and backward as a single autograd node."""
 
     @staticmethod
-    def forward(ctx: Any, program: Bound, *values: Any) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, program: Bound, even: bool, *values: Any) -> tuple[Tensor, ...]:
         results = program.halves.forward(list(values))
         count = program.halves.outputs
         # no views, into which a caller could not write (`loss /= 4`); a write is seen by what is saved
@@ -147,7 +161,7 @@ class _Step(torch.autograd.Function):
             numbers = program.number_positions = tuple(
                 i for i, v in enumerate(saved) if not isinstance(v, Tensor)
             )
-        ctx.program = program
+        ctx.program, ctx.even = program, even
         ctx.numbers = [saved.pop(i) for i in reversed(numbers)]
         ctx.save_for_backward(*saved)
         ctx.shapes = [(o.shape, o.device) for o in outputs]
@@ -163,8 +177,8 @@ class _Step(torch.autograd.Function):
         for position, number in zip(program.number_positions or (), reversed(ctx.numbers), strict=True):
             saved.insert(position, number)
         with torch.no_grad(), program.guarded():
-            results = program.backward(saved, grads, ctx.shapes)
-        return (None, *first_only(results))
+            results = program.backward(saved, grads, ctx.shapes, ctx.even)
+        return (None, None, *first_only(results))
 
 
 STEP_BACKWARD = backward_class(_Step)

@@ -47,7 +47,11 @@ class Step:
     """A step is written for the sizes of its micro-batches, so no call brings them."""
 
     def run(
-        self, inputs: Sequence[Tensor], _sizes: Mapping[str, int] | None = None, _rows: Tensor | None = None
+        self,
+        inputs: Sequence[Tensor],
+        _sizes: Mapping[str, int] | None = None,
+        _rows: Tensor | None = None,
+        _even: bool = True,
     ) -> Sequence[Tensor]:
         """This rank's outputs; the loss among them carries the gradients of the step."""
         if self.loss is None or not torch.is_grad_enabled():

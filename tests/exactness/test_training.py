@@ -292,6 +292,7 @@ def test_loss_outside_is_averaged_over_ranks_as_ddp_does(ranks: RankPool) -> Non
         for errors, records in ranks.run(2, _loss_outside, split):
             assert max(errors) <= 1e-9
             assert sum("averaged over ranks" in text for text in records) == 1, "said once"
+            assert sum("mean of the ranks' means" in text for text in records) == (split == [4, 1])
 
 
 def _one_rank() -> list[str]:

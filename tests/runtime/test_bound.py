@@ -79,6 +79,18 @@ def test_a_loss_outside_is_averaged_over_ranks(caplog: pytest.LogCaptureFixture)
     assert "divided by 4" in said[0]
 
 
+def test_a_loss_outside_of_uneven_parts_is_a_mean_of_means(caplog: pytest.LogCaptureFixture) -> None:
+    scaled = Scaled(world=4)
+    with caplog.at_level(logging.WARNING, "fxdp"):
+        scaled(8.0)[0].sum().backward()
+        for _ in range(2):
+            scaled.program.run([torch.tensor([8.0])], {}, None, even=False)[0].sum().backward()
+    said = [r.getMessage() for r in caplog.records]
+    assert len(said) == 2, "each is said once"
+    assert "mean of the ranks' means, as their parts of the batch differ in size" in said[1]
+    assert "loss_fn=" in said[1]
+
+
 def test_strided_inputs_and_tangents() -> None:
     scaled = Scaled()
     (y, _) = scaled.program.run([torch.arange(4.0)[::2]], {}, None)

@@ -18,6 +18,7 @@ from fxdp.capture.inputs import Inputs, register_containers, run_model
 from fxdp.capture.patches.checkpoints import repeated_updates
 from fxdp.capture.patches.module_state import Number, as_numbers, assigned_buffers
 from fxdp.capture.patches.patch_tables import hearing
+from fxdp.capture.refusals.recorders import Watched, watching_hooks
 from fxdp.capture.refusals.stateful import Attributes
 from fxdp.errors import CaptureError
 from fxdp.ir.notes import Site
@@ -43,6 +44,8 @@ class OutputRecord:
     """What the code read of how tensors lie in memory."""
     seeded: tuple[tuple[str, Site], ...] = ()
     """Where the code seeds torch's generators, and by which function."""
+    hooks: tuple[Watched, ...] = ()
+    """The user's hooks on modules that ran."""
 
 
 @dataclass
@@ -92,6 +95,7 @@ class FlatModule(nn.Module):
             heard = stack.enter_context(hearing(self.module, tensors))
             assigned = stack.enter_context(assigned_buffers(self.module))
             stack.enter_context(as_numbers(self.module, self._numbers))
+            hooks = stack.enter_context(watching_hooks(self.module, tensors))
             before = Attributes(self.module)
             with repeated_updates(self.module):
                 results = self._run(args, kwargs)
@@ -106,6 +110,7 @@ class FlatModule(nn.Module):
             assigned=tuple(f"module.{name}" for name in assigned),
             layout_reads=tuple(heard.layout_reads),
             seeded=tuple(heard.seeded),
+            hooks=tuple(hooks),
         )
         return (*results, *heard.asked.tensors)
 
