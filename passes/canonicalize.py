@@ -21,8 +21,6 @@ from fxdp.torch_compat import OpOverload
 
 aten = torch.ops.aten
 
-_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
-
 _Rewrite: TypeAlias = Callable[[fx.Node], bool]
 """Brings a node into its form; False where it has none that ranks could run on their parts."""
 
@@ -113,24 +111,6 @@ def _refuse(nodes: list[fx.Node]) -> None:
     )
 
 
-def _lay_alike(node: fx.Node) -> bool:
-    """Copy both operands into one order: the kernel reads the one by the strides of the other."""
-    gradient, x, *rest = node.args
-    assert isinstance(x, fx.Node)
-    type_ = note(x).type
-    if _in_order(x) or not isinstance(type_, TensorType):
-        return True  # gradients of a program come in order
-    layout = _CHANNELS_LAST.get(len(type_.shape), torch.contiguous_format)
-    operands: list[fx.Node] = []
-    for source in (gradient, x):
-        with node.graph.inserting_before(node):
-            made = node.graph.call_function(aten.clone.default, (source,), {"memory_format": layout})
-        copy_note(node, made, type=type_)
-        operands.append(made)
-    node.args = (*operands, *rest)
-    return True
-
-
 def _number(size: Any) -> Any:
     type_ = note(size).type if isinstance(size, fx.Node) else None
     return type_.expr if isinstance(type_, ScalarType) else size
@@ -184,7 +164,6 @@ _REWRITES: dict[Any, _Rewrite] = {
     aten.cat.default: _drop_empty_operands,
     aten.as_strided.default: _view_or_ordered,
     aten.as_strided_scatter.default: _view_or_unchanged,
-    aten.native_group_norm_backward.default: _lay_alike,
 }
 """The ops that have a form of their own, and what brings them into it."""
 
@@ -200,8 +179,6 @@ class Canonicalize:
     operands that are empty whatever the batch (an empty key-value cache), which no rule could place.
     `as_strided` over all of a contiguous value in its own order is a `view`; its operand lies in the order of
     its dims, since what ranks put together does. Conjugates are computed at once.
-    The operands of group norm's backward lie alike: its kernel reads one as the other lies, and the gradients
-    that come need not lie as those it was traced with.
     """
 
     name = "canonicalize"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import sympy
 import torch
@@ -16,6 +16,7 @@ from fxdp.ir.graph_text import target_text
 from fxdp.ir.level import Level
 from fxdp.ir.mesh import Mesh
 from fxdp.ir.notes import copy_note, is_host_size, note
+from fxdp.ir.ops.layouts import lay_out
 from fxdp.ir.sizes import LOCAL, OFFSET, B, named_size
 from fxdp.ir.slots import Size
 from fxdp.ir.types import ScalarType, TensorType
@@ -152,6 +153,25 @@ def _minus_offset(source: fx.Node, user: fx.Node, sizes: _Sizes) -> fx.Node:
     return made
 
 
+_Laid: TypeAlias = "dict[tuple[OpOverload, tuple[fx.Node, ...]], fx.Node]"
+
+
+def _lay_operands(node: fx.Node, laid: _Laid) -> None:
+    """Let a kernel that reads memory as it lies read what lies so; one that lies so already is no copy."""
+
+    def lay(how: OpOverload, *values: fx.Node) -> fx.Node:
+        key = how, values
+        if key not in laid:  # a forward's operand serves its backward, too, as eager keeps it
+            with node.graph.inserting_before(node):
+                laid[key] = made = node.graph.call_function(how, values)
+            read = tuple(note(value).placement for value in values)
+            copy_note(values[0], made, slot=None, operands=read, site=note(node).site)
+            note(made).backward = note(node).backward
+        return laid[key]
+
+    node.args, node.kwargs = lay_out(node.target, node.args, node.kwargs, lay)  # type: ignore[arg-type]
+
+
 _REGROUP = {
     # gathered and sliced values have strides of their own, which a view might not allow
     torch.ops.aten.view.default: torch.ops.aten.reshape.default,
@@ -167,7 +187,8 @@ class LocalizeShapes:
     after:  `%view: f32[B*16, 8] {dp=S(0)} = aten.view(%x, [%mul_1, 8])` with `%mul_1 = mul(%b, 16)`
 
     Types on the binders stay global; the rank's shape follows from the placement. The text is the same
-    on every rank: what differs is the slots' values.
+    on every rank: what differs is the slots' values. What a kernel reads as it lies is laid so before it
+    (`fxdp/ir/ops/layouts.py`), since a rank's part need not lie as the whole did.
     """
 
     symbols: tuple[str, ...] = ()
@@ -181,7 +202,8 @@ class LocalizeShapes:
         nodes = list(gm.graph.nodes)
         sizes = _Sizes(gm.graph)
         sizes.add_slots([B, LOCAL, OFFSET, *(named_size(name) for name in self.symbols)])
-        captured = []
+        captured: list[fx.Node] = []
+        laid: _Laid = {}
         for node in nodes:
             if is_host_size(node):
                 captured.append(node)
@@ -190,6 +212,7 @@ class LocalizeShapes:
                 sizes.nodes.setdefault(note(node).type.expr, node)  # type: ignore[union-attr]
             if node.op == "call_function":
                 _localize_call(node, sizes)
+                _lay_operands(node, laid)
                 sizes.read_from(node)
         for node in reversed(captured):
             gm.graph.erase_node(node)

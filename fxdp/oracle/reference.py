@@ -10,9 +10,11 @@ import torch
 from torch import Tensor, fx
 
 from fxdp.ir.notes import is_host_size, note
+from fxdp.ir.ops.layouts import laid_arguments
 from fxdp.ir.sizes import B, number
 from fxdp.ir.slots import ResultSlot, Slot
 from fxdp.ir.types import ScalarType, TensorType
+from fxdp.torch_compat import OpOverload
 
 aten = torch.ops.aten
 
@@ -92,6 +94,8 @@ class Reference:
 def execute(node: fx.Node, value_of: Callable[[fx.Node], Any]) -> Any:
     """Run one op; memory that it leaves unwritten is poisoned, so that nobody can rely on it."""
     args, kwargs = fx.map_arg((node.args, node.kwargs), value_of)
+    if isinstance(node.target, OpOverload):
+        args, kwargs = laid_arguments(node.target, args, kwargs)
     result = _COPY_IF_NEEDED.get(node.target, node.target)(*args, **kwargs)
     if node.target in _UNWRITTEN:
         result.fill_(_POISON if result.is_floating_point() or result.is_complex() else 1)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch._decomp import decomposition_table as torch_decompositions
 from torch._ops import OpOverload, OpOverloadPacket
+from torch._prims_common import suggest_memory_format
 
 # `OpOverload` and the table have no public name, though every backend of torch asks for them
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "all_op_names",
     "overload_of",
     "stacks_lstm_states",
+    "suggest_memory_format",
     "torch_decompositions",
     "torch_release",
     "without_autograd_kernel",

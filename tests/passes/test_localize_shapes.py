@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import operator
+import re
 
 import torch
 from expecttest import assert_expected_inline
+from torch import fx
 
 from fxdp.ir import conversions
 from fxdp.ir.placements import P, R, S
@@ -206,4 +208,27 @@ mesh(dp=2)
   %div_tensor: f32[B] {dp=S(0)} = aten.div.Tensor(%x, %mul_1)
   return output 0=%div_tensor
 """,
+    )
+
+
+def test_what_a_kernel_reads_as_it_lies_is_laid_so_once() -> None:
+    g = Sketch()
+    x = g.add(Input(0, "x"), "f32[B, 4]", S(0))
+    m = g.add(Input(1, "m"), "f32[B]", S(0))
+
+    def call(name: str, grad: fx.Node) -> fx.Node:
+        back = g.call(
+            aten.native_layer_norm_backward.default, grad, x, [4], m, m, None, None, [True, False, False],
+            type="(f32[B, 4])", at=(S(0),), reads=(S(0),) * 4, name=name,
+        )  # fmt: skip
+        return g.call(operator.getitem, back, 0, type="f32[B, 4]", at=S(0))
+
+    gm = g.returns({Output(0): call("again", call("back", x))})
+    found = re.findall(r"%(contiguous.*|.*native.*)", after(LocalizeShapes(), gm))
+    assert "\n".join(found).replace(": (f32[B, 4]) {dp=S(0)}", "") == (
+        "contiguous_default: f32[B] {dp=S(0)} = aten.contiguous(%m)\n"
+        "back = aten.native_layer_norm_backward(%x, %x, [4], %contiguous_default, %contiguous_default, "
+        "None, None, [True, False, False])\n"
+        "again = aten.native_layer_norm_backward(%getitem, %x, [4], %contiguous_default, "
+        "%contiguous_default, None, None, [True, False, False])"
     )

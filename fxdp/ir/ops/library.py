@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from fxdp.torch_compat import OpOverload
@@ -21,3 +23,11 @@ def existing(*names: str) -> tuple[OpOverload, ...]:
         if op is not None:
             found.append(op)
     return tuple(found)
+
+
+def composed(schema: str, function: Callable[..., torch.Tensor]) -> OpOverload:
+    """A new op of ours that is a composition of plain ops."""
+    name = schema.partition("(")[0]
+    library.define(schema)  # type: ignore[no-untyped-call]
+    library.impl(name, function, "CompositeImplicitAutograd")  # type: ignore[no-untyped-call]
+    return getattr(torch.ops.fxdp, name).default  # type: ignore[no-any-return]

@@ -5,13 +5,12 @@ They are compositions of plain ops, which a compiler takes apart and fuses.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import prod
 
 import torch
 
-from fxdp.ir.ops.library import aten, library
-from fxdp.torch_compat import OpOverload
+from fxdp.ir.ops.library import aten, composed
 
 
 def _lowest(dtype: torch.dtype) -> float | int | bool:
@@ -61,18 +60,11 @@ def _positions(
     return rows.view([outer * local * inner if d == dim else 1 for d in range(ndim)])
 
 
-def _define(schema: str, function: Callable[..., torch.Tensor]) -> OpOverload:
-    name = schema.partition("(")[0]
-    library.define(schema)  # type: ignore[no-untyped-call]
-    library.impl(name, function, "CompositeImplicitAutograd")  # type: ignore[no-untyped-call]
-    return getattr(torch.ops.fxdp, name).default  # type: ignore[no-any-return]
-
-
-amax = _define("amax(Tensor self, int[1] dim=[], bool keepdim=False) -> Tensor", _amax)
+amax = composed("amax(Tensor self, int[1] dim=[], bool keepdim=False) -> Tensor", _amax)
 """`aten.amax`, which of nothing is the lowest number."""
-amin = _define("amin(Tensor self, int[1] dim=[], bool keepdim=False) -> Tensor", _amin)
+amin = composed("amin(Tensor self, int[1] dim=[], bool keepdim=False) -> Tensor", _amin)
 """`aten.amin`, which of nothing is the highest number."""
-positions = _define(
+positions = composed(
     "positions(Tensor like, int ndim, int dim, SymInt outer, SymInt inner, SymInt local, SymInt batch, "
     "SymInt offset) -> Tensor",
     _positions,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx
 
 from fxdp.ir.notes import note
-from fxdp.ir.ops import collectives
+from fxdp.ir.ops import collectives, layouts
 from fxdp.ir.ops.whole_draws import is_twin
 from fxdp.ir.placements import Shard
 from fxdp.ir.sizes import B, named_size
@@ -25,6 +25,9 @@ aten = torch.ops.aten
 
 _TAKE_A_NUMBER = frozenset({collectives.start_all_gather, collectives.start_broadcast})
 """Their ops take a tensor and a number, which Inductor promotes to one type: bools would become int64."""
+
+_FORMATS = frozenset({layouts.in_format, layouts.in_format_of})
+"""For kernels that Inductor takes apart; strides that are symbols could not tell the format anyway."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +110,9 @@ def joint_function(
                 args = (args[0].to(torch.uint8), *args[1:])
                 as_bytes.add(node)
             # each draw reads the one before it: only data keeps Inductor from changing their order
-            if is_twin(node.target):
+            if node.target in _FORMATS:
+                env[node] = args[0]
+            elif is_twin(node.target):
                 made = node.target(*args[:-1], drawn)
                 drawn = made if isinstance(made, Tensor) else made[0]
                 env[node] = made if node.users else drawn
