@@ -1,10 +1,12 @@
 """The processes behind tests/rank_pool.py: a host that has imported torch and forks one process per rank.
 
-    pytest  --(orders: fork, wait, kill)-->  host  --fork-->  rank 0, rank 1, ...
+    pytest  --(orders: fork, wait, kill, prepare)-->  host  --fork-->  rank 0, rank 1, ...
     pytest  <------------- one connection per rank (tasks, results) ------------
 
-Importing torch takes seconds, a fork milliseconds. The host itself never runs a kernel or opens a process
-group, so it has no threads that a fork could break. Ranks die with their host, the host with pytest.
+Importing torch takes seconds, a fork milliseconds. The host itself never opens a process group or runs
+anything in parallel, so it has no threads that a fork could break. What tests have it prepare (models that
+are captured once for all ranks), its ranks know from their first moment. Ranks die with their host, the host
+with pytest.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.hub
 
 import fxdp.ranks.agreement  # noqa: F401  (imported once, for all ranks)
 
@@ -77,6 +80,8 @@ def serve(descriptor: int) -> None:
                 _be_rank(*value)
             children.add(pid)
             orders.send(pid)
+        if order == "prepare":
+            orders.send(_prepared(value))
         if order == "kill":
             with contextlib.suppress(ProcessLookupError):
                 os.kill(value, signal.SIGKILL)
@@ -88,6 +93,21 @@ def serve(descriptor: int) -> None:
     for pid in children:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+
+
+def _prepared(task: Task) -> Reply:
+    """Run `task` here, for all ranks that are forked from now on."""
+    torch.hub.tqdm.monitor_interval = 0  # torch makes a bar, shown or not, for each graph it runs: no thread
+    try:
+        reply = Reply(_call(task))
+    except BaseException:
+        reply = Reply(error=traceback.format_exc())
+    torch.set_default_dtype(torch.float32)
+    if not reply.error and len(os.listdir("/proc/self/task")) > 1:
+        reply = Reply(error="the task has left threads: a fork would have their locks, but not them")
+    gc.collect()
+    gc.freeze()
+    return reply
 
 
 def _be_rank(address: str, key: bytes, output: str, environment: dict[str, str], once: bool) -> None:

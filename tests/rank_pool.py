@@ -9,8 +9,9 @@
         assert ranks.run(4, _sum_of_ranks, 10) == [60, 60, 60, 60]
 
 `run` uses ranks that stay (each task in a fresh gloo process group); `spawn` makes ranks that end, for tests
-in which they raise, exit or are killed. Functions are found by file and name; values are pickled. Warnings
-are errors on ranks. No process outlives the pool, whatever happens to a task.
+in which they raise, exit or are killed; `prepare` does once for all ranks what each would do by itself.
+Functions are found by file and name; values are pickled. Warnings are errors on ranks. No process outlives
+the pool, whatever happens to a task.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, Listener, wait
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,26 @@ class RankPool:
         self._ranks: list[_Rank] = []
         self._store: Any = None
         self._count = 0
+        self._prepared: set[tuple[str, str, bytes]] = set()
+
+    def prepare(self, function: Callable[..., Any], *arguments: Any) -> None:
+        """`function(*arguments)`, once for all ranks that start from now on; those that run are ended.
+
+        It runs where ranks are forked from, without a process group: what it leaves in variables of modules
+        they all have. Done before, it is not done again.
+
+        Raises:
+            RankError: it raised, or left threads.
+        """
+        asked = (function.__module__, function.__qualname__, pickle.dumps(arguments))
+        if asked in self._prepared:
+            return
+        self._kill_ranks()
+        reply = self._order("prepare", self._task(function, (arguments, {}), timeout=0.0, init=False))
+        if reply.error:
+            self._end_host()  # nobody knows what it has left
+            raise RankError(f"where ranks are forked from:\n{reply.error}")
+        self._prepared.add(asked)
 
     def run(
         self,
@@ -150,6 +171,10 @@ class RankPool:
     def close(self) -> None:
         """End all processes."""
         self._kill_ranks()
+        self._end_host()
+        self._folder.cleanup()
+
+    def _end_host(self) -> None:
         if self._orders is not None:
             self._orders.close()
         if self._host is not None:
@@ -159,7 +184,7 @@ class RankPool:
                 self._host.kill()
                 self._host.wait()
         self._host = self._orders = self._store = None
-        self._folder.cleanup()
+        self._prepared.clear()
 
     # -- processes -----------------------------------------------------------------------------------------
 
@@ -237,22 +262,26 @@ class RankPool:
         timeout: float,
         init: bool,
     ) -> None:
-        arguments = pickle.dumps(call)
+        task = self._task(function, call, timeout, init)
         for i, rank in enumerate(ranks):
-            rank.connection.send(
-                Task(
-                    module=function.__module__,
-                    file=function.__code__.co_filename,
-                    function=function.__qualname__,
-                    arguments=arguments,
-                    rank=i,
-                    world_size=len(ranks),
-                    store_port=self._store.port,
-                    store_prefix=f"task-{self._count}",
-                    init=init,
-                    timeout_s=timeout,
-                )
-            )
+            rank.connection.send(replace(task, rank=i, world_size=len(ranks)))
+
+    def _task(
+        self, function: Callable[..., Any], call: tuple[Any, Any], timeout: float, init: bool
+    ) -> Task:
+        """What is to be done, by rank 0 of one."""
+        return Task(
+            module=function.__module__,
+            file=function.__code__.co_filename,
+            function=function.__qualname__,
+            arguments=pickle.dumps(call),
+            rank=0,
+            world_size=1,
+            store_port=0 if self._store is None else self._store.port,
+            store_prefix=f"task-{self._count}",
+            init=init,
+            timeout_s=timeout,
+        )
 
 
 def free_port() -> int:

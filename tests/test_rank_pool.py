@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 import warnings
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests import rank_host
 from tests.rank_pool import RankError, RankPool
 
 
@@ -81,6 +83,33 @@ def test_spawn_reports_each_end(ranks: RankPool) -> None:
     assert outcomes[0].result == "blue"
     assert "fine here" in outcomes[0].output
     assert "ValueError: bad luck" in outcomes[1].output
+
+
+_FOUND: list[str] = []
+
+
+def _find(what: str) -> None:
+    _FOUND.append(what)
+
+
+def _found() -> list[str]:
+    return _FOUND
+
+
+def test_all_ranks_know_what_was_prepared_once(ranks: RankPool) -> None:
+    for what in ("one", "other", "one"):
+        ranks.prepare(_find, what)
+    assert ranks.run(2, _found) == [["one", "other"]] * 2
+
+
+def test_what_leaves_threads_is_not_prepared(ranks: RankPool) -> None:
+    end = threading.Event()
+    threading.Thread(target=end.wait).start()
+    try:
+        reply = rank_host._prepared(ranks._task(_found, ((), {}), timeout=1.0, init=False))
+    finally:
+        end.set()
+    assert "has left threads" in reply.error
 
 
 def test_close_leaves_no_process() -> None:

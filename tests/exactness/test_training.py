@@ -19,6 +19,7 @@ from torch.nn import functional as F
 import fxdp
 from fxdp.ir.ops import collectives
 from fxdp.oracle.compare import difference
+from tests.captures import captured_once
 from tests.exactness.models import (
     BY_HAND,
     Mlp,
@@ -31,7 +32,6 @@ from tests.exactness.models import (
     token_batch,
     twin_of,
 )  # fmt: skip
-from tests.pipeline.runs import captured_once
 from tests.rank_pool import RankPool
 
 

@@ -10,26 +10,53 @@ import torch
 import torch.distributed as dist
 
 import fxdp
-from fxdp.capture.captured import Captured
+from tests.capture import zoo
+from tests.captures import KNOWN, capture_ahead, captured_once
 from tests.exactness.models import BY_HAND, one_seed, step_both, twin_of
 from tests.fallbacks import no_fallback
-from tests.pipeline.runs import captured_once
 from tests.rank_pool import RankPool
 
 SPLITS = {1: ([4], [5]), 2: ([2, 2], [4, 1]), 4: ([1, 1, 1, 1], [2, 0, 1, 2])}
 """Even, then uneven: the second call is served by the size-generic program."""
 
-TRANSFORMERS = ("gpt2", "llama", "bert", "t5", "vit", "resnet", "mixtral")
+TRANSFORMERS = {
+    1: ("gpt2", "llama", "vit", "resnet"),
+    2: ("bert", "t5", "vit", "resnet", "mixtral"),
+    4: ("gpt2", "llama", "t5", "resnet"),
+}
+"""Each on several ranks; resnet, whose statistics are of the whole batch, on all. Every node of each is
+compared on four ranks in `tests/capture/test_zoo.py`."""
 
-KNOWN: dict[Any, dict[Any, Captured]] = {}
-"""What this rank has captured in earlier tests; a capture knows nothing of the world's size."""
+
+@pytest.fixture
+def knowing(ranks: RankPool) -> RankPool:
+    """Ranks that have captured the models before, for worlds of several."""
+    ranks.prepare(_know)
+    return ranks
+
+
+def _know() -> None:
+    cases = [(name, True) for name in ("gpt2", "llama", "bert", "t5", "vit", "resnet", "mixtral")]
+    for name, keep in (*cases, ("llama", False), ("t5", False)):
+        with zoo.keep_float64() if keep else contextlib.nullcontext():
+            capture_ahead((name, keep), zoo.make(name), (), _inputs(name, 4), {"dp": 2})
+    torch.set_default_dtype(torch.float64)
+    for name in BY_HAND:
+        build, inputs, dims = BY_HAND[name]
+        capture_ahead(name, build(), inputs(4), {}, {"dp": 2}, batch_dims=dims)
+
+
+def _inputs(name: str, batch: int) -> dict[str, Any]:
+    with one_seed():
+        torch.set_default_dtype(torch.float64)
+        inputs = zoo.ZOO[name][1](batch)
+        torch.set_default_dtype(torch.float32)
+    return inputs
 
 
 def _run_transformers(
     names: tuple[str, ...], compute: str, keep: bool, splits: list[list[int]]
 ) -> dict[str, float]:
-    from tests.capture import zoo
-
     rank = dist.get_rank()
     errors = {}
     for name in names:
@@ -40,11 +67,7 @@ def _run_transformers(
             compiled = fxdp.compile(model, compute=compute)
             errors[name] = 0.0
             for split in splits:
-                with one_seed():
-                    torch.set_default_dtype(torch.float64)
-                    inputs = zoo.ZOO[name][1](sum(split))
-                    torch.set_default_dtype(torch.float32)
-                found = step_both(compiled, twin, ((), inputs), None, split, rank)
+                found = step_both(compiled, twin, ((), _inputs(name, sum(split))), None, split, rank)
                 errors[name] = max(errors[name], found)
     return errors
 
@@ -74,8 +97,9 @@ def _worst(found: list[dict[str, float]]) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("world", SPLITS)
-def test_transformers_in_float64(ranks: RankPool, world: int) -> None:
-    found = ranks.run(world, _run_transformers, TRANSFORMERS, "eager", True, SPLITS[world], timeout=240)
+def test_transformers_in_float64(knowing: RankPool, world: int) -> None:
+    names = TRANSFORMERS[world]
+    found = knowing.run(world, _run_transformers, names, "eager", True, SPLITS[world], timeout=240)
     for name, error in _worst(found).items():
         assert error <= _bound(name, world), name
 
@@ -87,29 +111,29 @@ def _bound(name: str, world: int) -> float:
     return 1e-6 if name == "mixtral" else 1e-9  # mixtral counts its experts in float32
 
 
-def test_transformers_with_their_own_casts_to_float32(ranks: RankPool) -> None:
-    found = ranks.run(2, _run_transformers, ("llama", "t5"), "eager", False, SPLITS[2], timeout=120)
+def test_transformers_with_their_own_casts_to_float32(knowing: RankPool) -> None:
+    found = knowing.run(2, _run_transformers, ("llama", "t5"), "eager", False, SPLITS[2], timeout=120)
     for name, error in _worst(found).items():
         assert error <= 1e-6, name
 
 
 @pytest.mark.parametrize("world", [2, 4])
-def test_models_by_hand(ranks: RankPool, world: int) -> None:
+def test_models_by_hand(knowing: RankPool, world: int) -> None:
     """One rank: test_training.py. The recurrent one on many ranks: test_splits.py."""
     names = [name for name in BY_HAND if world == 2 or name != "lstm"]
-    found = ranks.run(world, _run_by_hand, tuple(names), "eager", SPLITS[world], timeout=120)
+    found = knowing.run(world, _run_by_hand, tuple(names), "eager", SPLITS[world], timeout=120)
     for name, error in _worst(found).items():
         assert error <= 1e-9, name
 
 
-def test_inductor(ranks: RankPool) -> None:
+def test_inductor(knowing: RankPool) -> None:
     """The same through generated code: one sums, the other gathers parts that are padded."""
-    found = ranks.run(2, _run_by_hand, ("mlp", "two_tower"), "inductor", SPLITS[2], timeout=240)
+    found = knowing.run(2, _run_by_hand, ("mlp", "two_tower"), "inductor", SPLITS[2], timeout=240)
     for name, error in _worst(found).items():
         assert error <= 1e-9, name
 
 
-def test_gpt2_through_inductor(ranks: RankPool) -> None:
-    found = ranks.run(2, _run_transformers, ("gpt2",), "inductor", True, SPLITS[2], timeout=240)
+def test_gpt2_through_inductor(knowing: RankPool) -> None:
+    found = knowing.run(2, _run_transformers, ("gpt2",), "inductor", True, SPLITS[2], timeout=240)
     for name, error in _worst(found).items():
         assert error <= 1e-9, name

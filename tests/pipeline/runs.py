@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
-from unittest import mock
 
-import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import fxdp
-from fxdp.capture.captured import Captured
-from fxdp.capture.driver import capture_request
-from fxdp.capture.request import Request
-from fxdp.ir.graphs import copy_graph
 from tests.capture import zoo
+from tests.captures import KNOWN, capture_ahead, captured_once
 from tests.exactness.models import step_both, twin_of
 from tests.pipeline import models
-
-_KNOWN: dict[str, dict[Any, Captured]] = {}
-"""What this rank has captured of each model, in earlier tests, too."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +32,18 @@ class Run:
     checkpoint: str = "never"
 
 
+def _patches(model: str) -> contextlib.AbstractContextManager[None]:
+    return zoo.keep_float64() if model in zoo.ZOO else contextlib.nullcontext()
+
+
+def know(names: tuple[str, ...]) -> None:
+    """Capture these models, for `RankPool.prepare`: what follows a capture depends on the run."""
+    for name in names:
+        with _patches(name):
+            inputs = models.inputs(name, 8)
+            capture_ahead(name, models.build(name), (), inputs, {"pp": 2}, microbatches=2)
+
+
 def error_of(run: Run, mesh: DeviceMesh | None = None) -> float:
     """The rank's worst relative error of outputs, gradients and buffers over all calls."""
     if mesh is None and dist.get_world_size() > 1:
@@ -49,7 +52,7 @@ def error_of(run: Run, mesh: DeviceMesh | None = None) -> float:
     twin = twin_of(model)
     options = {k: v for k, v in asdict(run).items() if k not in ("model", "pp", "dp", "batches")}
     worst = 0.0
-    with zoo.keep_float64() if run.model in zoo.ZOO else contextlib.nullcontext():
+    with _patches(run.model):
         compiled = fxdp.compile(model, mesh, **options)
         place = compiled.mesh.rank
         for split in run.batches:
@@ -59,10 +62,10 @@ def error_of(run: Run, mesh: DeviceMesh | None = None) -> float:
 
 
 def errors_of(runs: tuple[Run, ...]) -> list[float]:
-    """The same for several runs, captured once per model: what follows depends on the run."""
+    """The same for several runs, captured once per model, by earlier tests or by `know`."""
     found = []
     for run in runs:
-        with captured_once(_KNOWN.setdefault(run.model, {})):
+        with captured_once(KNOWN.setdefault(run.model, {})):
             found.append(error_of(run))
     return found
 
@@ -78,22 +81,3 @@ def outcomes_of(runs: tuple[Run, ...]) -> list[float | str]:
             except fxdp.StageError as error:  # all ranks raise it before anything is sent
                 found.append(f"{type(error).__name__}: {error}")
     return found
-
-
-@contextlib.contextmanager
-def captured_once(known: dict[Any, Captured] | None = None) -> Iterator[None]:
-    """Models of the same class are captured once in each mode; all after the capture is done every time.
-
-    `known` holds what was captured before, on meshes of any size: a capture is of the global batch.
-    """
-    known = {} if known is None else known
-
-    def remembered(request: Request) -> Captured:
-        modes = (request.module.training, torch.is_grad_enabled())
-        key = (type(request.module), *modes, request.joint.couple, request.dynamic, request.hint)
-        if key not in known:
-            known[key] = capture_request(request)
-        return replace(known[key], gm=copy_graph(known[key].gm))
-
-    with mock.patch("fxdp.module.programs.capture_request", remembered):
-        yield

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.pipeline.runs import Run, errors_of
+from tests.pipeline.runs import Run, errors_of, know
 from tests.rank_pool import RankPool
 
 SKIP_OF_FOUR = Run("skips", 4, stages=["b", "c", "d"], microbatches=4)
@@ -40,6 +40,7 @@ FOUR = (
 
 
 def _check(ranks: RankPool, world: int, runs: tuple[Run, ...]) -> None:
+    ranks.prepare(know, ("skips", "unet", "gpt2", "llama", "t5"))
     found = ranks.run(world, errors_of, runs, timeout=300)
     for run, errors in zip(runs, zip(*found, strict=True), strict=True):
         assert max(errors) <= 1e-9, f"{run}: {errors}"

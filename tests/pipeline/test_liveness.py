@@ -14,8 +14,8 @@ from torch.utils._pytree import tree_leaves
 
 import fxdp
 from fxdp.runtime import p2p
+from tests.captures import captured_once
 from tests.pipeline.models import Skips, skips
-from tests.pipeline.runs import captured_once
 from tests.rank_pool import RankPool
 
 

@@ -12,8 +12,8 @@ from torch.nn import functional as F
 
 import fxdp
 from fxdp.oracle.compare import difference
+from tests.captures import captured_once
 from tests.exactness.models import gradient_errors, part, twin_of, worst_error
-from tests.pipeline.runs import captured_once
 from tests.rank_pool import RankPool
 
 

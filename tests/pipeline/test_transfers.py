@@ -16,9 +16,9 @@ from torch import Tensor, nn
 import fxdp
 from fxdp.oracle.compare import difference
 from fxdp.runtime import p2p
+from tests.captures import captured_once
 from tests.exactness.models import Tokens, gradient_errors, step_both, token_batch, twin_of
 from tests.pipeline.models import Skips, skips
-from tests.pipeline.runs import captured_once
 from tests.rank_pool import RankPool
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble")

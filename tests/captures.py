@@ -1,0 +1,54 @@
+"""Captures that tests share: ranks with one another, and tests on meshes of any size.
+
+A capture is of the global batch and knows nothing of ranks, so what one process has captured serves all
+ranks that are forked from it (`RankPool.prepare`). All that follows a capture is done every time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import nn
+
+from fxdp.capture.captured import Captured
+from fxdp.capture.driver import capture_request
+from fxdp.capture.request import Request
+from fxdp.ir.graphs import copy_graph
+from fxdp.module.dry_run import local_program
+from fxdp.options import Options
+
+KNOWN: dict[Any, dict[Any, Captured]] = {}
+"""What this process has captured, by names that tests give: all models of one class and name are equal."""
+
+
+@contextlib.contextmanager
+def captured_once(known: dict[Any, Captured] | None = None) -> Iterator[None]:
+    """Models of the same class are captured once in each mode; `known` holds what was captured before."""
+    known = {} if known is None else known
+
+    def remembered(request: Request) -> Captured:
+        modes = (request.module.training, torch.is_grad_enabled())
+        key = (type(request.module), *modes, request.joint, request.dynamic, request.hint)
+        if key not in known:
+            known[key] = capture_request(request)
+        return replace(known[key], gm=copy_graph(known[key].gm))
+
+    with (
+        mock.patch("fxdp.module.programs.capture_request", remembered),
+        mock.patch("fxdp.module.dry_run.capture_request", remembered),
+    ):
+        yield
+
+
+def capture_ahead(
+    name: Any, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], mesh: Mapping[str, int],
+    **options: Any,
+) -> None:  # fmt: skip
+    """Capture the model as a call on such a mesh would, under this name."""
+    with captured_once(KNOWN.setdefault(name, {})):
+        local_program(model, args, kwargs, mesh, Options(**options))
