@@ -20,7 +20,10 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from fxdp.capture.driver import capture
+from fxdp.capture.driver import capture_request
+from fxdp.capture.inputs import read_inputs
+from fxdp.capture.joint import JointOptions
+from fxdp.capture.request import Request
 from fxdp.compiler.prepare import prepare
 from fxdp.demo.model import GPT, GPTConfig
 from fxdp.ir.mesh import mesh_of
@@ -49,7 +52,8 @@ def measure(layers: int) -> Speed:
     torch.manual_seed(0)
     model = GPT(GPTConfig(vocabulary=256, length=32, layers=layers, width=64, heads=2))
     tokens = torch.zeros(4, 32, dtype=torch.long)
-    captured = capture(model, (tokens, tokens), {}, differentiable="all", couple=True)
+    inputs = read_inputs(model, (tokens, tokens), {})
+    captured = capture_request(Request(model, inputs, joint=JointOptions("all")))
     nodes = len(captured.gm.graph.nodes)
     gc.collect()  # the garbage of the capture is not the passes' work
     seconds = prepare(captured, mesh_of({"dp": 2}, "cpu"), Options()).seconds

@@ -1,24 +1,22 @@
-"""`capture`: symbolic first; where the model fixes its batch size, fitted from several static traces."""
+"""Capture: symbolic first; where the model fixes its batch size, fitted from several static traces."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from fxdp.capture.captured import Captured
 from fxdp.capture.export.examples import batch_hint, static_hints
 from fxdp.capture.export.exported import Exported, export
 from fxdp.capture.export.flat_module import FlatModule
-from fxdp.capture.inputs import read_inputs
 from fxdp.capture.joint import BatchSpecializedError, JointOptions, fitted_joint, symbolic_joint
 from fxdp.capture.joint.canonical_sizes import Sizes
 from fxdp.capture.joint.convert import convert
 from fxdp.capture.joint.raw_joint import trace_joint
-from fxdp.capture.joint.single_sample import draws_numbers, for_one, for_several
+from fxdp.capture.joint.single_sample import for_one, for_several
 from fxdp.capture.joint.static import StaticMismatchError
 from fxdp.capture.patches.autograd_functions import check_module_hooks
 from fxdp.capture.patches.module_state import WrittenError, numbers_of, unchanged
@@ -30,53 +28,24 @@ from fxdp.capture.refusals.stateful import check_memory
 from fxdp.capture.refusals.survey import Survey, survey
 from fxdp.capture.request import Request
 from fxdp.errors import CaptureError, FxdpError, InputError
+from fxdp.ir.draws import graph_draws
 from fxdp.torch_compat import compile_lock
 
 
-def capture(
-    module: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    *,
-    batch_dims: Any = None,
-    loss_fn: Callable[..., Any] | None = None,
-    dynamic: bool = False,
-    differentiable: str = "loss",
-    couple: bool = True,
-    own_statistics: bool = False,
-    hint: int | None = None,
-    whole_draws: bool = False,
-) -> Captured:
-    """Capture `module(*args, **kwargs)` and its backward as one graph in global shapes.
-
-    batch_dims      pytree prefix over `(args, kwargs)` of int or None; default: dim 0 of every tensor
-    loss_fn         the program becomes `loss_fn(module(*args, **kwargs), target)`; `target` is a keyword
-    dynamic         make all sizes of the inputs symbolic, not only the batch
-    differentiable  "loss": only the scalar output named `loss` gets a tangent, without one the first scalar,
-                    and without scalars every output; "all": every output
-    couple          spell out ops that couple samples as sums and counts; False keeps eager's own ops
-    own_statistics  BatchNorm normalizes each part of the batch by the part's own statistics
-    hint            batch size to trace with: for code that branches on the batch size, whose
-                    `Captured.conditions` do not hold at the size that is wanted; 1, with `whole_draws`:
-                    the capture is for a single sample, for which random numbers may come in another order
-    whole_draws     random numbers are one device's for the whole batch (`joint/single_sample.py`)
-
-    Under `torch.no_grad()` the graph is the forward alone.
-    """
-    inputs = read_inputs(module, args, kwargs, batch_dims)
-    how = JointOptions(differentiable, couple, own_statistics)
-    return capture_request(Request(module, inputs, loss_fn, how, dynamic, hint, whole_draws))
-
-
 def capture_request(request: Request) -> Captured:
-    """The joint graph of a module, as `capture` makes it."""
+    """The module's forward and backward as one graph in global shapes.
+
+    Raises
+    ------
+    CaptureError : the model cannot be captured, with the line that no graph can hold and the remedy.
+    """
     module, inputs, loss_fn, hint = request.module, request.inputs, request.loss_fn, request.hint
     check_module_hooks(module)
     with compile_lock, unchanged(module), capture_patches(module, loss_fn):
         several = hint if hint is not None and hint > 1 else batch_hint(inputs.tensors, inputs.batch_dims)
         found, tracer = _capture(_Tracer(request, FlatModule(module, inputs, loss_fn)), several)
         record = tracer.program.record
-        if record.seeded and draws_numbers(found.gm.graph):
+        if record.seeded and graph_draws(found.gm.graph):
             raise seeding_error(*record.seeded[0])
         if request.whole_draws:
             found = _for_one(found, tracer) if hint == 1 else for_several(found)
@@ -149,7 +118,7 @@ def _with_numbers(error: Exception, tracer: _Tracer, hint: int, found: Survey) -
 
 def _for_one(found: Captured, tracer: _Tracer) -> Captured:
     """The capture with its draws as those of a single sample."""
-    if not draws_numbers(found.gm.graph):
+    if not graph_draws(found.gm.graph):
         return found
     try:
         raw = trace_joint(tracer.export(1, symbolic=False), tracer.request.joint)

@@ -15,7 +15,7 @@ from fxdp.errors import CaptureError, InputError
 
 @dataclass(frozen=True)
 class Request:
-    """A module, the inputs of a call, and how they are captured (see `capture`).
+    """A module, the inputs of a call, and how they are captured; under `torch.no_grad()` the forward alone.
 
     Raises
     ------
@@ -25,10 +25,16 @@ class Request:
     module: nn.Module
     inputs: Inputs
     loss_fn: Callable[..., Any] | None = None
+    """The program becomes `loss_fn(module(*args, **kwargs), target)`; `target` is a keyword."""
     joint: JointOptions = field(default_factory=JointOptions)
     dynamic: bool = False
+    """Make all sizes of the inputs symbolic, not only the batch."""
     hint: int | None = None
+    """The batch size to trace with: for code that branches on the batch size, whose `Captured.conditions` do
+    not hold at the size that is wanted; 1, with `whole_draws`: the capture is for a single sample, for which
+    random numbers may come in another order."""
     whole_draws: bool = False
+    """Random numbers are one device's for the whole batch (`joint/single_sample.py`)."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be meant."""

@@ -6,10 +6,10 @@ import argparse
 import importlib
 import importlib.util
 import inspect
+import operator
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import reduce
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -89,7 +89,7 @@ def _find(text: str) -> Callable[[], Any]:
         raise InputError(f"{text}: expected module:factory, as in project.models:tiny, or file.py:factory")
     module = _import(where, text)
     try:
-        found = reduce(getattr, name.split("."), module)
+        found: Any = operator.attrgetter(name)(module)
     except AttributeError:
         functions = sorted(n for n, value in vars(module).items() if inspect.isfunction(value))
         raise InputError(
@@ -98,7 +98,7 @@ def _find(text: str) -> Callable[[], Any]:
     if not callable(found):
         kind = type(found).__name__
         raise InputError(f"{text}: {name} is a {kind}, expected a function without arguments")
-    return found
+    return found  # type: ignore[no-any-return]
 
 
 def _import(where: str, text: str) -> ModuleType:

@@ -16,7 +16,7 @@ from fxdp.ir.graphs import given_arguments
 from fxdp.ir.notes import is_host_size, note, tensor_operands
 from fxdp.ir.op_kinds import linear_groups, reads_shape_alone
 from fxdp.ir.placements import Partial, Placement, Shard
-from fxdp.ir.sizes import batch_factor, exact_quotient
+from fxdp.ir.sizes import batch_factor, exact_quotient, fixed_by_data
 from fxdp.ir.slots import Crossing, Output
 from fxdp.ir.types import ScalarType, TensorType
 from fxdp.torch_compat import OpOverload
@@ -209,7 +209,8 @@ def sizes_are_own(graph: fx.Graph) -> Iterator[Fault]:
     A size that only the data fixes (`nonzero`'s) is read from the tensor that has it.
     """
     for node in graph.nodes:
-        if not is_host_size(node) or _is_unbacked(note(node).type):
+        type_ = note(node).type
+        if not is_host_size(node) or (isinstance(type_, ScalarType) and _is_read(type_)):
             continue
         for source in node.all_input_nodes:
             if isinstance(note(source).type, ScalarType):
@@ -217,8 +218,8 @@ def sizes_are_own(graph: fx.Graph) -> Iterator[Fault]:
             yield node, f"reads a size from the tensor %{source.name}"
 
 
-def _is_unbacked(type_: object) -> bool:
-    return isinstance(type_, ScalarType) and type_.expr.is_Symbol and str(type_.expr).startswith("u")
+def _is_read(type_: ScalarType) -> bool:
+    return bool(type_.expr.is_Symbol) and fixed_by_data(type_.expr)
 
 
 def outputs_are_in_order(graph: fx.Graph) -> Iterator[Fault]:

@@ -125,7 +125,7 @@ def check_options(options: Options) -> None:
 
 
 def loss_index(graph: fx.Graph) -> int | None:
-    """The output that is differentiated: the only scalar with a tangent (see `differentiable` of `capture`).
+    """The output that is differentiated: the only scalar with a tangent (see `JointOptions`).
 
     None for a graph without backward.
 

@@ -7,7 +7,7 @@ from torch import fx
 from fxdp.errors import PlacementError
 from fxdp.ir import conversions
 from fxdp.ir.graph_text import target_text, type_text
-from fxdp.ir.notes import note, tensor_operands
+from fxdp.ir.notes import has_no_rule, note, tensor_operands
 
 
 def refuse_fallbacks(gm: fx.GraphModule) -> None:
@@ -17,7 +17,7 @@ def refuse_fallbacks(gm: fx.GraphModule) -> None:
     ------
     PlacementError : names each of them with its line, module, operands and their placements.
     """
-    nodes = [node for node in gm.graph.nodes if _is_fallback(node)]
+    nodes = [node for node in gm.graph.nodes if has_no_rule(node)]
     if nodes:
         listing = "\n  ".join(map(_fallback_text, nodes))
         raise PlacementError(
@@ -25,11 +25,6 @@ def refuse_fallbacks(gm: fx.GraphModule) -> None:
             f"  {listing}\n"
             "Give them rules with fxdp.register_rule, or compile with strict=False: that is exact, but slower"
         )
-
-
-def _is_fallback(node: fx.Node) -> bool:
-    reason = note(node).reason
-    return node.op == "call_function" and reason is not None and reason.rule == "unknown"
 
 
 def _fallback_text(node: fx.Node) -> str:

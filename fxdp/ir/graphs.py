@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -63,6 +64,11 @@ def keep_ancestors(graph: fx.Graph, also: Iterable[fx.Node] = ()) -> None:
     for node in reversed(list(graph.nodes)):
         if node not in needed and node.op != "placeholder":
             graph.erase_node(node)
+
+
+def attribute_of(gm: fx.GraphModule, node: fx.Node) -> Any:
+    """What a `get_attr` node names."""
+    return operator.attrgetter(str(node.target))(gm)
 
 
 def given_arguments(node: fx.Node) -> dict[str, Any]:

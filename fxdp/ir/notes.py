@@ -6,7 +6,7 @@ source line, and after analysis its placement, the placements its operands must 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -30,7 +30,9 @@ class Site:
     file: str = ""
     line: int = 0
     code: str = ""
+    """The line itself."""
     module: str = ""
+    """The path of the module whose forward it belongs to."""
 
     def __str__(self) -> str:
         where = f"{self.file}:{self.line}" if self.file else "<unknown>"
@@ -45,6 +47,10 @@ class Reason:
 
     rule: str
     operands: tuple[Placement | None, ...] = ()
+
+
+UNKNOWN = "unknown"
+"""The rule of an op without one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +98,12 @@ def note(node: fx.Node) -> Note:
     return found
 
 
+def has_no_rule(node: fx.Node) -> bool:
+    """Whether a node runs whole on every rank because no rule knows its op."""
+    reason = note(node).reason
+    return reason is not None and reason.rule == UNKNOWN
+
+
 def value_bytes(node: fx.Node, batch: int = 64) -> int:
     """The bytes of a node's global value at typical sizes, as `type_bytes` counts them."""
     return type_bytes(note(node).type, batch=batch)
@@ -99,11 +111,7 @@ def value_bytes(node: fx.Node, batch: int = 64) -> int:
 
 def copy_note(source: fx.Node, target: fx.Node, **changes: Any) -> Note:
     """Give `target` a copy of `source`'s note with `changes`; what a pass does to a node it makes."""
-    old = note(source)
-    new = Note(**{name: getattr(old, name) for name in Note.__slots__})
-    for name, value in changes.items():
-        setattr(new, name, value)
-    target.meta[_KEY] = new
+    new = target.meta[_KEY] = replace(note(source), **changes)
     return new
 
 

@@ -109,6 +109,12 @@ def hint(size: Dim, batch: int = 64) -> int:
     return evaluate(size, {B.name: batch}, unknown=32)
 
 
+@lru_cache(maxsize=65536)
+def fixed_by_data(size: Any) -> bool:
+    """Whether only the values of tensors decide a size or number: capture names such symbols `u0`, `u1`."""
+    return isinstance(size, sympy.Basic) and any(str(symbol).startswith("u") for symbol in size.free_symbols)
+
+
 def rank_sizes(split: Sequence[int], rank: int) -> dict[str, int]:
     """The values of `B`, `b` and `offset` on a rank, from the local batch of each."""
     return {B.name: sum(split), LOCAL.name: split[rank], OFFSET.name: sum(split[:rank])}

@@ -32,6 +32,11 @@ class ScalarType:
 NodeType: TypeAlias = TensorType | ScalarType | tuple["TensorType | ScalarType | None", ...] | None
 
 
+def tensor_types(type_: NodeType) -> tuple[TensorType, ...]:
+    """The tensors that a node of this type gives: one, several, or none."""
+    return tuple(t for t in (type_ if isinstance(type_, tuple) else (type_,)) if isinstance(t, TensorType))
+
+
 def type_bytes(
     type_: NodeType, values: Mapping[str, int] | None = None, *, batch: int = 64, unknown: int | None = None
 ) -> int:
@@ -42,14 +47,15 @@ def type_bytes(
     values, unknown : of the symbols of sizes, as `evaluate` takes them.
     batch : without `values`, sizes are typical ones for a batch of this size, as `hint` says.
     """
-    if isinstance(type_, tuple):
-        return sum(type_bytes(t, values, batch=batch, unknown=unknown) for t in type_)
-    if not isinstance(type_, TensorType):
-        return 0
-    if values is None:
-        # a product of expressions is slow: each dim by itself, most of them ints
-        return type_.dtype.itemsize * prod(n if type(n) is int else hint(n, batch) for n in type_.shape)
-    return type_.dtype.itemsize * prod(evaluate(n, values, unknown=unknown) for n in type_.shape)
+
+    def size(n: Dim) -> int:
+        return hint(n, batch) if values is None else evaluate(n, values, unknown=unknown)
+
+    # a product of expressions is slow: each dim by itself, most of them ints
+    return sum(
+        t.dtype.itemsize * prod(n if type(n) is int else size(n) for n in t.shape)
+        for t in tensor_types(type_)
+    )
 
 
 def local_shape(type_: TensorType, placement: Placement | None) -> tuple[Dim, ...]:

@@ -17,6 +17,7 @@ from torch import Tensor, fx
 
 from fxdp.ir import conversions
 from fxdp.ir.draws import graph_draws, node_draws
+from fxdp.ir.graphs import attribute_of
 from fxdp.ir.mesh import Mesh
 from fxdp.ir.notes import is_host_size, note, tensor_operands
 from fxdp.ir.placements import Partial, Placement, Replicate, Shard
@@ -25,7 +26,7 @@ from fxdp.ir.types import ScalarType, TensorType, local_shape
 from fxdp.oracle.compare import adds_or_moves, cancelled, difference, magnitude, scaled_floor
 from fxdp.oracle.fault import Fault, make_fault
 from fxdp.oracle.rank_draws import RankGenerators, draw_alike, repeated_draw
-from fxdp.oracle.reference import Reference, attribute, execute
+from fxdp.oracle.reference import Reference, execute
 from fxdp.oracle.virtual_ranks import VirtualRanks
 
 _ERRORS = (RuntimeError, IndexError, TypeError, ValueError, ArithmeticError, NotImplementedError)
@@ -98,7 +99,7 @@ class LockStep:
         if node.op == "placeholder":
             return self._placeholder(node)
         if node.op == "get_attr":
-            value = self._one.values[node.name] = attribute(self.local, str(node.target))
+            value = self._one.values[node.name] = attribute_of(self.local, node)
             return [value] * self._ranks.world
         if node.target in conversions.CONVERSIONS:
             source, *rest = node.args

@@ -10,7 +10,7 @@ from torch.utils import _pytree as pytree
 
 from fxdp.capture.refusals.stateful import copy_of
 from fxdp.ir.notes import Site, note
-from fxdp.ir.types import TensorType
+from fxdp.ir.types import tensor_types
 
 _WIDE = {torch.complex64: torch.complex128, torch.complex32: torch.complex128}
 
@@ -67,6 +67,4 @@ def casts(gm: fx.GraphModule) -> tuple[Site, ...]:
 
 
 def _dtypes(node: fx.Node) -> list[torch.dtype]:
-    type_ = note(node).type
-    types = type_ if isinstance(type_, tuple) else (type_,)
-    return [one.dtype for one in types if isinstance(one, TensorType)]
+    return [type_.dtype for type_ in tensor_types(note(node).type)]

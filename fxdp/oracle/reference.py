@@ -7,8 +7,9 @@ from typing import Any
 
 import sympy
 import torch
-from torch import Tensor, fx
+from torch import fx
 
+from fxdp.ir.graphs import attribute_of
 from fxdp.ir.notes import is_host_size, note
 from fxdp.ir.ops.layouts import laid_arguments
 from fxdp.ir.sizes import B, number
@@ -56,7 +57,7 @@ class Reference:
                 if known.slot is not None and known.slot in slots:
                     self.values[node.name] = slots[known.slot]
             elif node.op == "get_attr":
-                self.values[node.name] = attribute(self._gm, str(node.target))
+                self.values[node.name] = attribute_of(self._gm, node)
             elif node.op == "call_function" and not is_host_size(node):
                 self.execute(node)
         output = self._gm.graph.output_node()
@@ -100,11 +101,3 @@ def execute(node: fx.Node, value_of: Callable[[fx.Node], Any]) -> Any:
     if node.target in _UNWRITTEN:
         result.fill_(_POISON if result.is_floating_point() or result.is_complex() else 1)
     return result
-
-
-def attribute(gm: fx.GraphModule, path: str) -> Tensor:
-    """The tensor that a `get_attr` node names."""
-    found: Any = gm
-    for name in path.split("."):
-        found = getattr(found, name)
-    return found  # type: ignore[no-any-return]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -15,6 +15,7 @@ from fxdp.ir.notes import Site
 from fxdp.oracle.fault import Fault
 from fxdp.oracle.results import ResultError
 from fxdp.oracle.virtual_run import SplitRun
+from fxdp.reports.rows import flat_dict
 
 
 @dataclass(frozen=True)
@@ -71,16 +72,19 @@ class Report:
 
     def as_dict(self) -> dict[str, Any]:
         """The report as plain values that JSON can hold; an infinite error is None."""
-        return {
-            "ok": self.ok,
-            "model": self.model,
-            "mesh": self.mesh,
-            "compared": self.compared,
-            "worst": _finite(self.worst),
-            "casts": [str(site) for site in self.casts],
-            "invariants": self.invariants,
-            "splits": [_split_dict(run) for run in self.splits],
-        }
+        plain: dict[str, Any] = _finite(
+            {
+                "ok": self.ok,
+                "model": self.model,
+                "mesh": self.mesh,
+                "compared": self.compared,
+                "worst": self.worst,
+                "casts": [str(site) for site in self.casts],
+                "invariants": self.invariants,
+                "splits": [_split_dict(run) for run in self.splits],
+            }
+        )
+        return plain
 
     def __str__(self) -> str:
         lines = [self._headline(), f"  {self.compared}"]
@@ -140,37 +144,20 @@ def _split_dict(run: SplitRun) -> dict[str, Any]:
         "split": list(run.split),
         "ok": run.ok,
         "nodes": run.nodes,
-        "worst": _finite(run.worst),
+        "worst": run.worst,
         "worst_node": run.worst_node,
-        "faults": [_fault_dict(fault) for fault in run.faults],
-        "results": [
-            {"result": r.result, "error": _finite(r.error), "tolerance": r.tolerance, "what": r.what}
-            for r in run.results
-        ],
+        "faults": [flat_dict(fault) for fault in run.faults],
+        "results": [asdict(result) for result in run.results],
     }
 
 
-def _fault_dict(fault: Fault) -> dict[str, Any]:
-    return {
-        "node": fault.node,
-        "text": fault.text,
-        "what": fault.what,
-        "error": _finite(fault.error),
-        "rule": fault.rule,
-        "placement": fault.placement,
-        "file": fault.site.file,
-        "line": fault.site.line,
-        "code": fault.site.code,
-        "module": fault.site.module,
-        "operands": [
-            {"text": o.text, "wanted": o.wanted, "error": None if o.error is None else _finite(o.error)}
-            for o in fault.operands
-        ],
-    }
-
-
-def _finite(error: float) -> float | None:
-    return error if math.isfinite(error) else None
+def _finite(value: Any) -> Any:
+    """None for the numbers that JSON does not have."""
+    if isinstance(value, dict):
+        return {name: _finite(one) for name, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _indented(text: str) -> str:

@@ -11,7 +11,7 @@ from torch import fx
 
 from fxdp.errors import PlacementError
 from fxdp.ir.draws import draws
-from fxdp.ir.notes import Reason, Site, is_host_size, note, value_bytes
+from fxdp.ir.notes import UNKNOWN, Reason, Site, is_host_size, note, value_bytes
 from fxdp.ir.placements import Partial, Placement, R, Shard
 from fxdp.ir.sizes import batch_factor
 from fxdp.ir.slots import Gradient, Input, Mutation, Output, Tangent
@@ -258,7 +258,7 @@ def _choose(op: Op, one_rank: bool, site: Site) -> Choice:
     registered = registry.get(op.target)
     seeded = draws(op.target, op.args, dict(op.kwargs))
     if registered is None:
-        return Choice(op.alternative(), "unknown", seeded)
+        return Choice(op.alternative(), UNKNOWN, seeded)
     alternatives = () if one_rank else tuple(registered.rule(op))
     if one_rank or registered.whole:
         return Choice(choose(op, alternatives)[0], registered.name, seeded)

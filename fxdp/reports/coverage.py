@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import sympy
 from rich.table import Table
 from rich.text import Text
 from torch import fx
@@ -20,9 +19,9 @@ from fxdp.ir import conversions
 from fxdp.ir.graph_text import target_text
 from fxdp.ir.notes import is_host_size, note, tensor_operands
 from fxdp.ir.placements import Replicate, Shard
-from fxdp.ir.sizes import B
+from fxdp.ir.sizes import B, fixed_by_data, mentions_batch
 from fxdp.ir.slots import Input
-from fxdp.ir.types import TensorType, type_bytes
+from fxdp.ir.types import NodeType, tensor_types, type_bytes
 from fxdp.reports.remedies import cause_and_remedy
 from fxdp.reports.rows import CoverageRow
 from fxdp.reports.tables import coverage_table
@@ -120,15 +119,10 @@ def _sample_values(gm: fx.GraphModule) -> frozenset[fx.Node]:
     return frozenset(found)
 
 
-def _varies(type_: Any) -> bool:
+def _varies(type_: NodeType) -> bool:
     """Whether a size depends on the batch, or on the data."""
-    types = type_ if isinstance(type_, tuple) else (type_,)
-    sizes = [n for one in types if isinstance(one, TensorType) for n in one.shape]
-    return any(s == B or s.name.startswith("u") for n in sizes for s in _symbols(n))
-
-
-def _symbols(size: Any) -> Iterable[Any]:
-    return size.free_symbols if isinstance(size, sympy.Basic) else ()
+    sizes = [n for one in tensor_types(type_) for n in one.shape]
+    return any(mentions_batch(n) or fixed_by_data(n) for n in sizes)
 
 
 def _reads_whole(node: fx.Node, samples: frozenset[fx.Node]) -> bool:

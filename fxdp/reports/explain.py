@@ -8,7 +8,7 @@ from torch import fx
 
 from fxdp.ir import conversions
 from fxdp.ir.graph_text import node_text
-from fxdp.ir.notes import is_host_size, note, tensor_operands
+from fxdp.ir.notes import has_no_rule, is_host_size, note, tensor_operands
 from fxdp.reports.rows import Explanation
 from fxdp.rules.registry import registry
 
@@ -39,11 +39,7 @@ def _why(node: fx.Node) -> str:
         return "placed without a rule"
     rule = registry.get(node.target)
     family = f" ({rule.family})" if rule is not None else ""
-    name = (
-        "no rule: every operand whole"
-        if known.reason.rule == "unknown"
-        else f"rule {known.reason.rule}{family}"
-    )
+    name = "no rule: every operand whole" if has_no_rule(node) else f"rule {known.reason.rule}{family}"
     reads = zip(tensor_operands(node), known.operands, strict=False)
     listed = ", ".join(f"%{source.name} as {wanted or 'it is'}" for source, wanted in reads)
     return f"{name}, reads {listed}" if listed else name

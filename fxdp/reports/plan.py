@@ -10,7 +10,7 @@ from torch import fx
 
 from fxdp.errors import StateError
 from fxdp.ir.graph_text import graph_text, target_text
-from fxdp.ir.notes import note
+from fxdp.ir.notes import has_no_rule, note
 from fxdp.pipeline.schedule.schedule import Schedule
 from fxdp.pipeline.schedule.transfers import Edge
 from fxdp.reports.coverage import Coverage
@@ -120,12 +120,8 @@ class Plan:
 
 def replicated_ops(gm: fx.GraphModule) -> tuple[str, ...]:
     """Ops without a rule that read a value whole: `aten.foo at file:line`."""
-    found = []
-    for node in gm.graph.nodes:
-        known = note(node)
-        if known.reason is not None and known.reason.rule == "unknown":
-            found.append(f"{target_text(node.target)} at {known.site}")
-    return tuple(found)
+    unknown = [node for node in gm.graph.nodes if has_no_rule(node)]
+    return tuple(f"{target_text(node.target)} at {note(node).site}" for node in unknown)
 
 
 def program_text(gm: fx.GraphModule, axes: Mapping[str, int]) -> str:

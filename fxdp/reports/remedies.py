@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import fx
 
 from fxdp.ir import conversions
-from fxdp.ir.notes import note
-from fxdp.ir.types import TensorType
+from fxdp.ir.notes import has_no_rule, note
+from fxdp.ir.sizes import fixed_by_data
+from fxdp.ir.types import tensor_types
 from fxdp.rules.registry import registry
 
 _RELATES = "relates samples to one another"
@@ -105,16 +104,10 @@ def cause_and_remedy(node: fx.Node, consumer: fx.Node | None) -> tuple[str, str]
         return _SCATTERED
     if reader.op == "output":
         return _RETURNED
-    reason = note(reader).reason
-    if reason is not None and reason.rule == "unknown":
+    if has_no_rule(reader):
         return _UNKNOWN
-    if any(_has_data_size(note(n).type) for n in (reader, *reader.all_input_nodes)):
+    near = (reader, *reader.all_input_nodes)
+    if any(fixed_by_data(size) for n in near for t in tensor_types(note(n).type) for size in t.shape):
         return _DATA_SIZE
     rule = registry.get(reader.target)
     return _OTHER if rule is None else _BY_FAMILY.get(rule.family, _OTHER)
-
-
-def _has_data_size(type_: Any) -> bool:
-    types = type_ if isinstance(type_, tuple) else (type_,)
-    sizes = [n for one in types if isinstance(one, TensorType) for n in one.shape if not isinstance(n, int)]
-    return any(symbol.name.startswith("u") for size in sizes for symbol in size.free_symbols)

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from fxdp.ir.notes import Site
 from fxdp.reports.quantities import format_bytes
+
+
+def flat_dict(row: Any) -> dict[str, Any]:
+    """A row as plain values, those of its `site` among them."""
+    plain = asdict(row)
+    site: dict[str, Any] = plain.pop("site")
+    return plain | site
 
 
 @dataclass(frozen=True)
@@ -84,9 +91,7 @@ class CoverageRow:
 
     def as_dict(self) -> dict[str, Any]:
         """The row as plain values that JSON can hold."""
-        plain = {name: getattr(self, name) for name in self.__slots__ if name != "site"}
-        place = {"file": self.site.file, "line": self.site.line, "code": self.site.code}
-        return {**plain, **place, "module": self.site.module}
+        return flat_dict(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +112,7 @@ class Explanation:
 
     def as_dict(self) -> dict[str, Any]:
         """The explanation as plain values that JSON can hold."""
-        place = {"file": self.site.file, "line": self.site.line, "code": self.site.code}
-        kept = {"name": self.name, "text": self.text, "why": self.why, "collective": self.collective}
-        return {**kept, **place, "module": self.site.module}
+        return flat_dict(self)
 
     def matches(self, words: Iterable[str]) -> bool:
         """Whether every word is a part of the line, its place (`model.py:12`), its module or source code."""

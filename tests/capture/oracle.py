@@ -12,11 +12,11 @@ from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from fxdp.capture.captured import Captured, OutputLeaf, SizeLeaf
-from fxdp.capture.driver import capture
 from fxdp.ir.notes import note
 from fxdp.ir.sizes import B
 from fxdp.ir.slots import Buffer, Constant, Gradient, Input, Mutation, Output, Parameter, Tangent
 from fxdp.ir.types import ScalarType, TensorType
+from tests.capturing import capture
 
 
 @dataclass

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fxdp.capture.driver import capture
 from fxdp.errors import CaptureError, InputError
+from tests.capturing import capture
 
 from .oracle import check
 

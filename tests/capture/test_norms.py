@@ -66,7 +66,7 @@ def test_sync_batch_norm_is_batch_norm() -> None:
     make, shape = NORMS["sync_bn"]
     x = torch.randn(3, *shape)
     captured = check(conv(nn.BatchNorm2d(8)), (x,))
-    from fxdp.capture.driver import capture
+    from tests.capturing import capture
 
     synchronised = capture(make(), (x,), {})
     assert [n.name for n in synchronised.gm.graph.nodes] == [n.name for n in captured.gm.graph.nodes]

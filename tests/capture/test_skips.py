@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, fx, nn
 
 from fxdp.capture.captured import Captured
-from fxdp.capture.driver import capture
 from fxdp.capture.export.skip_marks import MARK, SkipPoint, label_of, route_skips
 from fxdp.errors import CaptureError
 from fxdp.ir.graph_text import graph_text
 from fxdp.ir.notes import Site, note
 from fxdp.skip import Namespace, current_skip_tracker, pop, skippable, stash
+from tests.capturing import capture
 
 from .oracle import check
 from .unet import UNet, unet_inputs

@@ -12,10 +12,10 @@ from torch.nn import functional as F
 from transformers.utils import ModelOutput
 
 from fxdp.capture.captured import OutputLeaf, SizeLeaf
-from fxdp.capture.driver import capture
 from fxdp.ir.notes import note
 from fxdp.ir.sizes import B
 from fxdp.ir.slots import Constant, Gradient, Input, Mutation, Output, Parameter, Tangent
+from tests.capturing import capture
 
 from .oracle import check
 

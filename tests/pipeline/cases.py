@@ -12,13 +12,13 @@ import torch
 from torch import fx
 
 from fxdp.capture.captured import Captured
-from fxdp.capture.driver import capture
 from fxdp.compiler.prepare import prepare
 from fxdp.ir.graphs import copy_graph
 from fxdp.ir.mesh import mesh_of
 from fxdp.options import Options
 from fxdp.pipeline.schedule.catalogue import SCHEDULES
 from fxdp.pipeline.write.microbatches import MicrobatchSizes
+from tests.capturing import capture
 from tests.pipeline.models import Skips, skips
 
 BATCH = 8

@@ -68,19 +68,11 @@ class FlatModule(nn.Module):
         super().__init__()
         self.module = module
         self.loss_fn = loss_fn
-        self._inputs = inputs
-        self._numbers = numbers or {}
-        self._cell = _Cell()
-
-    @property
-    def inputs(self) -> Inputs:
+        self.inputs = inputs
         """The inputs that it was made for."""
-        return self._inputs
-
-    @property
-    def numbers(self) -> Mapping[str, Number]:
+        self.numbers = numbers or {}
         """The buffers that count as numbers."""
-        return self._numbers
+        self._cell = _Cell()
 
     @property
     def record(self) -> OutputRecord:
@@ -89,23 +81,21 @@ class FlatModule(nn.Module):
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Run the user's code and flatten what it returns."""
-        args, kwargs = self._inputs.rebuild(tensors)
+        args, kwargs = self.inputs.rebuild(tensors)
         with contextlib.ExitStack() as stack:
             tracker = stack.enter_context(captured_skips(self.module))
             heard = stack.enter_context(hearing(self.module, tensors))
             assigned = stack.enter_context(assigned_buffers(self.module))
-            stack.enter_context(as_numbers(self.module, self._numbers))
+            stack.enter_context(as_numbers(self.module, self.numbers))
             hooks = stack.enter_context(watching_hooks(self.module, tensors))
             before = Attributes(self.module)
             with repeated_updates(self.module):
                 results = self._run(args, kwargs)
             changed = before.changed(Attributes(self.module))
-        checks = tuple(Check(i, *answer) for i, answer in enumerate(heard.asked.answers, len(results)))
-        skips = tuple(tracker.points)
         self._cell.record = replace(
             self._cell.record,
-            skips=skips,
-            checks=checks,
+            skips=tuple(tracker.points),
+            checks=tuple(Check(i, *answer) for i, answer in enumerate(heard.asked.answers, len(results))),
             changed=changed,
             assigned=tuple(f"module.{name}" for name in assigned),
             layout_reads=tuple(heard.layout_reads),

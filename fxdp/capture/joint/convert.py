@@ -18,6 +18,7 @@ from fxdp.capture.joint.raw_joint import RawJoint
 from fxdp.capture.refusals.diagnose import changed_parameter, check_dense, check_written
 from fxdp.capture.sites import SiteIndex, module_path
 from fxdp.errors import CaptureError
+from fxdp.ir.graphs import attribute_of
 from fxdp.ir.notes import Note, note
 from fxdp.ir.slots import (
     Buffer,
@@ -70,7 +71,7 @@ class _Converter:
         for node in self.raw.gm.graph.nodes:
             if node.op == "output":
                 self._output(node)
-            elif node.op != "placeholder" and node not in self.copies and not self._is_dropped(node):
+            elif node.op != "placeholder" and node not in self.copies and node.target not in _DROPPED:
                 self._copy(node)
         self.graph.eliminate_dead_code(is_impure_node=_is_kept)
         self._erase_unused()
@@ -88,7 +89,7 @@ class _Converter:
                 found.append((slot, node))
                 if isinstance(slot, Constant):
                     self.constants[slot.name] = self.raw.buffers[node.meta["desc"].target]
-            elif node.op == "get_attr" and isinstance(self._attribute(node), torch.Tensor):
+            elif node.op == "get_attr" and isinstance(attribute_of(self.raw.gm, node), torch.Tensor):
                 found.append((self._constant(node), node))
         for slot, node in sorted(found, key=lambda pair: self.slots.rank(pair[0])):
             if node.users or isinstance(slot, (Input, Tangent)):
@@ -98,7 +99,7 @@ class _Converter:
         made = next((m for m in self.copies.values() if note(m).slot == slot), None)
         if made is None:
             made = self.graph.placeholder(identifier(_slot_name(slot)))
-            value = node.meta["val"] if "val" in node.meta else self._attribute(node)
+            value = node.meta["val"] if "val" in node.meta else attribute_of(self.raw.gm, node)
             made.meta["val"] = value
             backward = isinstance(slot, Tangent)
             made.meta["fxdp"] = Note(type=self.sizes.type(value), slot=slot, backward=backward)
@@ -112,15 +113,9 @@ class _Converter:
                 if isinstance(slot, Constant):
                     self.constants.pop(slot.name, None)
 
-    def _attribute(self, node: fx.Node) -> Any:
-        owner: Any = self.raw.gm
-        for part in str(node.target).split("."):
-            owner = getattr(owner, part)
-        return owner
-
     def _constant(self, node: fx.Node) -> Constant:
         """The slot of a lifted tensor; the same tensor has the same slot."""
-        value = self._attribute(node)
+        value = attribute_of(self.raw.gm, node)
         if value.requires_grad:
             raise CaptureError(
                 f"the model uses a tensor of shape {list(value.shape)} that requires grad but is no "
@@ -133,10 +128,6 @@ class _Converter:
         name = f"constant_{len(self.constants)}"
         self.constants[name] = value
         return Constant(name)
-
-    @staticmethod
-    def _is_dropped(node: fx.Node) -> bool:
-        return node.target in _DROPPED
 
     def _copy(self, node: fx.Node) -> None:
         skip = label_of(node)

@@ -24,7 +24,7 @@ class BatchSpecializedError(Exception):
 
 @dataclass(frozen=True)
 class JointOptions:
-    """How a forward graph is differentiated (see `capture`).
+    """How a forward graph is differentiated.
 
     Raises
     ------
@@ -32,8 +32,12 @@ class JointOptions:
     """
 
     differentiable: str = "loss"
+    """`"loss"`: only the scalar output named `loss` gets a tangent, without one the first scalar, and without
+    scalars every output; `"all"`: every output."""
     couple: bool = True
+    """Spell out ops that couple samples as sums and counts; False keeps eager's own ops."""
     own_statistics: bool = False
+    """BatchNorm normalizes each part of the batch by the part's own statistics."""
 
     def __post_init__(self) -> None:
         """Refuse unknown words."""

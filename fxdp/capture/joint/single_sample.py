@@ -39,11 +39,6 @@ def for_one(found: Captured, single: fx.Graph) -> Captured:
     return _limited(found, [sympy.Eq(B, 1), *(sympy.Ne(size, 1) for size in _open_sizes(found))])
 
 
-def draws_numbers(graph: fx.Graph) -> bool:
-    """Whether the program takes numbers from a generator."""
-    return bool(_drawing(graph))
-
-
 def _drawing(graph: fx.Graph) -> list[fx.Node]:
     calls = graph.nodes
     return [n for n in calls if n.op == "call_function" and draws(n.target, n.args, n.kwargs)]

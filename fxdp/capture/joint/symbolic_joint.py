@@ -13,6 +13,7 @@ from fxdp.capture.joint.conditions import find_conditions, guards_of, kept_dims
 from fxdp.capture.joint.convert import convert
 from fxdp.capture.joint.raw_joint import JointOptions, trace_joint
 from fxdp.errors import CaptureError
+from fxdp.ir.sizes import fixed_by_data
 
 
 def symbolic_joint(exported: Exported, options: JointOptions) -> Captured:
@@ -48,7 +49,7 @@ def _leaf(leaf: Any, sizes: Sizes) -> Any:
     if not isinstance(leaf, (torch.SymInt, torch.SymFloat, torch.SymBool)):
         return leaf
     expr = sizes.expr(leaf)
-    if any(str(symbol).startswith("u") for symbol in expr.free_symbols):
+    if fixed_by_data(expr):
         raise CaptureError(
             "the model returns a Python number read from a tensor (.item(), int() or float()), which no "
             "graph can hold. Return the tensor itself, and read it outside of the model"

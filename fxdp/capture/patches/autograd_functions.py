@@ -11,7 +11,6 @@ Torch's export keeps no backward but the one that it derives itself, and would d
 
 from __future__ import annotations
 
-import traceback
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,8 +24,8 @@ from torch.utils.hooks import RemovableHandle
 
 from fxdp import torch_compat
 from fxdp.capture.patches.deferred import Deferred, current
-from fxdp.capture.patches.patch import Patch
-from fxdp.capture.sites import site_of_call
+from fxdp.capture.patches.patch import Patch, around, calling_frame
+from fxdp.capture.sites import site_of_call, site_of_frame
 from fxdp.errors import CaptureError
 from fxdp.ir.notes import Site
 
@@ -44,40 +43,36 @@ def _whole(plain: Any) -> Any:
     return classmethod(apply)
 
 
-def _deferring_hooks(plain: Callable[..., Any]) -> Callable[..., Any]:
+def _register_hook(
+    plain: Callable[..., RemovableHandle], self: Tensor, hook: Callable[[Tensor], Any]
+) -> RemovableHandle:
     """`tensor.register_hook` is a node of the export."""
-
-    def register_hook(self: Tensor, hook: Callable[[Tensor], Any]) -> RemovableHandle:
-        kept = current()
-        if kept is None or not torch.is_grad_enabled():
-            return plain(self, hook)  # type: ignore[no-any-return]
-        frame = traceback.extract_stack(limit=2)[0]
-        checked = _checked(hook, Site(frame.filename, frame.lineno or 0, frame.line or ""))
-        kept.visit(lambda x: plain(x, checked) if x.requires_grad else None, self)
-        return RemovableHandle(OrderedDict())
-
-    return register_hook
+    kept = current()
+    if kept is None or not torch.is_grad_enabled():
+        return plain(self, hook)
+    checked = _checked(hook, site_of_frame(calling_frame()))
+    kept.visit(lambda x: plain(x, checked) if x.requires_grad else None, self)
+    return RemovableHandle(OrderedDict())
 
 
-def _refusing(plain: Any) -> Callable[..., Any]:
-    def refuse(*args: Any, **kwargs: Any) -> Any:
-        raise CaptureError(
-            f"at {site_of_call()}: torch.autograd.grad, backward and torch.func.grad and its kin inside the "
-            "captured code are not supported. Compute such a term (a gradient penalty, say) outside of the "
-            "model, or write the derivative with tensor operations or with torch.func.jvp, which is captured"
-        )
+def _refuse(*args: Any, **kwargs: Any) -> Any:
+    raise CaptureError(
+        f"at {site_of_call()}: torch.autograd.grad, backward and torch.func.grad and its kin inside the "
+        "captured code are not supported. Compute such a term (a gradient penalty, say) outside of the "
+        "model, or write the derivative with tensor operations or with torch.func.jvp, which is captured"
+    )
 
-    return refuse
 
+_REVERSE = ("grad", "grad_and_value", "vjp", "jacrev", "hessian")
+"""What torch.func has of derivatives from the result back to the operands."""
 
 AUTOGRAD: tuple[Patch, ...] = (
     Patch(torch.autograd.Function, "apply", _whole),
-    Patch(Tensor, "register_hook", _deferring_hooks),
-    Patch(torch.autograd, "grad", _refusing),
-    Patch(torch.autograd, "backward", _refusing),
-    Patch(Tensor, "backward", _refusing),
-    # what torch.func has of derivatives from the result back to the operands
-    *(Patch(torch.func, name, _refusing) for name in ("grad", "grad_and_value", "vjp", "jacrev", "hessian")),
+    Patch(Tensor, "register_hook", around(_register_hook)),
+    Patch(torch.autograd, "grad", around(_refuse)),
+    Patch(torch.autograd, "backward", around(_refuse)),
+    Patch(Tensor, "backward", around(_refuse)),
+    *(Patch(torch.func, name, around(_refuse)) for name in _REVERSE),
 )
 """While the user's code is exported. Its backward runs later, with torch's own."""
 

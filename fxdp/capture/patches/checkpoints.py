@@ -21,7 +21,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import CheckpointFunction
 
 from fxdp import torch_compat
-from fxdp.capture.patches.patch import Patch, patched
+from fxdp.capture.patches.patch import Patch, around, patched
 from fxdp.capture.sites import site_of_call
 from fxdp.errors import CaptureError
 
@@ -86,7 +86,7 @@ class _Recorder:
             self._check(region)
             self.done.append(region)
 
-    def forward(self, norm: _BatchNorm, run: Callable[..., Tensor], x: Tensor) -> Tensor:
+    def forward(self, run: Callable[..., Tensor], norm: _BatchNorm, x: Tensor) -> Tensor:
         """Run a BatchNorm; note how it moves its statistics."""
         moves = norm.training and norm.track_running_stats and norm.running_mean is not None
         if not self._open or not moves:
@@ -157,27 +157,18 @@ def repeated_updates(module: nn.Module) -> Iterator[None]:
 def _noting(recorder: _Recorder) -> tuple[Patch, ...]:
     """Around each BatchNorm and each checkpointed function."""
 
-    def norm(run: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        def forward(self: _BatchNorm, input: Tensor) -> Tensor:
-            return recorder.forward(self, run, input)
-
-        return forward
-
-    def checkpoint(plain: Callable[..., Iterator[None]]) -> Callable[..., Iterator[None]]:
-        def generator(*args: Any, **kwargs: Any) -> Iterator[None]:
-            # Of hooks on saved tensors torch calls the innermost: ours hide those of the checkpoint, so that
-            # nothing is packed for a recomputation, which is the partitioner's business.
-            whole = plain(*args, **kwargs)
+    def checkpoint(plain: Callable[..., Iterator[None]], *args: Any, **kwargs: Any) -> Iterator[None]:
+        # Of hooks on saved tensors torch calls the innermost: ours hide those of the checkpoint, so that
+        # nothing is packed for a recomputation, which is the partitioner's business.
+        whole = plain(*args, **kwargs)
+        next(whole)
+        with (
+            recorder.region() as region,
+            torch.autograd.graph.saved_tensors_hooks(region.save, lambda tensor: tensor),
+        ):
+            yield
+        with contextlib.suppress(StopIteration):
             next(whole)
-            with (
-                recorder.region() as region,
-                torch.autograd.graph.saved_tensors_hooks(region.save, lambda tensor: tensor),
-            ):
-                yield
-            with contextlib.suppress(StopIteration):
-                next(whole)
-
-        return generator
 
     def reentrant(plain: Callable[..., Any]) -> Any:
         def apply(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
@@ -190,9 +181,9 @@ def _noting(recorder: _Recorder) -> tuple[Patch, ...]:
         return staticmethod(apply)
 
     return (
-        Patch(_BatchNorm, "forward", norm),
-        Patch(nn.SyncBatchNorm, "forward", norm),
-        Patch(*torch_compat.CHECKPOINT, checkpoint),
+        Patch(_BatchNorm, "forward", around(recorder.forward)),
+        Patch(nn.SyncBatchNorm, "forward", around(recorder.forward)),
+        Patch(*torch_compat.CHECKPOINT, around(checkpoint)),
         Patch(CheckpointFunction, "apply", reentrant),
     )
 

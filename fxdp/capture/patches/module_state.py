@@ -22,6 +22,7 @@ from torch import fx, nn
 
 from fxdp import torch_compat
 from fxdp.errors import CaptureError
+from fxdp.ir.graphs import attribute_of
 
 _CONTAINERS = (dict, OrderedDict, list, set, deque)  # hooks are in ordered ones
 """The registries of parameters, buffers and modules are of these, too."""
@@ -69,7 +70,7 @@ def read_old_values(gm: fx.GraphModule, names: Sequence[str]) -> None:
     known = {id(gm.get_buffer(name)) for name in names}
     first: dict[int, fx.Node] = {}
     for node in gm.graph.find_nodes(op="get_attr"):
-        value = _tensor(gm, str(node.target))
+        value = attribute_of(gm, node)
         if id(value) in known:  # a shared module's buffer has several names
             node.replace_all_uses_with(first.setdefault(id(value), node))
     for node in first.values():
@@ -83,11 +84,6 @@ def _let_copy_be_read(node: fx.Node) -> None:
         old = node.graph.call_function(torch.ops.aten.clone.default, (node,))
     old.meta = dict(node.meta)
     node.replace_all_uses_with(old, lambda user: user is not old and user is not last)
-
-
-def _tensor(gm: fx.GraphModule, name: str) -> Any:
-    owner, _, attribute = name.rpartition(".")
-    return getattr(gm.get_submodule(owner), attribute)
 
 
 @contextlib.contextmanager

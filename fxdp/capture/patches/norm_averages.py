@@ -14,18 +14,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fxdp.capture.patches.patch import Patch
+from fxdp.capture.patches.patch import Patch, around
 
 
-def _averaging(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def forward(self: _BatchNorm, input: Tensor) -> Tensor:
-        cumulative = self.momentum is None and self.training and self.track_running_stats
-        if cumulative and self.running_mean is not None and self.running_var is not None:
-            self._check_input_dim(input)  # type: ignore[no-untyped-call]
-            return _averaged(self, input)
-        return plain(self, input)
-
-    return forward
+def _forward(plain: Callable[..., Tensor], self: _BatchNorm, input: Tensor) -> Tensor:
+    cumulative = self.momentum is None and self.training and self.track_running_stats
+    if cumulative and self.running_mean is not None and self.running_var is not None:
+        self._check_input_dim(input)  # type: ignore[no-untyped-call]
+        return _averaged(self, input)
+    return plain(self, input)
 
 
 def _averaged(self: _BatchNorm, input: Tensor) -> Tensor:
@@ -48,6 +45,6 @@ def _as_plain(_: Any) -> Callable[..., Tensor]:
 
 
 NORMS: tuple[Patch, ...] = (
-    Patch(_BatchNorm, "forward", _averaging),
+    Patch(_BatchNorm, "forward", around(_forward)),
     Patch(nn.SyncBatchNorm, "forward", _as_plain),
 )

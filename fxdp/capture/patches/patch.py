@@ -52,6 +52,20 @@ def patched(patches: Iterable[Patch]) -> Iterator[Here]:
         yield here
 
 
+def around(replacement: Callable[..., Any]) -> Callable[[Any], Any]:
+    """As `Patch.make`: a call becomes one of `replacement(plain, ...)`, `plain` being what was there."""
+
+    def make(plain: Callable[..., Any]) -> Callable[..., Any]:
+        # a function and no `partial`, which would not bind `self` in a class; `calling_frame` passes it over
+        @functools.wraps(plain)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return replacement(plain, *args, **kwargs)
+
+        return call
+
+    return make
+
+
 def calling_frame() -> FrameType:
     """Asked by a replacement: the frame that called it, on the other side of its guard if there is one."""
     frame = sys._getframe(2)

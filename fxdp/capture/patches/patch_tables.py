@@ -15,13 +15,12 @@ from fxdp.capture.captured import LayoutRead
 from fxdp.capture.patches.autograd_functions import AUTOGRAD
 from fxdp.capture.patches.checkpoints import REENTRANT
 from fxdp.capture.patches.norm_averages import NORMS
-from fxdp.capture.patches.patch import Patch, patched
+from fxdp.capture.patches.patch import Patch, around, patched
 from fxdp.capture.patches.raise_checks import Asked, checks
 from fxdp.capture.patches.random_numbers import UNIT_DRAWS, RefusedGenerators, python_draws, seedings
 from fxdp.capture.patches.silence import SILENCE, unwarned
 from fxdp.capture.patches.substitutes import SUBSTITUTES
-from fxdp.capture.patches.symbolic_len import symbolic_len
-from fxdp.capture.patches.tensor_reads import DATA, layout_reads
+from fxdp.capture.patches.tensor_reads import DATA, layout_reads, symbolic_len
 from fxdp.ir.draws import kept_random_state
 from fxdp.ir.graphs import no_collection
 from fxdp.ir.notes import Site
@@ -30,16 +29,14 @@ _WRONGLY_DECOMPOSED = torch.ops.aten.multilabel_margin_loss_forward.default
 """torch 2.13's Python decomposition counts targets after the first -1; its kernel does not."""
 
 
-def _idle(convert: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
+def _convert(
+    plain: Callable[..., nn.Module], self: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = True
+) -> nn.Module:
     """`module.to(dtype)` in a forward would exchange parameters, also where it changes nothing: not there."""
-
-    def apply(self: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
-        own = (*self.parameters(recurse), *self.buffers(recurse))
-        if all((made := fn(t)).dtype == t.dtype and made.device == t.device for t in own):
-            return self
-        return convert(self, fn, recurse)
-
-    return apply
+    own = (*self.parameters(recurse), *self.buffers(recurse))
+    if all((made := fn(t)).dtype == t.dtype and made.device == t.device for t in own):
+        return self
+    return plain(self, fn, recurse)
 
 
 WHOLE_CAPTURE: tuple[Patch, ...] = (
@@ -47,7 +44,7 @@ WHOLE_CAPTURE: tuple[Patch, ...] = (
     *NORMS,
     *SUBSTITUTES,
     REENTRANT,
-    Patch(nn.Module, "_apply", _idle),
+    Patch(nn.Module, "_apply", around(_convert)),
 )
 """From the first trace to the joint graph: the backward of a user's function runs after the export."""
 

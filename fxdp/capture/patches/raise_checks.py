@@ -19,7 +19,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fxdp.capture.patches.patch import Patch, calling_frame
+from fxdp.capture.patches.patch import Patch, around, calling_frame
 from fxdp.capture.sites import site_of_frame
 from fxdp.ir.notes import Site
 
@@ -47,22 +47,16 @@ class Asked:
 def checks(asked: Asked) -> tuple[Patch, ...]:
     """While the user's code runs, answer the questions of statements that only raise."""
 
-    def noting_truth(plain: Callable[[Tensor], bool]) -> Callable[[Tensor], bool]:
-        def truth(self: Tensor) -> bool:
-            answer = asked.answer(self, calling_frame())
-            return plain(self) if answer is None else answer
+    def truth(plain: Callable[[Tensor], bool], self: Tensor) -> bool:
+        answer = asked.answer(self, calling_frame())
+        return plain(self) if answer is None else answer
 
-        return truth
+    def item(plain: Callable[[Tensor], Any], self: Tensor) -> Any:
+        if self.numel() != 1 or _passes(calling_frame()) is None:
+            return plain(self)
+        return self.reshape(())  # a number that is compared in the statement: compare the tensor
 
-    def noting_item(plain: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
-        def item(self: Tensor) -> Any:
-            if self.numel() != 1 or _passes(calling_frame()) is None:
-                return plain(self)
-            return self.reshape(())  # a number that is compared in the statement: compare the tensor
-
-        return item
-
-    return Patch(Tensor, "__bool__", noting_truth), Patch(Tensor, "item", noting_item)
+    return Patch(Tensor, "__bool__", around(truth)), Patch(Tensor, "item", around(item))
 
 
 def _passes(frame: FrameType) -> bool | None:

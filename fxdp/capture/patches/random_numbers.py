@@ -19,6 +19,7 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Callable
+from functools import partial
 from types import FrameType, ModuleType
 from typing import Any, NoReturn
 
@@ -27,7 +28,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from fxdp.capture.patches.patch import Patch, calling_frame
+from fxdp.capture.patches.patch import Patch, around, calling_frame
 from fxdp.capture.sites import is_user_file, site_of_frame
 from fxdp.errors import CaptureError
 from fxdp.ir.notes import Site
@@ -77,51 +78,43 @@ def python_draws() -> tuple[Patch, ...]:
 
     What asks for a number's value, or draws something else, raises a `CaptureError`.
     """
-    seeded: set[ModuleType] = set()
     found: list[Patch] = []
     for module in (random, np.random):
+        seed, draw = _functions(module)
         for name, function in list(vars(module).items()):
             if name == "seed":
-                found.append(Patch(module, name, _seeding(module, seeded)))
+                found.append(Patch(module, name, around(seed)))
             # the functions of both modules are methods of one hidden generator each
             elif name not in _KEPT and isinstance(
                 getattr(function, "__self__", None), (random.Random, np.random.RandomState)
             ):
-                found.append(Patch(module, name, _drawing(module, name, seeded)))
+                found.append(Patch(module, name, around(partial(draw, name))))
     return tuple(found)
 
 
-def _seeding(module: ModuleType, seeded: set[ModuleType]) -> Callable[[Any], Any]:
-    def make(plain: Callable[..., Any]) -> Callable[..., Any]:
-        def seed(*args: Any, **kwargs: Any) -> Any:
-            given = [a for a in (*args, *kwargs.values()) if a is not None]
-            (seeded.add if given else seeded.discard)(module)
+def _functions(module: ModuleType) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """What seeding a module does, and drawing from it by the function of a name."""
+    seeded = False
+
+    def seed(plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        nonlocal seeded
+        seeded = any(given is not None for given in (*args, *kwargs.values()))
+        return plain(*args, **kwargs)
+
+    def draw(name: str, plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        frame = calling_frame()
+        # torch and its kin draw by these, too (names of temporary files, say)
+        if seeded or not is_user_file(frame.f_code.co_filename):
             return plain(*args, **kwargs)
+        full = f"{module.__name__}.{name}"
+        numbers = [a for a in (*args, *kwargs.values()) if isinstance(a, (int, float))]
+        if name in _UNIT and not args and not kwargs:
+            return Drawn(full, 0.0, 1.0)
+        if name == "uniform" and len(numbers) == len(args) + len(kwargs) == 2:
+            return Drawn(full, min(numbers), max(numbers))
+        raise _refusal(full, site_of_frame(frame))
 
-        return seed
-
-    return make
-
-
-def _drawing(module: ModuleType, name: str, seeded: set[ModuleType]) -> Callable[[Any], Any]:
-    full = f"{module.__name__}.{name}"
-
-    def make(plain: Callable[..., Any]) -> Callable[..., Any]:
-        def draw(*args: Any, **kwargs: Any) -> Any:
-            frame = calling_frame()
-            # torch and its kin draw by these, too (names of temporary files, say)
-            if module in seeded or not is_user_file(frame.f_code.co_filename):
-                return plain(*args, **kwargs)
-            numbers = [a for a in (*args, *kwargs.values()) if isinstance(a, (int, float))]
-            if name in _UNIT and not args and not kwargs:
-                return Drawn(full, 0.0, 1.0)
-            if name == "uniform" and len(numbers) == len(args) + len(kwargs) == 2:
-                return Drawn(full, min(numbers), max(numbers))
-            raise _refusal(full, site_of_frame(frame))
-
-        return draw
-
-    return make
+    return seed, draw
 
 
 def _refusal(name: str, site: Site) -> CaptureError:
@@ -144,33 +137,26 @@ _ALWAYS: dict[str, Callable[[float], bool | None]] = {
 """What a comparison is for all numbers of [0, 1); None if it differs."""
 
 
-def _marking(plain: Callable[..., Any]) -> Callable[..., Any]:
-    def rand(*args: Any, **kwargs: Any) -> Tensor:
-        drawn: Tensor = plain(*args, **kwargs)
-        if all(isinstance(size, int) and size == 1 for size in drawn.shape):  # asks no symbolic size
-            setattr(drawn, _MARK, True)
-        return drawn
-
-    return rand
+def _rand(plain: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
+    drawn = plain(*args, **kwargs)
+    if all(isinstance(size, int) and size == 1 for size in drawn.shape):  # asks no symbolic size
+        setattr(drawn, _MARK, True)
+    return drawn
 
 
-def _comparing(always: Callable[[float], bool | None]) -> Callable[[Any], Any]:
-    def make(plain: Callable[..., Any]) -> Callable[..., Any]:
-        def compare(self: Tensor, other: Any) -> Any:
-            if isinstance(other, (int, float)) and getattr(self, _MARK, False):
-                answer = always(other)
-                if answer is not None:  # a constant, which Python may read
-                    return torch.tensor(answer, device=self.device).reshape(self.shape)
-            return plain(self, other)
-
-        return compare
-
-    return make
+def _compare(
+    always: Callable[[float], bool | None], plain: Callable[..., Any], self: Tensor, other: Any
+) -> Any:
+    if isinstance(other, (int, float)) and getattr(self, _MARK, False):
+        answer = always(other)
+        if answer is not None:  # a constant, which Python may read
+            return torch.tensor(answer, device=self.device).reshape(self.shape)
+    return plain(self, other)
 
 
 UNIT_DRAWS: tuple[Patch, ...] = (
-    Patch(torch, "rand", _marking),
-    *(Patch(Tensor, name, _comparing(always)) for name, always in _ALWAYS.items()),
+    Patch(torch, "rand", around(_rand)),
+    *(Patch(Tensor, name, around(partial(_compare, always))) for name, always in _ALWAYS.items()),
 )
 """While the user's code is traced, comparisons that come out alike for all numbers are constants."""
 
@@ -184,19 +170,15 @@ _SEEDING = (
 def seedings(found: list[tuple[str, Site]]) -> tuple[Patch, ...]:
     """While the user's code is exported, note what seeds torch's generators, and where."""
 
-    def noting(how: str) -> Callable[[Any], Any]:
-        def make(plain: Callable[..., Any]) -> Callable[..., Any]:
-            def seed(*args: Any, **kwargs: Any) -> Any:
-                frame = calling_frame()
-                if is_user_file(frame.f_code.co_filename):
-                    found.append((how, site_of_frame(frame)))
-                return plain(*args, **kwargs)
+    def seed(how: str, plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        frame = calling_frame()
+        if is_user_file(frame.f_code.co_filename):
+            found.append((how, site_of_frame(frame)))
+        return plain(*args, **kwargs)
 
-            return seed
-
-        return make
-
-    return tuple(Patch(owner, name, noting(f"{owner.__name__}.{name}")) for owner, name in _SEEDING)
+    return tuple(
+        Patch(owner, name, around(partial(seed, f"{owner.__name__}.{name}"))) for owner, name in _SEEDING
+    )
 
 
 def seeding_error(how: str, site: Site) -> CaptureError:

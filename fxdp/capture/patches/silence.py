@@ -13,31 +13,23 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from fxdp import torch_compat
-from fxdp.capture.patches.patch import Here, Patch
+from fxdp.capture.patches.patch import Here, Patch, around
 
 _REFUSALS = "torch._subclasses.fake_tensor"
 """Logs what a fake kernel refuses, with its whole stack, before that is raised; it is told in other words."""
 
 
-def _dropping(handle: Callable[..., None]) -> Callable[..., None]:
+def _handle(plain: Callable[..., None], self: logging.Logger, record: logging.LogRecord) -> None:
     """Torch's records below an error go nowhere, if nobody has asked for more than warnings."""
-
-    def drop(self: logging.Logger, record: logging.LogRecord) -> None:
-        told = logging.CRITICAL if self.name == _REFUSALS else logging.ERROR
-        torchs = self.name.partition(".")[0] == "torch"
-        if not torchs or record.levelno >= told or self.getEffectiveLevel() < logging.WARNING:
-            handle(self, record)
-
-    return drop
-
-
-def _mute(_: Any) -> Callable[..., None]:
-    return lambda *args, **kwargs: None
+    told = logging.CRITICAL if self.name == _REFUSALS else logging.ERROR
+    torchs = self.name.partition(".")[0] == "torch"
+    if not torchs or record.levelno >= told or self.getEffectiveLevel() < logging.WARNING:
+        plain(self, record)
 
 
 SILENCE: tuple[Patch, ...] = (
-    Patch(logging.Logger, "handle", _dropping),
-    Patch(*torch_compat.EXPORT_PRINT, _mute),
+    Patch(logging.Logger, "handle", around(_handle)),
+    Patch(*torch_compat.EXPORT_PRINT, around(lambda *args, **kwargs: None)),
 )
 
 

@@ -1,5 +1,6 @@
-"""What the user's code reads of a tensor beside its values: its `data`, and how it lies in memory.
+"""What the user's code reads of a tensor beside its values: its length, its `data`, how it lies in memory.
 
+    len(x)                              must be an int and so would fix the batch size: a symbol instead
     y.data                              a detached tensor, and an assignment to it a write in place
     x.as_strided((n, 4), (1, 5))        strides, offsets, and views that are spelled by them
     if not x.is_contiguous(): ...
@@ -11,6 +12,7 @@ read of parameters and buffers is the same at each call, and does not count.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,9 +20,43 @@ import torch
 from torch import Tensor, nn
 
 from fxdp.capture.captured import LayoutRead
-from fxdp.capture.patches.patch import Patch, calling_frame
+from fxdp.capture.patches.patch import Patch, around, calling_frame
 from fxdp.capture.sites import is_user_file, site_of_frame
 from fxdp.errors import CaptureError
+
+_LIBRARIES = frozenset({"builtins", "fxdp", "numpy", "sympy", "torch", "mpmath", "networkx"})
+"""Their code needs real ints, and is no part of a model."""
+
+
+def symbolic_len(module: nn.Module, loss_fn: Callable[..., Any] | None) -> tuple[Patch, ...]:
+    """Shadow the builtin `len` in all modules that may hold code of the model.
+
+    In `builtins` itself all code would pay for it, Python's own and torch's tracing most of all.
+    """
+    wanted = [names for names in _user_globals(module, loss_fn) if "len" not in names]
+    return tuple(Patch(names, "len", around(_length)) for names in wanted)
+
+
+def _length(plain: Callable[[Any], int], value: Any) -> Any:
+    """A tensor's size as what it is, symbolic while it is traced."""
+    return value.shape[0] if isinstance(value, Tensor) and value.dim() > 0 else plain(value)
+
+
+def _user_globals(module: nn.Module, loss_fn: Callable[..., Any] | None) -> list[dict[str, Any]]:
+    """The global names of all loaded modules that may hold code of the model."""
+    found: dict[int, dict[str, Any]] = {}
+    for name, loaded in list(sys.modules.items()):
+        root = name.partition(".")[0]
+        if root not in _LIBRARIES and root not in sys.stdlib_module_names:
+            names = getattr(loaded, "__dict__", {})
+            found[id(names)] = names
+    # a class that was made by `exec`, or in a notebook, is in no loaded module
+    functions = [loss_fn, *(type(child).forward for child in module.modules())]
+    for function in functions:
+        names = getattr(function, "__globals__", {})
+        if str(names.get("__name__", "")).partition(".")[0] not in _LIBRARIES:
+            found[id(names)] = names
+    return [names for names in found.values() if names.get("__name__") and isinstance(names, dict)]
 
 
 def _traced_data(plain: Any) -> property:
@@ -61,24 +97,18 @@ def layout_reads(found: list[LayoutRead], module: nn.Module, inputs: Sequence[Te
         # a view that keeps all dims (`ids.view(-1, length)`) is possible of any strides; texts add no guards
         return id(tensor) in given and str(result.shape) != str(tensor.shape)
 
-    def noting(
-        how: str, offset: Callable[..., bool], counts: Callable[[Tensor, Any], bool]
-    ) -> Callable[[Any], Any]:
-        def make(plain: Callable[..., Any]) -> Callable[..., Any]:
-            def read(*args: Any, **kwargs: Any) -> Any:
-                result = plain(*args, **kwargs)
-                frame = calling_frame()
-                tensor = args[0] if args else kwargs["input"]
-                if counts(tensor, result) and is_user_file(frame.f_code.co_filename):
-                    found.append(LayoutRead(how, site_of_frame(frame), offset(args[1:], kwargs)))
-                return result
+    def noted(owner: Any, name: str, offset: Callable[..., bool], counts: Callable[..., bool]) -> Patch:
+        def read(plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            result = plain(*args, **kwargs)
+            frame = calling_frame()
+            tensor = args[0] if args else kwargs["input"]
+            if counts(tensor, result) and is_user_file(frame.f_code.co_filename):
+                found.append(LayoutRead(name, site_of_frame(frame), offset(args[1:], kwargs)))
+            return result
 
-            return read
+        return Patch(owner, name, around(read))
 
-        return make
-
-    view = Patch(Tensor, "view", noting("view", _never, regrouped))
-    return (*(Patch(owner, name, noting(name, offset, derived)) for owner, name, offset in _READERS), view)
+    return (*(noted(*reader, derived) for reader in _READERS), noted(Tensor, "view", _never, regrouped))
 
 
 def _never(args: Any, kwargs: Any) -> bool:

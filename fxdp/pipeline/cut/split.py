@@ -9,7 +9,7 @@ from torch import fx
 
 from fxdp.ir.notes import copy_note, note, value_bytes
 from fxdp.ir.op_kinds import is_view
-from fxdp.ir.placements import R
+from fxdp.ir.placements import Placement, R
 from fxdp.ir.slots import Crossing, Gradient, ResultSlot, Tangent
 from fxdp.ir.types import TensorType
 from fxdp.pipeline.cut.node_roles import same_in_all
@@ -42,6 +42,10 @@ class _Builder:
             self.included.add(node)
             pending.extend(node.all_input_nodes)
 
+    def reads(self) -> list[fx.Node]:
+        """What comes from other parts, in the order of the whole program."""
+        return [node for node in self.whole.graph.nodes if node in self.crossing]
+
     def build(self, results: list[tuple[ResultSlot, fx.Node]], title: str) -> fx.GraphModule:
         graph = fx.Graph()
         copies: dict[fx.Node, fx.Node] = {}
@@ -49,8 +53,7 @@ class _Builder:
             if node in self.included:
                 copies[node] = graph.node_copy(node)
                 copy_note(node, copies[node])
-        order = {n: i for i, n in enumerate(self.whole.graph.nodes)}
-        for node in sorted(self.crossing, key=order.__getitem__):
+        for node in self.reads():
             copies[node] = made = graph.placeholder(node.name)
             slot = self.crossing[node]
             copy_note(node, made, slot=slot, operands=(), cause=None, rewrite=None, backward=slot.backward)
@@ -74,7 +77,7 @@ class _Cut:
         self.phases = phases
         self.stages = stages
         self.early = set(phases.prologue)
-        self.nodes = {n.name: n for n in self.graph.nodes}
+        self.order = {n: i for i, n in enumerate(self.graph.nodes)}
         output = self.graph.output_node()
         self.results: list[tuple[ResultSlot, fx.Node]] = list(
             zip(note(output).results, output.args[0], strict=True)  # type: ignore[arg-type]
@@ -89,10 +92,10 @@ class _Cut:
         for builder, _ in last:
             for node in builder.crossing:
                 if self.phases.is_own(node):
-                    wanted[Crossing(node.name, self._in_backward(node))] = node
+                    wanted[Crossing(node.name, node in self.phases.backward)] = node
         for _, node in self.results:
             if self.phases.is_own(node):
-                wanted[Crossing(node.name, self._in_backward(node))] = node
+                wanted[Crossing(node.name, node in self.phases.backward)] = node
         builders = [self._stage(s) for s in range(self.stages)]
         parts = [self._finish_stage(s, builders, wanted) for s in range(self.stages)]
         needed = {n for b in builders for n in b.crossing if n in self.early}
@@ -115,9 +118,6 @@ class _Cut:
 
     def _home(self, node: fx.Node) -> int:
         return note(node).stage or 0
-
-    def _in_backward(self, node: fx.Node) -> bool:
-        return node in self.phases.backward
 
     # ---- the micro-batch's parts -------------------------------------------------------------------------
 
@@ -159,26 +159,22 @@ class _Cut:
         for slot, node in wanted.items():
             if note(node).stage == stage:
                 gives[slot] = node
-        order = {n: i for i, n in enumerate(self.graph.nodes)}
-        chosen = sorted(gives.items(), key=lambda item: (item[0].backward, order[item[1]]))
+        chosen = sorted(gives.items(), key=lambda item: (item[0].backward, self.order[item[1]]))
         results: list[tuple[ResultSlot, fx.Node]] = list(chosen)
-        gm = builders[stage].build(results, f"Stage{stage}")
-        reads = [builders[stage].crossing[n] for n in sorted(builders[stage].crossing, key=order.__getitem__)]
-        return Part(gm, tuple(reads), tuple(slot.name for slot, _ in chosen))
+        builder = builders[stage]
+        gm = builder.build(results, f"Stage{stage}")
+        reads = tuple(builder.crossing[n] for n in builder.reads())
+        return Part(gm, reads, tuple(slot.name for slot, _ in chosen))
 
     def _edges(self, builders: list[_Builder]) -> list[CutEdge]:
-        order = {n: i for i, n in enumerate(self.graph.nodes)}
         same = same_in_all(self.graph)
         found = []
         for target, builder in enumerate(builders):
-            for node in sorted(builder.crossing, key=order.__getitem__):
+            for node in builder.reads():
                 if node in self.early:
                     continue
-                type_, placement, source = note(node).type, note(node).placement, note(node).stage
-                assert isinstance(type_, TensorType)
+                (type_, placement), source = _placed(node), note(node).stage
                 assert source is not None
-                assert placement is not None
-                assert not isinstance(placement, tuple)
                 backward, site = builder.crossing[node].backward, note(node).site
                 skip = note(node).skip or ""
                 once = node in same and not backward
@@ -186,19 +182,14 @@ class _Cut:
         return sorted(found, key=lambda e: (e.backward, e.source, e.target))
 
     def _total(self, crossing: Crossing, node: fx.Node) -> Total:
-        type_, placement = note(node).type, note(node).placement
-        assert isinstance(type_, TensorType)
-        assert placement is not None
-        assert not isinstance(placement, tuple)
-        return Total(node.name, self._home(node), crossing.backward, type_, placement)
+        return Total(node.name, self._home(node), crossing.backward, *_placed(node))
 
     # ---- what runs once per step -------------------------------------------------------------------------
 
     def _prologue(self, needed: set[fx.Node]) -> Part | None:
         if not needed:
             return None
-        order = {n: i for i, n in enumerate(self.graph.nodes)}
-        roots = sorted(needed, key=order.__getitem__)
+        roots = sorted(needed, key=self.order.__getitem__)
         builder = _Builder(self.gm)
         builder.include(roots, lambda _: None)
         results: list[tuple[ResultSlot, fx.Node]] = [(Crossing(n.name), n) for n in roots]
@@ -239,9 +230,17 @@ class _Cut:
                 given.append((slots[node][0], node))
         gm = builder.build(given, "Epilogue")
         _make_tangents(gm.graph)
-        order = {n: i for i, n in enumerate(self.graph.nodes)}
-        reads = tuple(builder.crossing[n] for n in sorted(builder.crossing, key=order.__getitem__))
+        reads = tuple(builder.crossing[n] for n in builder.reads())
         return Part(gm, reads, tuple(n.name for _, n in given))
+
+
+def _placed(node: fx.Node) -> tuple[TensorType, Placement]:
+    """The type and placement of a value that goes from one part to another: one tensor."""
+    type_, placement = note(node).type, note(node).placement
+    assert isinstance(type_, TensorType)
+    assert placement is not None
+    assert not isinstance(placement, tuple)
+    return type_, placement
 
 
 def _make_tangents(graph: fx.Graph) -> None:

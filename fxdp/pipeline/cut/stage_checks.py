@@ -29,20 +29,14 @@ def own_nodes_have_stages(graph: fx.Graph) -> Iterator[Fault]:
 
 def forward_goes_on(graph: fx.Graph) -> Iterator[Fault]:
     """STAGED: a forward op reads no value of a later stage."""
-    for node, source in _edges(graph):
-        here, there = note(node).stage, note(source).stage
-        assert here is not None
-        assert there is not None
+    for node, source, here, there in _edges(graph):
         if not note(node).backward and not note(source).backward and there > here:
             yield node, f"of stage {here} reads %{source.name} of stage {there}: the forward only goes on"
 
 
 def backward_comes_back(graph: fx.Graph) -> Iterator[Fault]:
     """STAGED: a backward op reads no gradient of an earlier stage."""
-    for node, source in _edges(graph):
-        here, there = note(node).stage, note(source).stage
-        assert here is not None
-        assert there is not None
+    for node, source, here, there in _edges(graph):
         if note(node).backward and note(source).backward and there < here:
             yield node, f"of stage {here} reads %{source.name} of stage {there}: the backward only comes back"
 
@@ -57,14 +51,16 @@ def steps_end_last(graph: fx.Graph) -> Iterator[Fault]:
                 yield node, f"runs in each micro-batch, but reads %{source.name}, which comes after the last"
 
 
-def _edges(graph: fx.Graph) -> Iterator[tuple[fx.Node, fx.Node]]:
-    """Ops of a micro-batch with their operands, where both belong to stages."""
+def _edges(graph: fx.Graph) -> Iterator[tuple[fx.Node, fx.Node, int, int]]:
+    """Ops of a micro-batch with their operands, where both belong to stages, and these stages."""
     for node in graph.nodes:
-        if node.op != "call_function" or note(node).stage is None or note(node).once:
+        here = note(node).stage
+        if node.op != "call_function" or here is None or note(node).once:
             continue
         for source in node.all_input_nodes:
-            if note(source).stage is not None and not note(source).once:
-                yield node, source
+            there = note(source).stage
+            if there is not None and not note(source).once:
+                yield node, source, here, there
 
 
 STAGE_CHECKS = (own_nodes_have_stages, forward_goes_on, backward_comes_back, steps_end_last)

@@ -9,13 +9,13 @@ from torch import nn
 from torch.nn import functional as F
 
 from fxdp.capture.captured import SizeLeaf
-from fxdp.capture.driver import capture
 from fxdp.capture.joint.fit import fit_float, fit_int
 from fxdp.capture.joint.static import size
 from fxdp.ir.notes import note
 from fxdp.ir.sizes import B
 from fxdp.ir.types import ScalarType
 from tests.capture.oracle import check
+from tests.capturing import capture
 
 SIZES = (3, 5, 7, 11)
 

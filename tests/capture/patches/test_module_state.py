@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fxdp
-from fxdp.capture.driver import capture
 from fxdp.errors import CaptureError
 from fxdp.ir.notes import note
 from fxdp.ir.slots import Buffer, Mutation
 from tests.capture.oracle import check
+from tests.capturing import capture
 
 
 class Average(nn.Module):

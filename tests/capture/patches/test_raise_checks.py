@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fxdp
-from fxdp.capture.driver import capture
 from fxdp.capture.patches.raise_checks import _finite, _guards
 from fxdp.errors import CaptureError, InputError
+from tests.capturing import capture
 from tests.lockstep import check
 
 

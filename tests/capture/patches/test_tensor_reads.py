@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fxdp.capture.driver import capture
 from fxdp.errors import CaptureError
+from tests.capturing import capture
 from tests.lockstep import check
 
 

@@ -24,8 +24,8 @@ from torch.utils.checkpoint import CheckpointFunction, checkpoint
 from torch.utils.data import DataLoader, Dataset
 
 import fxdp
-from fxdp.capture.driver import capture
 from fxdp.ir.graph_text import graph_text
+from tests.capturing import capture
 
 _WAIT = 60.0
 """Seconds after which a thread that does not come back fails the test."""

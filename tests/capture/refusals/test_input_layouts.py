@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fxdp
-from fxdp.capture.driver import capture
 from fxdp.errors import InputError
+from tests.capturing import capture
 
 ROWS = torch.arange(80, dtype=torch.float64).view(20, 4)
 

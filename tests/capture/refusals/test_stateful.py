@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 import fxdp
-from fxdp.capture.driver import capture
 from fxdp.capture.refusals.stateful import copy_of
 from fxdp.errors import CaptureError
+from tests.capturing import capture
 
 
 class _Model(nn.Module):

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fxdp.capture.driver import capture
 from fxdp.capture.refusals.diagnose import capture_error
 from fxdp.capture.refusals.survey import Read
 from fxdp.errors import CaptureError
 from fxdp.ir.notes import Site
+from tests.capturing import capture
 
 X = torch.randn(4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 

@@ -6,11 +6,11 @@ from typing import Any
 
 from torch import fx, nn
 
-from fxdp.capture.driver import capture
 from fxdp.compiler.prepare import prepare
 from fxdp.compiler.program import Program
 from fxdp.ir.mesh import mesh_of
 from fxdp.options import Options
+from tests.capturing import capture
 
 
 def program(module: nn.Module, *args: Any, ranks: int = 1, dp: int = 1, **options: Any) -> Program:

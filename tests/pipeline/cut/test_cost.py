@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from fxdp.capture.driver import capture
 from fxdp.ir.notes import note, value_bytes
 from fxdp.ir.slots import Input
 from fxdp.ir.types import TensorType
 from fxdp.pipeline.cut.cost import FLOPS_PER_BYTE, node_bytes, node_cost, node_flops
+from tests.capturing import capture
 from tests.graphs import Sketch
 
 aten = torch.ops.aten
