@@ -21,7 +21,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("module",),
     ("oracle",),
     ("__init__",),
-    ("demo",),
+    ("demo", "integrations"),
     ("cli",),
     ("__main__",),
 )

@@ -9,8 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
+import fxdp
 from fxdp.demo.launch import launch
+from tests.integrations.frameworks import TinyLM, forget_accelerate, launched, sentences
+from tests.rank_pool import RankPool
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
@@ -34,7 +38,9 @@ def test_both_commands_set_up_by_themselves() -> None:
     assert _command("demo").endswith("&& .venv/bin/fxdp demo")
 
 
-EXAMPLE, PIPELINE, GRAPH = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+EXAMPLE, PIPELINE, GRAPH = re.findall(r"(?<!-->\n)```python\n(.*?)```", README, re.DOTALL)
+RECIPES = dict(re.findall(r"<!-- (\w+) -->\n```python\n(.*?)```", README, re.DOTALL))
+"""By trainer; what they name without making it is in the tests."""
 
 
 def _printed(block: str, ranks: int, folder: Path, capfd: pytest.CaptureFixture[str]) -> str:
@@ -72,6 +78,30 @@ def test_the_skips_run() -> None:
     exec(block, names)
     x = torch.randn(2, 8)
     assert torch.equal(names["model"](x), names["model"][1](x[:, ::2]).repeat_interleave(2, 1) + x)
+
+
+AFTERWARDS = {"trainer": ("trainer.state.global_step", 2), "accelerate": ("type(model)", fxdp.CompiledModule)}
+
+
+def _recipe(name: str, folder: str) -> Any:
+    """What a recipe leaves behind, run with a model and data of ours."""
+    data = sentences(4)
+    names: dict[str, Any] = {"model": TinyLM(), "data": data, "loader": DataLoader(data, 2)}
+    names["optimizer"] = torch.optim.SGD(names["model"].parameters())
+    forget_accelerate()
+    with launched():
+        if name == "trainer":
+            from transformers import TrainingArguments
+
+            names["args"] = TrainingArguments(folder, max_steps=2, use_cpu=True, report_to=[])
+        exec(RECIPES[name].replace("data))", 'data), compute="eager")'), names)  # quicker to compile
+    forget_accelerate()
+    return eval(AFTERWARDS[name][0], names)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_for_a_trainer_runs(name: str, ranks: RankPool, tmp_path: Path) -> None:
+    assert ranks.run(1, _recipe, name, str(tmp_path)) == [AFTERWARDS[name][1]]
 
 
 @pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md"])

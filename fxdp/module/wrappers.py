@@ -19,6 +19,10 @@ from fxdp.errors import InputError
 from fxdp.module.stand_in import StandIn
 from fxdp.torch_compat import READ_BY_WRAPPERS, running_ddp
 
+_TRAINERS = (
+    "fxdp.integrations.transformers.compile_trainer(trainer)",
+    "fxdp.integrations.accelerate.compile_accelerator(accelerator)",
+)
 _WRAPPING = ("torch.distributed.fsdp.", "torch.distributed._composable.")
 
 
@@ -67,5 +71,6 @@ def _refused(what: str) -> InputError:
     """The error about a wrapper."""
     return InputError(
         f"{what}: a compiled module sums its gradients over the ranks already; expected nothing around it: "
-        "call the compiled module itself"
+        "call the compiled module itself. For a trainer that puts it there, there is a line to add: "
+        + "; ".join(_TRAINERS)
     )

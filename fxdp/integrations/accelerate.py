@@ -1,0 +1,169 @@
+"""Accelerate: `compile_accelerator(Accelerator())`, and `prepare` compiles where it wrapped in DDP.
+
+    accelerator = compile_accelerator(Accelerator())
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+
+What is prepared by it is one device's: a loader gives each rank its part of each batch without repeating
+samples, `gather` takes parts of other sizes, and the loss that a model returns is that of the whole batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+from accelerate.data_loader import BatchSamplerShard, DataLoaderShard
+from accelerate.utils import DistributedType, gather, recursively_apply
+from torch import Tensor, nn
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset
+
+import fxdp
+from fxdp.integrations.batch_parts import BatchParts, PartCollate
+
+A = TypeVar("A")
+
+_PLAIN = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
+_LOADER = (
+    "num_workers", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context", "generator",
+    "prefetch_factor", "persistent_workers", "pin_memory_device", "in_order",
+)  # fmt: skip
+"""What a `DataLoader` is made of, beside dataset, batches and what makes a batch of samples."""
+
+
+def compile_accelerator(accelerator: A, **options: Any) -> A:
+    """Let `prepare` compile models with these options of `fxdp.compile`; gives the accelerator itself.
+
+    A model that is compiled already is taken as it is.
+
+    Raises
+    ------
+    InputError : the accelerator shards models, or has a plugin that takes the place of this one.
+    """
+    found: Any = accelerator
+    if found.distributed_type not in _PLAIN or found.parallelism_config is not None:
+        raise fxdp.InputError(
+            f"the Accelerator is made for {found.distributed_type}, which shards or wraps models itself; "
+            "expected one without plugins, started by torchrun or accelerate launch --multi_gpu (or --cpu)"
+        )
+    compiling = Compiling(found, options)
+    found.prepare_model = compiling.model
+    found.prepare_data_loader = compiling.loader
+    found.gather = compiling.gather
+    found.unwrap_model = compiling.unwrapped
+    return accelerator
+
+
+@dataclass
+class Compiling:
+    """What an accelerator does with models, loaders and results in the place of its own methods."""
+
+    accelerator: Any
+    options: dict[str, Any]
+    _compiled: dict[int, fxdp.CompiledModule] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Keep the accelerator's own methods."""
+        own = self.accelerator
+        self._model: Callable[..., Any] = own.prepare_model
+        self._loader: Callable[..., Any] = own.prepare_data_loader
+        self._unwrapped: Callable[..., Any] = own.unwrap_model
+
+    def model(
+        self, model: nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
+    ) -> fxdp.CompiledModule:
+        """The compiled model, on its device and with autocast around it where there is mixed precision."""
+        place = self.accelerator.device_placement if device_placement is None else device_placement
+        compiled = self._compiled_of(model, place)
+        if getattr(compiled, "_is_accelerate_prepared", False):
+            self._model(compiled)
+            return compiled
+        # two attributes that Accelerate sets are the compiled module's own, not the model's
+        vars(compiled).update(_original_forward=None, _is_accelerate_prepared=False)
+        self._model(compiled, device_placement=False, evaluation_mode=True)  # that is, without DDP
+        compiled._is_accelerate_prepared = True
+        return compiled
+
+    def _compiled_of(self, model: nn.Module, place: bool) -> fxdp.CompiledModule:
+        if isinstance(model, fxdp.CompiledModule):
+            return model
+        if id(model) not in self._compiled:
+            model = model.to(self.accelerator.device) if place else model
+            self._compiled[id(model)] = fxdp.compile(model, **self.options)
+        return self._compiled[id(model)]
+
+    def loader(self, loader: DataLoader[Any], *args: Any, **kwargs: Any) -> Any:
+        """The loader of this rank's parts.
+
+        Raises
+        ------
+        InputError : its last batch would be filled up with samples of the first.
+        """
+        own = self.accelerator
+        if own.num_processes > 1:
+            _check_loader(loader)
+        prepared = self._loader(loader, *args, **kwargs)
+        if own.num_processes == 1 or not isinstance(prepared.batch_sampler, BatchSamplerShard):
+            return prepared
+        parts = _loader_of_parts(prepared, own.process_index, own.num_processes)
+        own._dataloaders[own._dataloaders.index(prepared)] = parts
+        return parts
+
+    def gather(self, tensors: Any) -> Any:
+        """All ranks' rows, in their order, as many as each has."""
+        if self.accelerator.num_processes == 1:
+            return tensors
+        return recursively_apply(_gathered, tensors, error_on_other_type=True)
+
+    def unwrapped(self, model: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """The user's model."""
+        found = model.module if isinstance(model, fxdp.CompiledModule) else model
+        return self._unwrapped(found, *args, **kwargs)
+
+
+def _check_loader(loader: DataLoader[Any]) -> None:
+    """Refuse a loader that Accelerate itself would cut, other than one device's batches are.
+
+    Raises
+    ------
+    InputError : names what to give instead.
+    """
+    if isinstance(loader.sampler, BatchSampler):
+        raise fxdp.InputError(
+            "the loader has a BatchSampler as its sampler=; expected it as batch_sampler=, so that each rank "
+            "can be given its part of a batch"
+        )
+    if isinstance(loader.dataset, IterableDataset) and not loader.drop_last:
+        raise fxdp.InputError(
+            "the loader reads an IterableDataset, of which Accelerate fills up the last batch with samples "
+            "of the first one; expected drop_last=True, or a dataset with a length and indices"
+        )
+
+
+def _loader_of_parts(prepared: Any, rank: int, world: int) -> Any:
+    """A loader as Accelerate prepared it, with this rank's part of one device's batches."""
+    shard = prepared.batch_sampler
+    return DataLoaderShard(
+        prepared.dataset,
+        device=prepared.device,
+        rng_types=prepared.rng_types,
+        synchronized_generator=prepared.synchronized_generator,
+        use_stateful_dataloader=prepared.use_stateful_dataloader,
+        _drop_last=prepared._drop_last,
+        _non_blocking=prepared._non_blocking,
+        batch_sampler=BatchParts(shard.batch_sampler, rank, world, shard.split_batches),
+        collate_fn=PartCollate(prepared.collate_fn, prepared.dataset),
+        **{name: getattr(prepared, name) for name in _LOADER if hasattr(prepared, name)},
+    )
+
+
+def _gathered(tensor: Tensor) -> Tensor:
+    """The rows of all ranks, of which each may have another number; a number counts as one row."""
+    rows = tensor if tensor.ndim else tensor[None]
+    counts = gather(torch.tensor([len(rows)], device=tensor.device)).tolist()
+    most = max(counts)
+    if min(counts) < most:
+        rows = torch.cat([rows, rows.new_zeros(most - len(rows), *rows.shape[1:])])
+    found = gather(rows).split(most) if most else [rows]
+    return torch.cat([part[:count] for part, count in zip(found, counts, strict=False)])

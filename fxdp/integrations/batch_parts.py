@@ -1,0 +1,97 @@
+"""One device's batches, cut into the ranks' parts; nothing is repeated, whatever the last batch's size.
+
+    one device    [0 1 2 3] [4 5 6 7] [8 9 10]     of a loader with batches of 2 on each of 2 ranks
+    rank 0        [0 1]     [4 5]     [8 9]
+    rank 1        [2 3]     [6 7]     [10]         a rank may have an empty part: [], of which a batch is made
+
+Frameworks that reduce gradients by themselves fill up the last batch with samples of the first one, so that
+every rank has as many. A compiled module takes uneven and empty parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+from torch import Tensor
+from torch.utils.data import BatchSampler
+
+
+class BatchParts(BatchSampler):
+    """This rank's part of each batch.
+
+    Parameters
+    ----------
+    batches : the indices of all ranks, the same on each of them.
+    rank, world : whose part.
+    split : whether one of these batches is one device's; if not, `world` of them in a row are.
+    """
+
+    def __init__(self, batches: Any, rank: int, world: int, split: bool = False) -> None:
+        self.batch_sampler = batches
+        self.process_index, self.num_processes = rank, world
+        self.split_batches = split
+        self.batch_size = batches.batch_size
+        self.drop_last = bool(getattr(batches, "drop_last", False))
+
+    @property
+    def sampler(self) -> Any:
+        """What chooses the samples."""
+        return self.batch_sampler.sampler
+
+    @sampler.setter
+    def sampler(self, sampler: Any) -> None:
+        self.batch_sampler.sampler = sampler
+
+    @property
+    def _taken(self) -> int:
+        """How many of the given batches are one of one device."""
+        return 1 if self.split_batches else self.num_processes
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        batches = iter(self.batch_sampler)
+        while taken := list(islice(batches, self._taken)):
+            if len(taken) == self._taken or not self.drop_last:
+                yield part([i for batch in taken for i in batch], self.process_index, self.num_processes)
+
+    def __len__(self) -> int:
+        count, rest = divmod(len(self.batch_sampler), self._taken)
+        return count + (rest > 0 and not self.drop_last)
+
+
+def part(samples: Sequence[Any], rank: int, world: int) -> list[Any]:
+    """A rank's samples, in the order of the batch; the first ranks have one more if it does not divide."""
+    least, more = divmod(len(samples), world)
+    start = rank * least + min(rank, more)
+    return list(samples[start : start + least + (rank < more)])
+
+
+class PartCollate:
+    """Makes a batch of samples, also of none: then it is that of one sample, cut off."""
+
+    def __init__(self, collate: Callable[[Any], Any], dataset: Any) -> None:
+        self.collate = collate
+        self._dataset = dataset
+
+    def __call__(self, samples: Any) -> Any:
+        """The batch of this rank's samples."""
+        return self.collate(samples) if len(samples) else emptied(self.collate([self._dataset[0]]))
+
+
+def emptied(batch: Any) -> Any:
+    """A batch without its samples."""
+    if isinstance(batch, Tensor):
+        return batch[:0] if batch.ndim else batch
+    if isinstance(batch, Mapping):
+        return _like(batch, {key: emptied(value) for key, value in batch.items()})
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*map(emptied, batch))
+    if isinstance(batch, (list, tuple)):
+        whole = all(isinstance(value, (Tensor, Mapping, list, tuple)) for value in batch)
+        return _like(batch, map(emptied, batch) if whole else ())  # (x, y), or a name for each sample
+    return batch
+
+
+def _like(batch: Any, content: Iterable[Any]) -> Any:
+    return type(batch)(content)

@@ -1,0 +1,101 @@
+"""Trainer of transformers: `compile_trainer(Trainer(...))`, and it trains with the numbers of one device.
+
+    trainer = compile_trainer(Trainer(model, args, train_dataset=data))
+    trainer.train()
+
+Left alone, Trainer multiplies a loss by the number of ranks, as DistributedDataParallel divides gradients
+by it. Here the whole of `compute_loss` is a program of the global batch: label smoothing, `compute_loss_func`
+and losses of subclasses are exact, too. Batches are cut into parts as in `fxdp/integrations/accelerate.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from torch import Tensor, nn
+
+import fxdp
+from fxdp.integrations.accelerate import compile_accelerator
+
+T = TypeVar("T")
+
+
+def compile_trainer(trainer: T, *, pad: Any = None, **options: Any) -> T:
+    """Let a Trainer, also of a subclass, compile its model with these options; gives the trainer itself.
+
+    Call it once, before `train`, `evaluate` or `predict`.
+
+    Parameters
+    ----------
+    trainer : made with the model as it is, neither compiled nor wrapped.
+    pad : the value with which each column of the batch is padded where the ranks' sequences differ in length,
+        as {"input_ids": 0, "attention_mask": 0, "labels": -100}.
+    options : the other options of `fxdp.compile`.
+
+    Raises
+    ------
+    InputError : the trainer's model is compiled or wrapped; the trainer shards models.
+    """
+    found: Any = trainer
+    if isinstance(found.model, fxdp.CompiledModule) or found.model_wrapped is not found.model:
+        raise fxdp.InputError(
+            f"the trainer's model is a {type(found.model_wrapped).__name__} already; expected the model as "
+            "it is: compile_trainer(Trainer(model, ...)), without fxdp.compile"
+        )
+    if found.args.n_gpu > 1:
+        raise fxdp.InputError(
+            f"the trainer uses {found.args.n_gpu} GPUs in one process; expected one process for each: start "
+            "it by torchrun --nproc-per-node"
+        )
+    accelerator = compile_accelerator(found.accelerator, pad=None if pad is None else ((), pad), **options)
+    loss = LossOfTrainer(found.model, found.compute_loss, found.args)
+    found.args.average_tokens_across_devices = True  # count the labels of the whole batch
+    compiled = fxdp.compile(loss, pad=None if pad is None else ((), {"inputs": pad}), **options)
+    found.compute_loss = _Losses(compiled)
+    predict = found.prediction_step
+
+    def prediction_step(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return predict(accelerator.prepare_model(found.model, evaluation_mode=True), *args, **kwargs)
+
+    found.prediction_step = prediction_step
+    return trainer
+
+
+class LossOfTrainer(nn.Module):
+    """What a trainer computes of a batch: its loss, and the model's outputs if they are asked for."""
+
+    def __init__(self, model: nn.Module, compute_loss: Callable[..., Any], args: Any) -> None:
+        super().__init__()
+        self.model = model
+        self._compute_loss = compute_loss
+        self._args = args
+
+    def forward(self, inputs: dict[str, Any], num_items_in_batch: Any, return_outputs: bool) -> Any:
+        """As `Trainer.compute_loss`, without its factor for DistributedDataParallel."""
+        average, self._args.average_tokens_across_devices = self._args.average_tokens_across_devices, False
+        try:
+            return self._compute_loss(
+                self.model, dict(inputs), return_outputs=return_outputs, num_items_in_batch=num_items_in_batch
+            )
+        finally:
+            self._args.average_tokens_across_devices = average
+
+
+@dataclass
+class _Losses:
+    """`Trainer.compute_loss`, of the whole batch."""
+
+    compiled: fxdp.CompiledModule
+
+    def __call__(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | None = None,
+    ) -> Any:
+        return self.compiled(
+            inputs=inputs, num_items_in_batch=num_items_in_batch, return_outputs=return_outputs
+        )

@@ -1,0 +1,68 @@
+"""What the tests of all trainers share: ranks as torchrun starts them, a tiny model with its data."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+@contextlib.contextmanager
+def launched() -> Iterator[int]:
+    """This rank of the pool as one that torchrun started, for a framework that may warn; gives the rank."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
+    here = {name: str(value) for name, value in variables.items()}
+    here |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "CUDA_VISIBLE_DEVICES": ""}
+    before = dict(os.environ)
+    os.environ.update(here)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield rank
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def forget_accelerate() -> None:
+    """Accelerate keeps who the ranks are in globals."""
+    from accelerate.state import AcceleratorState, GradientState
+
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+
+
+class TinyLM(nn.Module):
+    """A language model as transformers has them: its loss is a mean over tokens that the trainer counts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.mix, self.head = nn.Embedding(30, 8), nn.Linear(8, 8), nn.Linear(8, 30)
+
+    def forward(self, input_ids: Tensor, labels: Tensor | None = None, **kwargs: Any) -> dict[str, Tensor]:
+        logits = self.head(torch.tanh(self.mix(self.embed(input_ids))))
+        if labels is None:
+            return {"logits": logits}
+        count = kwargs.get("num_items_in_batch")
+        how = "mean" if count is None else "sum"
+        loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction=how)
+        return {"loss": loss if count is None else loss / count, "logits": logits}
+
+
+def sentences(count: int) -> list[dict[str, Tensor]]:
+    """Sentences of which another number of tokens counts in each."""
+    drawn = torch.Generator().manual_seed(0)
+    ids = torch.randint(1, 30, (count, 6), generator=drawn)
+    rows = [{"input_ids": row, "labels": row.clone()} for row in ids]
+    for i, row in enumerate(rows):
+        row["labels"][: i % 5] = -100
+    return rows
