@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from fxdp.reports.quantities import format_bytes
+from fxdp.reports.rows import format_bytes
 
 TARGET = 0.95
 """Of torch's 1F1B with the same stages, micro-batches and kind of code."""

@@ -9,7 +9,7 @@ from typing import Any
 from rich.table import Table
 from variants import BASELINE, WHOLE
 
-from fxdp.reports.quantities import format_bytes
+from fxdp.reports.rows import format_bytes
 
 Figures = dict[str, Any]
 

@@ -13,10 +13,10 @@ from fxdp.ir import conversions
 from fxdp.ir.graphs import reachable
 from fxdp.ir.level import Level
 from fxdp.ir.mesh import Mesh
-from fxdp.ir.notes import Cause, note
-from fxdp.ir.packing import Packing, elements, is_static, type_of
+from fxdp.ir.notes import Cause, note, tensor_type
+from fxdp.ir.packing import Packing, elements
 from fxdp.ir.slots import Gradient
-from fxdp.ir.types import TensorType
+from fxdp.ir.types import TensorType, is_static
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class _Reduction:
 
     @property
     def type(self) -> TensorType:
-        return type_of(self.value)
+        return tensor_type(self.value)
 
     @property
     def axis(self) -> str | None:

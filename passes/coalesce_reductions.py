@@ -12,8 +12,9 @@ from torch import fx
 from fxdp.ir import conversions
 from fxdp.ir.level import Level
 from fxdp.ir.mesh import Mesh
-from fxdp.ir.notes import Cause, note
-from fxdp.ir.packing import Packing, elements, is_static, type_of
+from fxdp.ir.notes import Cause, note, tensor_type
+from fxdp.ir.packing import Packing, elements
+from fxdp.ir.types import is_static, type_bytes
 
 _Key: TypeAlias = "tuple[torch.dtype, bool, str | None]"
 """What sums have in common that may travel together: dtype, phase, axis."""
@@ -45,13 +46,13 @@ def _is_small(node: fx.Node, limit: int) -> bool:
     known = note(node)
     if node.args[1] != "sum" or (known.reason is not None and known.reason.rule == "bucket"):
         return False
-    type_ = type_of(node)
-    return is_static(type_) and elements(type_) * type_.dtype.itemsize <= limit
+    type_ = tensor_type(node)
+    return is_static(type_) and type_bytes(type_) <= limit
 
 
 def _key(node: fx.Node) -> _Key:
     found = conversions.conversion_of(node)
-    return type_of(node).dtype, note(node).backward, None if found is None else found.axis
+    return tensor_type(node).dtype, note(node).backward, None if found is None else found.axis
 
 
 def _coalesce(graph: fx.Graph, members: list[fx.Node]) -> None:
@@ -65,9 +66,9 @@ def _coalesce(graph: fx.Graph, members: list[fx.Node]) -> None:
     with graph.inserting_before(_first(graph, waits)):
         done, start = packing.wait(pending), 0
         for member, wait in zip(members, waits, strict=True):
-            stop = start + elements(type_of(member))
+            stop = start + elements(tensor_type(member))
             part = packing.piece(done, start, stop)
-            wait.replace_all_uses_with(packing.shaped(part, type_of(member)))
+            wait.replace_all_uses_with(packing.shaped(part, tensor_type(member)))
             start = stop
     for node in (*waits, *members):
         graph.erase_node(node)

@@ -15,7 +15,7 @@ from fxdp.ir import conversions
 from fxdp.ir.carriers import group_of
 from fxdp.ir.level import Level
 from fxdp.ir.mesh import Mesh
-from fxdp.ir.notes import is_host_size, note
+from fxdp.ir.notes import is_host_size, note, tensor_type
 from fxdp.ir.ops.moments import MOMENTS_OP, moments
 from fxdp.ir.ops.standardize import STANDARDIZE_BACKWARD_OP, STANDARDIZE_OP, standardize, standardize_backward
 from fxdp.ir.placements import R
@@ -64,9 +64,7 @@ class _Place:
     @property
     def dtype(self) -> torch.dtype:
         """The value's."""
-        type_ = note(self.node).type
-        assert isinstance(type_, TensorType)
-        return type_.dtype
+        return tensor_type(self.node).dtype
 
     def size(self, name: str) -> fx.Node:
         """The size slot of this name."""

@@ -11,7 +11,7 @@ from torch import fx
 
 from fxdp.ir.level import Level
 from fxdp.ir.mesh import Mesh
-from fxdp.ir.notes import copy_note, note
+from fxdp.ir.notes import copy_note, tensor_type
 from fxdp.ir.types import NodeType, TensorType
 
 aten = torch.ops.aten
@@ -24,9 +24,7 @@ def _count(graph: fx.Graph, loss: fx.Node, total: fx.Node) -> fx.Node:
     """The summed weight of the targets that count: `sum(weight[target] * (target != ignore_index))`."""
     arguments: list[Any] = list(loss.args)
     target, weight, ignored = arguments[1], arguments[2], arguments[4]
-    type_, shape = note(total).type, note(target).type
-    assert isinstance(type_, TensorType)
-    assert isinstance(shape, TensorType)
+    type_, shape = tensor_type(total), tensor_type(target)
 
     def call(op: Any, args: tuple[Any, ...], made: NodeType, **kwargs: Any) -> fx.Node:
         node = graph.call_function(op, args, kwargs)

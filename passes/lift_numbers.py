@@ -9,7 +9,7 @@ from torch import fx
 
 from fxdp.ir.level import Level
 from fxdp.ir.mesh import Mesh
-from fxdp.ir.notes import copy_note, note
+from fxdp.ir.notes import copy_note, note, tensor_type
 from fxdp.ir.types import TensorType
 
 aten = torch.ops.aten
@@ -55,9 +55,8 @@ class LiftNumbers:
 
 
 def _lifted(node: fx.Node, number: float) -> fx.Node:
-    type_ = note(node).type
-    assert isinstance(type_, TensorType)
+    dtype = tensor_type(node).dtype
     with node.graph.inserting_before(node):
-        made = node.graph.call_function(aten.full.default, ([], number), {"dtype": type_.dtype})
+        made = node.graph.call_function(aten.full.default, ([], number), {"dtype": dtype})
     copy_note(node, made, slot=None)
     return made

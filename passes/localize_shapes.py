@@ -15,7 +15,7 @@ from fxdp.ir import conversions
 from fxdp.ir.graph_text import target_text
 from fxdp.ir.level import Level
 from fxdp.ir.mesh import Mesh
-from fxdp.ir.notes import copy_note, is_host_size, note
+from fxdp.ir.notes import copy_note, is_host_size, note, tensor_type
 from fxdp.ir.ops.layouts import lay_out
 from fxdp.ir.sizes import LOCAL, OFFSET, B, named_size
 from fxdp.ir.slots import Size
@@ -108,9 +108,7 @@ def _localize_call(node: fx.Node, sizes: _Sizes) -> None:
 
 
 def _bare_operand(index: int, source: fx.Node) -> Operand:
-    type_ = note(source).type
-    assert isinstance(type_, TensorType)
-    return Operand(index, type_)
+    return Operand(index, tensor_type(source))
 
 
 def _has_sizes(node: fx.Node) -> bool:

@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from fxdp.capture.captured import Captured
-from fxdp.capture.export.examples import batch_hint, static_hints
-from fxdp.capture.export.exported import Exported, export
+from fxdp.capture.export.exported import Exported, batch_hint, export, static_hints
 from fxdp.capture.export.flat_module import FlatModule
 from fxdp.capture.joint import BatchSpecializedError, JointOptions, fitted_joint, symbolic_joint
 from fxdp.capture.joint.canonical_sizes import Sizes

@@ -12,7 +12,7 @@ from fxdp.cli.target import declare_target, load_target, parse_mesh
 from fxdp.module.dry_run import dry_run
 from fxdp.options import Options
 from fxdp.reports.plan import Plan
-from fxdp.reports.quantities import format_bytes
+from fxdp.reports.rows import format_bytes
 from fxdp.reports.schedule_text import schedule_text
 from fxdp.reports.tables import communication_table, stage_table, timings_line
 

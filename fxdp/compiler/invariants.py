@@ -1,6 +1,7 @@
 """The invariants of a program, one small check each: every fault with its node.
 
-Each check's first word is the level from which on it holds; `verifier.py` says until when.
+Each says from which level on it holds, and some until when: annotations that emission, which lowers several
+functions to one, no longer keeps.
 """
 
 from __future__ import annotations
@@ -13,20 +14,39 @@ from torch import fx
 from fxdp.capture.export.skip_marks import MARK
 from fxdp.ir import conversions
 from fxdp.ir.graphs import given_arguments
+from fxdp.ir.level import Level
 from fxdp.ir.notes import is_host_size, note, tensor_operands
 from fxdp.ir.op_kinds import linear_groups, reads_shape_alone
 from fxdp.ir.placements import Partial, Placement, Shard
 from fxdp.ir.sizes import batch_factor, exact_quotient, fixed_by_data
 from fxdp.ir.slots import Crossing, Output
 from fxdp.ir.types import ScalarType, TensorType
+from fxdp.pipeline.cut.stage_checks import STAGE_CHECKS
 from fxdp.torch_compat import OpOverload
 
 Fault = tuple[fx.Node, str]
 Check = Callable[[fx.Graph], Iterator[Fault]]
 
+CHECKS: dict[Level, list[Check]] = {level: [] for level in Level} | {Level.STAGED: list(STAGE_CHECKS)}
+"""The checks that each level adds to those before it."""
 
+UNTIL: dict[Check, Level] = dict.fromkeys(STAGE_CHECKS, Level.STAGED)
+"""The last level at which a check holds, where that is not the last of all."""
+
+
+def _holds(level: Level, until: Level | None = None) -> Callable[[Check], Check]:
+    def register(check: Check) -> Check:
+        CHECKS[level].append(check)
+        if until is not None:
+            UNTIL[check] = until
+        return check
+
+    return register
+
+
+@_holds(Level.CAPTURED)
 def inputs_have_slots(graph: fx.Graph) -> Iterator[Fault]:
-    """CAPTURED: every placeholder is a parameter, buffer, input, ... of the program, each once."""
+    """Every placeholder is a parameter, buffer, input, ... of the program, each once."""
     seen = set()
     for node in graph.nodes:
         if node.op != "placeholder":
@@ -39,8 +59,9 @@ def inputs_have_slots(graph: fx.Graph) -> Iterator[Fault]:
         seen.add(slot)
 
 
+@_holds(Level.CAPTURED)
 def results_have_slots(graph: fx.Graph) -> Iterator[Fault]:
-    """CAPTURED: every result is an output, a mutation or a gradient, each once."""
+    """Every result is an output, a mutation or a gradient, each once."""
     node = graph.output_node()
     values, slots = _results(node), note(node).results
     if len(values) != len(slots):
@@ -53,21 +74,33 @@ def _results(output: fx.Node) -> tuple[fx.Node, ...]:
     return tuple(output.args[0])  # type: ignore[arg-type]
 
 
+@_holds(Level.CAPTURED)
 def tensors_have_types(graph: fx.Graph) -> Iterator[Fault]:
-    """CAPTURED: every value that an op reads as a tensor has a type."""
+    """Every value that an op reads as a tensor has a type."""
     for node in graph.nodes:
         if node.op in ("placeholder", "call_function") and node.users and note(node).type is None:
             yield node, "has no type"
 
 
+@_holds(Level.CAPTURED)
+def outputs_are_in_order(graph: fx.Graph) -> Iterator[Fault]:
+    """The outputs come in the order of their indices."""
+    node = graph.output_node()
+    indices = [slot.index for slot in note(node).results if isinstance(slot, Output)]
+    if indices != sorted(set(indices)):
+        yield node, f"has outputs {indices}"
+
+
+@_holds(Level.CAPTURED)
 def no_skip_marks_are_left(graph: fx.Graph) -> Iterator[Fault]:
-    """CAPTURED: capture has turned the marks of skip connections into routes."""
+    """Capture has turned the marks of skip connections into routes."""
     for node in graph.find_nodes(op="call_function", target=MARK):
         yield node, "marks a skip connection that has no route"
 
 
+@_holds(Level.PLACED, until=Level.LOCAL)
 def tensors_are_placed(graph: fx.Graph) -> Iterator[Fault]:
-    """PLACED: every tensor has a placement, and each of its ops one per operand."""
+    """Every tensor has a placement, and each of its ops one per operand."""
     for node in graph.nodes:
         known = note(node)
         if isinstance(known.type, (TensorType, tuple)) and known.placement is None:
@@ -79,8 +112,9 @@ def tensors_are_placed(graph: fx.Graph) -> Iterator[Fault]:
                 yield node, f"has {read} operands and {wanted} operand placements"
 
 
+@_holds(Level.PLACED)
 def shards_fit_shapes(graph: fx.Graph) -> Iterator[Fault]:
-    """PLACED: a sharded dim is `outer * B * inner`."""
+    """A sharded dim is `outer * B * inner`."""
     for node in graph.nodes:
         type_, placement = note(node).type, note(node).placement
         types = type_ if isinstance(type_, tuple) else (type_,)
@@ -97,8 +131,9 @@ def _fits(type_: TensorType, placement: Shard) -> bool:
     return factor is not None and exact_quotient(factor, placement.outer) is not None
 
 
+@_holds(Level.EXPLICIT, until=Level.LOCAL)
 def edges_need_no_conversion(graph: fx.Graph) -> Iterator[Fault]:
-    """EXPLICIT: every operand is in the placement that its consumer reads it in."""
+    """Every operand is in the placement that its consumer reads it in."""
     for node in graph.nodes:
         wanted = note(node).operands
         sources = _results(node) if node.op == "output" else tensor_operands(node)
@@ -107,26 +142,9 @@ def edges_need_no_conversion(graph: fx.Graph) -> Iterator[Fault]:
                 yield node, f"reads %{source.name} as {placement}, which is {note(source).placement}"
 
 
-def collectives_have_one_wait(graph: fx.Graph) -> Iterator[Fault]:
-    """EXPLICIT: a collective is waited for exactly once, and read by its wait alone."""
-    for node in graph.nodes:
-        if node.target in conversions.COLLECTIVES:
-            users = list(node.users)
-            if len(users) != 1 or users[0].target is not conversions.wait:
-                yield node, f"needs exactly one wait, has {len(users)} users"
-        elif node.target is conversions.wait and node.args[0].target not in conversions.COLLECTIVES:
-            yield node, "waits for what is no collective"
-
-
-def collectives_have_causes(graph: fx.Graph) -> Iterator[Fault]:
-    """EXPLICIT: every collective says which op needs it."""
-    for node in graph.nodes:
-        if node.target in conversions.COLLECTIVES and note(node).cause is None:
-            yield node, "has no cause"
-
-
+@_holds(Level.EXPLICIT, until=Level.LOCAL)
 def conversions_say_what_they_do(graph: fx.Graph) -> Iterator[Fault]:
-    """EXPLICIT: a conversion turns what it reads into what its name says; a wait changes nothing."""
+    """A conversion turns what it reads into what its name says; a wait changes nothing."""
     for node in graph.nodes:
         if node.target not in conversions.CONVERSIONS:
             continue
@@ -148,8 +166,29 @@ def conversions_say_what_they_do(graph: fx.Graph) -> Iterator[Fault]:
             yield node, f"does not name the dim and outer factor of {sharded}"
 
 
+@_holds(Level.EXPLICIT, until=Level.LOCAL)
+def collectives_have_one_wait(graph: fx.Graph) -> Iterator[Fault]:
+    """A collective is waited for exactly once, and read by its wait alone."""
+    for node in graph.nodes:
+        if node.target in conversions.COLLECTIVES:
+            users = list(node.users)
+            if len(users) != 1 or users[0].target is not conversions.wait:
+                yield node, f"needs exactly one wait, has {len(users)} users"
+        elif node.target is conversions.wait and node.args[0].target not in conversions.COLLECTIVES:
+            yield node, "waits for what is no collective"
+
+
+@_holds(Level.EXPLICIT, until=Level.LOCAL)
+def collectives_have_causes(graph: fx.Graph) -> Iterator[Fault]:
+    """Every collective says which op needs it."""
+    for node in graph.nodes:
+        if node.target in conversions.COLLECTIVES and note(node).cause is None:
+            yield node, "has no cause"
+
+
+@_holds(Level.EXPLICIT, until=Level.LOCAL)
 def partial_flows_through_linear_ops(graph: fx.Graph) -> Iterator[Fault]:
-    """EXPLICIT: an op that reads values of a Partial one is linear in it and gives Partial values only."""
+    """An op that reads values of a Partial one is linear in it and gives Partial values only."""
     for node in graph.nodes:
         wanted = note(node).operands
         if node.op != "call_function" or node.target in conversions.CONVERSIONS:
@@ -188,23 +227,26 @@ def _is_tensor(value: object) -> bool:
     return isinstance(value, fx.Node) and isinstance(note(value).type, TensorType)
 
 
+@_holds(Level.EXPLICIT)
 def results_are_not_partial(graph: fx.Graph) -> Iterator[Fault]:
-    """EXPLICIT: no Partial value leaves the program; one part of it may hand them to another."""
+    """No Partial value leaves the program; one part of it may hand them to another."""
     output = graph.output_node()
     for value, slot in zip(_results(output), note(output).results, strict=False):
         if isinstance(note(value).placement, Partial) and not isinstance(slot, Crossing):
             yield value, "leaves the program as a Partial value"
 
 
+@_holds(Level.EXPLICIT)
 def recipes_are_expanded(graph: fx.Graph) -> Iterator[Fault]:
-    """EXPLICIT: no op is left that was placed as several."""
+    """No op is left that was placed as several."""
     for node in graph.nodes:
         if note(node).recipe is not None:
             yield node, "was placed as several ops and is still one"
 
 
+@_holds(Level.LOCAL)
 def sizes_are_own(graph: fx.Graph) -> Iterator[Fault]:
-    """LOCAL: host integers come from the program's size slots, not from captured shapes.
+    """Host integers come from the program's size slots, not from captured shapes.
 
     A size that only the data fixes (`nonzero`'s) is read from the tensor that has it.
     """
@@ -222,16 +264,9 @@ def _is_read(type_: ScalarType) -> bool:
     return bool(type_.expr.is_Symbol) and fixed_by_data(type_.expr)
 
 
-def outputs_are_in_order(graph: fx.Graph) -> Iterator[Fault]:
-    """CAPTURED: the outputs come in the order of their indices."""
-    node = graph.output_node()
-    indices = [slot.index for slot in note(node).results if isinstance(slot, Output)]
-    if indices != sorted(set(indices)):
-        yield node, f"has outputs {indices}"
-
-
+@_holds(Level.EMITTED)
 def everything_is_executable(graph: fx.Graph) -> Iterator[Fault]:
-    """EMITTED: nothing of `ir/conversions.py` is left, and no module is called."""
+    """Nothing of `ir/conversions.py` is left, and no module is called."""
     for node in graph.nodes:
         if node.target in conversions.CONVERSIONS:
             yield node, "is not lowered"

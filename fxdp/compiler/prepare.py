@@ -11,12 +11,13 @@ from fxdp.capture.captured import Captured
 from fxdp.compiler.order import Order
 from fxdp.compiler.pass_manager import PassManager
 from fxdp.compiler.program import Program, ScheduledStep
-from fxdp.compiler.refused_ops import refuse_fallbacks
-from fxdp.errors import MeshError, StageError
+from fxdp.errors import MeshError, PlacementError, StageError
+from fxdp.ir import conversions
+from fxdp.ir.graph_text import target_text, type_text
 from fxdp.ir.graphs import copy_graph
 from fxdp.ir.level import Level
 from fxdp.ir.mesh import Mesh
-from fxdp.ir.notes import note
+from fxdp.ir.notes import has_no_rule, note, tensor_operands
 from fxdp.ir.slots import Crossing, ResultSlot, Tangent
 from fxdp.ir.types import TensorType
 from fxdp.options import Options
@@ -145,3 +146,36 @@ def loss_index(graph: fx.Graph) -> int | None:
         "the graph; the model returns no scalar that depends on its parameters. Pass loss_fn= to "
         "fxdp.compile, or let the model return its loss; for outputs alone, call it under torch.no_grad()"
     )
+
+
+def refuse_fallbacks(gm: fx.GraphModule) -> None:
+    """Refuse ops without a placement rule in an EXPLICIT program (`strict=True`).
+
+    Raises
+    ------
+    PlacementError : names each of them with its line, module, operands and their placements.
+    """
+    nodes = [node for node in gm.graph.nodes if has_no_rule(node)]
+    if nodes:
+        listing = "\n  ".join(map(_fallback_text, nodes))
+        raise PlacementError(
+            f"strict=True: {len(nodes)} ops have no placement rule and would run whole on every rank:\n"
+            f"  {listing}\n"
+            "Give them rules with fxdp.register_rule, or compile with strict=False: that is exact, but slower"
+        )
+
+
+def _fallback_text(node: fx.Node) -> str:
+    operands = ", ".join(_operand_text(_origin(source)) for source in tensor_operands(node))
+    return f"{target_text(node.target)} at {note(node).site}\n    operands: {operands or 'none'}"
+
+
+def _origin(node: fx.Node) -> fx.Node:
+    """The value before it was gathered or reduced for the op."""
+    while node.target in conversions.CONVERSIONS and isinstance(node.args[0], fx.Node):
+        node = node.args[0]
+    return node
+
+
+def _operand_text(node: fx.Node) -> str:
+    return f"%{node.name}: {type_text(note(node).type)} {{{note(node).placement}}}"

@@ -14,7 +14,7 @@ from rich.table import Table
 from fxdp.demo.curves import can_draw, draw_curves
 from fxdp.demo.options import DemoOptions
 from fxdp.demo.training import LENGTH, Curve, TrainingStep, largest_difference
-from fxdp.reports.quantities import format_seconds
+from fxdp.reports.rows import format_seconds
 from fxdp.reports.tables import communication_table, timings_line
 
 if TYPE_CHECKING:

@@ -7,15 +7,13 @@ woken. A large sum between ranks of one host takes a quarter of gloo's time thro
 
 from __future__ import annotations
 
-from math import prod
-
 from torch import fx
 
 from fxdp.ir.conversions import Way, conversion_of
 from fxdp.ir.mesh import Mesh
 from fxdp.ir.notes import note
 from fxdp.ir.placements import Partial, Replicate
-from fxdp.ir.types import TensorType
+from fxdp.ir.types import TensorType, is_static, type_bytes
 
 MESSAGE_BYTES = 128 * 1024
 """The most bytes that one rank should send in a round of messages: its value, to each other rank."""
@@ -34,9 +32,9 @@ def way_of(node: fx.Node, mesh: Mesh) -> Way:
     found, type_ = conversion_of(node), note(node).type
     if found is None or len(found.ways) == 1 or mesh.device_type != "cpu" or _is_part(found.axis, mesh):
         return "group"
-    if not isinstance(type_, TensorType) or not all(isinstance(n, int) for n in type_.shape):
+    if not isinstance(type_, TensorType) or not is_static(type_):
         return "group"  # ranks with more samples than others would choose otherwise than these
-    if fits_messages(prod(int(n) for n in type_.shape) * type_.dtype.itemsize, mesh.size):
+    if fits_messages(type_bytes(type_), mesh.size):
         return "messages"
     return "memory" if mesh.shared_memory and found.reduction(node) == "sum" else "group"
 

@@ -98,6 +98,13 @@ def note(node: fx.Node) -> Note:
     return found
 
 
+def tensor_type(node: fx.Node) -> TensorType:
+    """The type of a node that is one tensor."""
+    type_ = note(node).type
+    assert isinstance(type_, TensorType), f"%{node.name} is no tensor"
+    return type_
+
+
 def has_no_rule(node: fx.Node) -> bool:
     """Whether a node runs whole on every rank because no rule knows its op."""
     reason = note(node).reason

@@ -19,7 +19,7 @@ import torch
 from torch import fx
 
 from fxdp.ir import conversions
-from fxdp.ir.notes import Cause, Reason, note, tensor_operands
+from fxdp.ir.notes import Cause, Reason, note, tensor_operands, tensor_type
 from fxdp.ir.placements import P, Placement, R
 from fxdp.ir.types import TensorType
 
@@ -44,32 +44,32 @@ class Packing:
 
     def flat(self, value: fx.Node) -> fx.Node:
         """A term as one dim."""
-        type_ = type_of(value)
+        type_ = tensor_type(value)
         size = elements(type_)
         return self._add(aten.reshape.default, (value, [size]), TensorType(type_.dtype, (size,)), P)
 
     def piece(self, flat: fx.Node, start: int, stop: int) -> fx.Node:
         """A range of a flat value, on the side of the sum where that stands."""
         placement = _side(flat)
-        type_ = TensorType(type_of(flat).dtype, (stop - start,))
+        type_ = TensorType(tensor_type(flat).dtype, (stop - start,))
         return self._add(aten.slice.Tensor, (flat, 0, start, stop), type_, placement)
 
     def side_by_side(self, flats: Sequence[fx.Node]) -> fx.Node:
         """Flat values one after another."""
         placement = _side(flats[0])
-        type_ = TensorType(type_of(flats[0]).dtype, (sum(elements(type_of(f)) for f in flats),))
+        type_ = TensorType(tensor_type(flats[0]).dtype, (sum(elements(tensor_type(f)) for f in flats),))
         return self._add(aten.cat.default, (list(flats),), type_, placement)
 
     def reduce(self, packed: fx.Node, cause: Cause) -> fx.Node:
         """Start the sum over the ranks."""
-        made = self._add(conversions.all_reduce, (packed, "sum"), type_of(packed), R, (P,))
+        made = self._add(conversions.all_reduce, (packed, "sum"), tensor_type(packed), R, (P,))
         made.kwargs = {} if self.axis is None else {"axis": self.axis}
         note(made).cause = cause
         return made
 
     def wait(self, pending: fx.Node) -> fx.Node:
         """Its result."""
-        return self._add(conversions.wait, (pending,), type_of(pending), R)
+        return self._add(conversions.wait, (pending,), tensor_type(pending), R)
 
     def shaped(self, flat: fx.Node, type_: TensorType) -> fx.Node:
         """A flat result in its own shape."""
@@ -77,7 +77,7 @@ class Packing:
 
     def zeros(self, value: fx.Node) -> fx.Node:
         """The sum of values without elements, which nobody needs to send."""
-        return self._add(aten.zeros_like.default, (value,), type_of(value), R, (None,))
+        return self._add(aten.zeros_like.default, (value,), tensor_type(value), R, (None,))
 
     def _add(
         self, target: Callable[..., Any], args: tuple[Any, ...], type_: TensorType, placement: Placement,
@@ -97,18 +97,6 @@ def _side(flat: fx.Node) -> Placement:
     return R if note(flat).placement == R else P
 
 
-def type_of(node: fx.Node) -> TensorType:
-    """The type of a node that is one tensor."""
-    type_ = note(node).type
-    assert isinstance(type_, TensorType)
-    return type_
-
-
 def elements(type_: TensorType) -> int:
     """The number of elements of a value of fixed size."""
     return prod(int(n) for n in type_.shape)
-
-
-def is_static(type_: TensorType) -> bool:
-    """Whether the size is the same for all batches."""
-    return all(isinstance(n, int) for n in type_.shape)

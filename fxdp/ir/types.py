@@ -37,6 +37,11 @@ def tensor_types(type_: NodeType) -> tuple[TensorType, ...]:
     return tuple(t for t in (type_ if isinstance(type_, tuple) else (type_,)) if isinstance(t, TensorType))
 
 
+def is_static(type_: TensorType) -> bool:
+    """Whether the size is the same for all batches."""
+    return all(isinstance(n, int) for n in type_.shape)
+
+
 def type_bytes(
     type_: NodeType, values: Mapping[str, int] | None = None, *, batch: int = 64, unknown: int | None = None
 ) -> int:

@@ -12,9 +12,8 @@ import torch
 from torch import fx
 
 from fxdp.ir.graphs import ancestors
-from fxdp.ir.notes import note
+from fxdp.ir.notes import note, tensor_type
 from fxdp.ir.slots import Crossing, Gradient, Mutation, Output, Tangent
-from fxdp.ir.types import TensorType
 from fxdp.lowering.backward import usual_zeros
 from fxdp.lowering.halves import Halves
 from fxdp.torch_compat import boxed_code, graph_module
@@ -49,13 +48,6 @@ def lower_eager(
     if halves.trains:
         halves.backward(usual_zeros(tangents) if zero is None else zero)
     return halves
-
-
-def tensor_type(node: fx.Node) -> TensorType:
-    """The type of a node that is a tensor."""
-    type_ = note(node).type
-    assert isinstance(type_, TensorType)
-    return type_
 
 
 def results(graph: fx.Graph) -> list[tuple[Any, fx.Node]]:

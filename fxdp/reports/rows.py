@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from fxdp.ir.notes import Site
-from fxdp.reports.quantities import format_bytes
 
 
 def flat_dict(row: Any) -> dict[str, Any]:
@@ -118,3 +117,18 @@ class Explanation:
         """Whether every word is a part of the line, its place (`model.py:12`), its module or source code."""
         where = f"{self.text}\n{self.site.file}:{self.site.line} \n{self.site.code}\n{self.site.module}"
         return all(word in where for word in words)
+
+
+def format_bytes(count: int) -> str:
+    """Bytes with the largest binary unit that keeps a whole number before the point."""
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024 or unit == "GiB":
+            break
+        size /= 1024
+    return f"{count} B" if unit == "B" else f"{size:.1f} {unit}"
+
+
+def format_seconds(seconds: float) -> str:
+    """A duration in the unit that reads best."""
+    return f"{seconds * 1000:.1f} ms" if seconds < 1 else f"{seconds:.1f} s"

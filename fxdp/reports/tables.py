@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from rich.table import Table
 from rich.text import Text
 
-from fxdp.reports.quantities import format_bytes, format_seconds
-from fxdp.reports.rows import CommRow, CoverageRow, StageRow
+from fxdp.reports.rows import CommRow, CoverageRow, StageRow, format_bytes, format_seconds
 from fxdp.rules.op_table import RuleRow, counts
 
 

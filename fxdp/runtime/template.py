@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from fxdp.ir.notes import note
+from fxdp.ir.notes import note, tensor_type
 from fxdp.ir.placements import Shard
 from fxdp.ir.slots import Buffer, Constant, Crossing, Input, Parameter, Size, Slot, Tangent
-from fxdp.lowering.eager import backward_inputs, forward_inputs, tensor_type
+from fxdp.lowering.eager import backward_inputs, forward_inputs
 
 _NOTHING: Mapping[str, Any] = {}
 

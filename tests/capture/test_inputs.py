@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from fxdp.capture.export.examples import batch_hint, make_examples, static_hints
+from fxdp.capture.export.exported import batch_hint, make_examples, static_hints
 from fxdp.capture.inputs import read_inputs, resolve_batch_dims
 from fxdp.errors import InputError
 

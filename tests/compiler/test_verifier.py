@@ -13,7 +13,8 @@ from torch import fx
 
 import fxdp.rules  # noqa: F401 - the order of imports is any
 from fxdp.capture.export.skip_marks import MARK
-from fxdp.compiler.verifier import CHECKS, verify
+from fxdp.compiler.invariants import CHECKS
+from fxdp.compiler.verifier import verify
 from fxdp.errors import VerifierError
 from fxdp.ir import conversions
 from fxdp.ir.level import Level

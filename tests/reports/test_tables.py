@@ -10,8 +10,7 @@ from expecttest import assert_expected_inline
 from rich.console import Console
 from rich.table import Table
 
-from fxdp.reports.quantities import format_bytes, format_seconds
-from fxdp.reports.rows import CommRow, StageRow
+from fxdp.reports.rows import CommRow, StageRow, format_bytes, format_seconds
 from fxdp.reports.tables import communication_table, stage_table, timings_line
 
 Row = partial(CommRow, by="gloo")

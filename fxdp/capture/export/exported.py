@@ -8,7 +8,7 @@ enters as an `Exported` of its own (`capture_exported`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -18,7 +18,6 @@ from torch.utils import _pytree as pytree
 
 from fxdp import torch_compat
 from fxdp.capture.captured import Check, OutputLeaf, Route
-from fxdp.capture.export.examples import make_examples
 from fxdp.capture.export.flat_module import FlatModule
 from fxdp.capture.export.skip_marks import route_skips
 from fxdp.capture.patches.deferred import deferring
@@ -134,3 +133,44 @@ def _dynamic_shapes(examples: Sequence[torch.Tensor], batch: BatchDims, dynamic:
         }
         for i, example in enumerate(examples)
     )
+
+
+HINTS = (7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71, 73, 79, 83, 89, 97)
+"""Batch sizes to trace with: odd and prime, so that the batch is seldom mistaken for another size."""
+
+STATIC_SIZES = (3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71, 73, 79)
+
+
+def other_sizes(tensors: Sequence[torch.Tensor], dims: Sequence[int | None]) -> set[int]:
+    """All sizes of the inputs but the batch."""
+    pairs = zip(tensors, dims, strict=True)
+    return {size for tensor, dim in pairs for i, size in enumerate(tensor.shape) if i != dim}
+
+
+def batch_hint(tensors: Sequence[torch.Tensor], dims: Sequence[int | None]) -> int:
+    """The batch size to trace with: the first hint that is no other size of the inputs."""
+    return first_free(HINTS, other_sizes(tensors, dims), 1)[0]
+
+
+def static_hints(tensors: Sequence[torch.Tensor], dims: Sequence[int | None]) -> tuple[int, ...]:
+    """The four batch sizes of the static fallback."""
+    return first_free(STATIC_SIZES, other_sizes(tensors, dims), 4)
+
+
+def first_free(candidates: Iterable[int], taken: set[int], count: int) -> tuple[int, ...]:
+    """The first `count` candidates that are not taken; taken ones only where nothing else is left."""
+    ordered = sorted(candidates, key=lambda size: size in taken)
+    return tuple(sorted(ordered[:count]))
+
+
+def make_examples(
+    tensors: Sequence[torch.Tensor], dims: Sequence[int | None], batch: int
+) -> tuple[torch.Tensor, ...]:
+    """Contiguous tensors like the inputs, with `batch` samples; nobody reads values, so none are written."""
+    return tuple(_example(*given, batch) for given in zip(tensors, dims, strict=True))
+
+
+def _example(tensor: torch.Tensor, dim: int | None, batch: int) -> torch.Tensor:
+    shape = [batch if i == dim else size for i, size in enumerate(tensor.shape)]
+    made = torch.empty(shape, dtype=tensor.dtype, device=tensor.device)
+    return made.requires_grad_() if tensor.requires_grad else made

@@ -11,8 +11,7 @@ from torch import fx
 
 from fxdp.capture.captured import Condition
 from fxdp.capture.joint.canonical_sizes import Sizes
-from fxdp.ir.notes import Site, note
-from fxdp.ir.types import TensorType
+from fxdp.ir.notes import Site, note, tensor_type
 
 aten = torch.ops.aten
 
@@ -52,10 +51,9 @@ def _may_be_1(size: Any) -> bool:
 def _squeezed(node: fx.Node) -> list[Any]:
     """The sizes of the dims that are to go if they are 1."""
     source: Any = node.args[0]
-    type_ = note(source).type
-    assert isinstance(type_, TensorType)
-    dims: Any = node.args[1] if len(node.args) > 1 else range(len(type_.shape))
-    return [type_.shape[d] for d in ([dims] if isinstance(dims, int) else dims)]
+    shape = tensor_type(source).shape
+    dims: Any = node.args[1] if len(node.args) > 1 else range(len(shape))
+    return [shape[d] for d in ([dims] if isinstance(dims, int) else dims)]
 
 
 def guards_of(shape_env: Any) -> list[tuple[sympy.Basic, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -23,6 +24,15 @@ def existing(*names: str) -> tuple[OpOverload, ...]:
         if op is not None:
             found.append(op)
     return tuple(found)
+
+
+def opaque(schema: str, function: Callable[..., Any], fake: Callable[..., Any], **options: Any) -> OpOverload:
+    """A new op of ours that stands as one node in a graph; `fake` gives what its results look like."""
+    name = schema.partition("(")[0]
+    library.define(schema, **options)  # type: ignore[no-untyped-call]
+    library.impl(name, function, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+    torch.library.register_fake(f"fxdp::{name}", fake, lib=library)
+    return getattr(torch.ops.fxdp, name).default  # type: ignore[no-any-return]
 
 
 def composed(schema: str, function: Callable[..., torch.Tensor]) -> OpOverload:

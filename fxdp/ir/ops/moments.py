@@ -19,9 +19,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fxdp.ir.ops.library import library
-
-library.define("moments(Tensor x, int[] dims) -> Tensor")  # type: ignore[no-untyped-call]
+from fxdp.ir.ops.library import opaque
 
 
 def moments(x: Tensor, dims: Sequence[int]) -> Tensor:
@@ -64,8 +62,5 @@ def _shape(x: Tensor, dims: Sequence[int]) -> Tensor:
     return x.new_empty([3, *(n for dim, n in enumerate(x.shape) if dim not in dims)])
 
 
-library.impl("moments", moments, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
-torch.library.register_fake("fxdp::moments", _shape, lib=library)
-
-MOMENTS_OP = torch.ops.fxdp.moments.default
+MOMENTS_OP = opaque("moments(Tensor x, int[] dims) -> Tensor", moments, _shape)
 """`moments` as an op of the captured graph."""

@@ -17,13 +17,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fxdp.ir.ops.library import library
+from fxdp.ir.ops.library import opaque
 from fxdp.ir.ops.moments import moments
-
-library.define("standardize(Tensor x, int[] dims, float eps) -> Tensor")  # type: ignore[no-untyped-call]
-library.define(  # type: ignore[no-untyped-call]
-    "standardize_backward(Tensor grad, Tensor x, int[] dims, float eps) -> Tensor"
-)
 
 
 def standardize(x: Tensor, dims: Sequence[int], eps: float) -> Tensor:
@@ -50,21 +45,16 @@ def _statistics(x: Tensor, dims: Sequence[int], eps: float) -> tuple[Tensor, Ten
     return counts, mean, torch.rsqrt(squares / counts + eps)
 
 
-def _like_x(x: Tensor, dims: Sequence[int], eps: float) -> Tensor:
-    return torch.empty_like(x)
-
-
-def _like_grad(grad: Tensor, x: Tensor, dims: Sequence[int], eps: float) -> Tensor:
-    return torch.empty_like(x)
-
-
-library.impl("standardize", standardize, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
-library.impl("standardize_backward", standardize_backward, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
-torch.library.register_fake("fxdp::standardize", _like_x, lib=library)
-torch.library.register_fake("fxdp::standardize_backward", _like_grad, lib=library)
-
-STANDARDIZE_OP = torch.ops.fxdp.standardize.default
+STANDARDIZE_OP = opaque(
+    "standardize(Tensor x, int[] dims, float eps) -> Tensor",
+    standardize,
+    lambda x, dims, eps: torch.empty_like(x),
+)
 """`standardize` as an op of the captured graph."""
 
-STANDARDIZE_BACKWARD_OP = torch.ops.fxdp.standardize_backward.default
+STANDARDIZE_BACKWARD_OP = opaque(
+    "standardize_backward(Tensor grad, Tensor x, int[] dims, float eps) -> Tensor",
+    standardize_backward,
+    lambda grad, x, dims, eps: torch.empty_like(x),
+)
 """`standardize_backward` as an op of the captured graph."""

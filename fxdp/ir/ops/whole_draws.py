@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fxdp.ir.ops.library import library
+from fxdp.ir.ops.library import opaque
 from fxdp.ir.ops.parts import take_part, unflatten
 from fxdp.torch_compat import OpOverload
 
@@ -57,10 +57,6 @@ def _define(target: OpOverload) -> OpOverload:
     name = f"whole_{base}_{target._overloadname}"
     arguments, _, returns = schema.partition("(")[2].rpartition(") -> ")
     listed = [re.sub(r"=.*", "", a) for a in arguments.split(", ") if a != "*" and "Generator" not in a]
-    library.define(  # type: ignore[no-untyped-call]
-        f"{name}({', '.join([*listed, _EXTRA, 'Tensor? after'])}) -> {returns}",
-        tags=(torch.Tag.nondeterministic_seeded,),
-    )
     names = [a.split()[-1] for a in listed]
 
     def draw(*given: Any) -> Any:
@@ -73,9 +69,8 @@ def _define(target: OpOverload) -> OpOverload:
             return extra.laid_out(_call(target, names, given[: len(names)]))
         return extra.laid_out(_call(_eager_form(target), names, extra.widened(names, given[: len(names)])))
 
-    library.impl(name, draw, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
-    torch.library.register_fake(f"fxdp::{name}", shapes, lib=library)
-    return getattr(torch.ops.fxdp, name).default  # type: ignore[no-any-return]
+    own = f"{name}({', '.join([*listed, _EXTRA, 'Tensor? after'])}) -> {returns}"
+    return opaque(own, draw, shapes, tags=(torch.Tag.nondeterministic_seeded,))
 
 
 def _eager_form(target: OpOverload) -> OpOverload:

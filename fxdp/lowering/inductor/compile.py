@@ -19,7 +19,7 @@ import torch
 from torch import fx
 
 from fxdp.errors import StateError
-from fxdp.ir.notes import note
+from fxdp.ir.notes import note, tensor_type
 from fxdp.ir.slots import Buffer, Constant, Mutation, Parameter, Slot
 from fxdp.ir.types import TensorType
 from fxdp.lowering.backward import usual_zeros
@@ -29,7 +29,6 @@ from fxdp.lowering.eager import (
     forward_inputs,
     forward_results,
     results,
-    tensor_type,
 )
 from fxdp.lowering.halves import Boxed, Halves
 from fxdp.lowering.inductor.collective_order import collectives, put_in_order

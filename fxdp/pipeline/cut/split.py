@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import fx
 
-from fxdp.ir.notes import copy_note, note, value_bytes
+from fxdp.ir.notes import copy_note, note, tensor_type, value_bytes
 from fxdp.ir.op_kinds import is_view
 from fxdp.ir.placements import Placement, R
 from fxdp.ir.slots import Crossing, Gradient, ResultSlot, Tangent
@@ -236,11 +236,10 @@ class _Cut:
 
 def _placed(node: fx.Node) -> tuple[TensorType, Placement]:
     """The type and placement of a value that goes from one part to another: one tensor."""
-    type_, placement = note(node).type, note(node).placement
-    assert isinstance(type_, TensorType)
+    placement = note(node).placement
     assert placement is not None
     assert not isinstance(placement, tuple)
-    return type_, placement
+    return tensor_type(node), placement
 
 
 def _make_tangents(graph: fx.Graph) -> None:

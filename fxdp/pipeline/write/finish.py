@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from fxdp.ir import conversions
-from fxdp.ir.notes import note
+from fxdp.ir.notes import note, tensor_type
 from fxdp.ir.placements import Placement
 from fxdp.ir.slots import Gradient, Parameter, ResultSlot
 from fxdp.ir.types import TensorType
@@ -78,10 +78,10 @@ class Finish:
         for stage, part in enumerate(self.partition.epilogues):
             if part is not None and name in part.gives:
                 values: Any = part.gm.graph.output_node().args[0]
-                made = note(values[part.gives.index(name)])
-                assert isinstance(made.type, TensorType)
+                value = values[part.gives.index(name)]
+                made = note(value)
                 assert not isinstance(made.placement, tuple)
-                return Source(stage, made.type, made.placement)
+                return Source(stage, tensor_type(value), made.placement)
         return None
 
     def _bring(self, name: str, stage: int) -> None:
