@@ -21,6 +21,7 @@ from fxdp.capture.patches.autograd_functions import check_module_hooks
 from fxdp.capture.patches.module_state import WrittenError, numbers_of, unchanged
 from fxdp.capture.patches.patch_tables import capture_patches
 from fxdp.capture.patches.random_numbers import seeding_error
+from fxdp.capture.python_values import DecidesError, deciding
 from fxdp.capture.refusals.diagnose import capture_error, eager_error, is_data_dependent
 from fxdp.capture.refusals.recorders import warn_of_recorders
 from fxdp.capture.refusals.stateful import check_memory
@@ -42,7 +43,12 @@ def capture_request(request: Request) -> Captured:
     check_module_hooks(module)
     with compile_lock, unchanged(module), capture_patches(module, loss_fn):
         several = hint if hint is not None and hint > 1 else batch_hint(inputs.tensors, inputs.batch_dims)
-        found, tracer = _capture(_Tracer(request, FlatModule(module, inputs, loss_fn)), several)
+        first = _Tracer(request, FlatModule(module, inputs, loss_fn))
+        if inputs.open:
+            found = _capture_open(first, several)
+            tracer = first
+        else:
+            found, tracer = _capture(first, several)
         record = tracer.program.record
         if record.seeded and graph_draws(found.gm.graph):
             raise seeding_error(*record.seeded[0])
@@ -95,12 +101,36 @@ def _capture(tracer: _Tracer, hint: int) -> tuple[Captured, _Tracer]:
     """The capture, and what was traced for it."""
     try:
         return symbolic_joint(tracer.export(hint, symbolic=True), tracer.request.joint), tracer
-    except (CaptureError, InputError):
+    except (CaptureError, InputError, DecidesError):
         raise
     except Exception as error:
+        if tracer.request.inputs.open and is_data_dependent(error):
+            raise
         if is_data_dependent(error):
             return _with_numbers(error, tracer, hint, tracer.survey())
         return _fall_back(error, tracer), tracer
+
+
+def _capture_open(tracer: _Tracer, hint: int) -> Captured:
+    """The capture, with Python values that are no constants of it.
+
+    Raises
+    ------
+    DecidesError : they must be; whatever else it is that fails, fails or not without them.
+    """
+    try:
+        found, last = _capture(tracer, hint)
+    except DecidesError:
+        raise
+    except Exception as error:
+        inputs, record = tracer.request.inputs, tracer.program.record
+        every = [*inputs.number_names, *(inputs.names[i] for i in inputs.unread)]
+        raise DecidesError(record.touched or deciding(error, record.symbols) or every) from error
+    if last is not tracer:  # buffers became constants, which a number may have been the reason for
+        raise DecidesError([*tracer.request.inputs.number_names])
+    if tracer.program.record.touched:
+        raise DecidesError(tracer.program.record.touched)
+    return found
 
 
 def _with_numbers(error: Exception, tracer: _Tracer, hint: int, found: Survey) -> tuple[Captured, _Tracer]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from fxdp.capture.python_values import AttributeNumber, unread
 from fxdp.errors import InputError
 
 
@@ -26,12 +27,34 @@ class Inputs:
     """What errors call each leaf: `x`, `batch['image']`."""
     batch_dims: tuple[int | None, ...]
     """The batch dim of each tensor."""
+    lifted: tuple[int, ...] = ()
+    """The leaves that are numbers and inputs of the program: after the caller's, each has a tensor."""
+    attributes: tuple[AttributeNumber, ...] = ()
+    """The model's attributes that are so, too: theirs are the last tensors."""
+    unread: tuple[int, ...] = ()
+    """The leaves that the model should not read."""
 
     @property
     def paths(self) -> tuple[str, ...]:
         """The names of the tensors."""
         pairs = zip(self.names, self.leaves, strict=True)
-        return tuple(name for name, leaf in pairs if isinstance(leaf, torch.Tensor))
+        own = (name for name, leaf in pairs if isinstance(leaf, torch.Tensor))
+        return (*own, *self.number_names)
+
+    @property
+    def open(self) -> bool:
+        """Whether some of the Python values are no constants of the program."""
+        return bool(self.lifted or self.attributes or self.unread)
+
+    @property
+    def number_names(self) -> tuple[str, ...]:
+        """The names of the numbers that are inputs."""
+        return (*(self.names[i] for i in self.lifted), *(a.name for a in self.attributes))
+
+    def numbers(self, tensors: Sequence[torch.Tensor]) -> list[Any]:
+        """The numbers that are inputs, read off the last tensors."""
+        count = len(self.lifted) + len(self.attributes)
+        return [tensor.item() for tensor in tensors[len(tensors) - count :]] if count else []
 
     @property
     def batch(self) -> int | None:
@@ -60,10 +83,20 @@ class Inputs:
             f"without a batch dim, with batch_dims= of fxdp.compile{_several_rows(sizes)}"
         )
 
-    def rebuild(self, tensors: Iterable[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """`(args, kwargs)` with these tensors in place of the given ones."""
+    def rebuild(
+        self, tensors: Iterable[torch.Tensor], numbers: Sequence[Any] = (), touched: list[str] | None = None
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """`(args, kwargs)` with these tensors in place of the given ones, and these in place of numbers.
+
+        With `touched` it is a list that learns the names of leaves that should not be read but are.
+        """
         rest = iter(tensors)
         leaves = [next(rest) if isinstance(leaf, torch.Tensor) else leaf for leaf in self.leaves]
+        for i, number in zip(self.lifted, numbers, strict=False):
+            leaves[i] = number
+        if touched is not None:
+            for i in self.unread:
+                leaves[i] = unread(self.names[i], type(self.leaves[i]), touched)
         args, kwargs = pytree.tree_unflatten(leaves, self.spec)
         return args, kwargs
 
@@ -92,23 +125,29 @@ def read_inputs(
     return found
 
 
-_PLAIN = (torch.Tensor, int, float, str, type(None), torch.dtype, torch.device)
+_PLAIN = (torch.Tensor, int, float, str, type(None), torch.dtype, torch.device, list)
 """Leaves of which it is known that they carry no tensors inside."""
 
 
 def flat_leaves(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], pytree.TreeSpec]:
     """The leaves of `(args, kwargs)`, tensors inside of objects among them; called at each step."""
-    leaves, spec = pytree.tree_flatten((args, kwargs))
+    leaves, spec = pytree.tree_flatten((args, kwargs), is_leaf=_is_names)
     # classes that carry tensors are rare, and each is registered once
     if not all(isinstance(leaf, _PLAIN) for leaf in leaves) and register_containers(leaves):
-        leaves, spec = pytree.tree_flatten((args, kwargs))
+        leaves, spec = pytree.tree_flatten((args, kwargs), is_leaf=_is_names)
     return leaves, spec
+
+
+def _is_names(node: Any) -> bool:
+    """A list of strings is one value: it may be longer on another rank, which matters to who reads it."""
+    return type(node) is list and all(type(item) is str for item in node)
 
 
 def leaf_names(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, ...]:
     """What errors call each leaf: by the parameters of the model's forward, else `args[0]`."""
     heads = _argument_names(module, len(args))
-    return tuple(_path_text(path, heads) for path, _ in pytree.tree_flatten_with_path((args, kwargs))[0])
+    leaves, _ = pytree.tree_flatten_with_path((args, kwargs), _is_names)
+    return tuple(_path_text(path, heads) for path, _ in leaves)
 
 
 def check_plain_tensors(leaves: Iterable[Any], names: Iterable[str]) -> None:

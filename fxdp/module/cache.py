@@ -1,25 +1,21 @@
 """What is kept of the programs of one model: by kind of call, those used last.
 
-Two calls are of one kind if they differ in sizes alone. A Python value among the inputs is part of the kind,
-so a model that is given a step's number or a fresh object at each call would fill the memory with programs.
+Two calls are of one kind if they differ in sizes alone. A Python value on which the model decides is part of
+the kind, so a model that is given a fresh object at each call would fill the memory with programs.
 """
 
 from __future__ import annotations
 
-import logging
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Iterator
 from typing import Generic, TypeVar
 
-from fxdp.module.call import Call, ProgramKey, changing_values
+from fxdp.module.call import Call, ProgramKey
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
-_log = logging.getLogger("fxdp")
-
 _KINDS = 64  # kinds whose programs are kept
-_MANY = 8  # kinds that differ in Python values alone, when a line says so
 
 
 class Recent(Generic[K, V]):
@@ -72,13 +68,8 @@ class Kinds(Generic[V]):
 
     def add(self, call: Call, kind: V) -> None:
         """Keep what was captured for a call of a new kind."""
-        alike = [key for key, _ in self._kinds.items() if key.differs_in_values_alone(call.kind)]
-        if len(alike) == _MANY - 1:
-            _log.warning(
-                "the model was compiled for %d calls that differ in Python values alone: %s. Pass what "
-                "changes from call to call as a tensor; only the programs of the last %d such calls are kept",
-                _MANY,
-                ", ".join(changing_values(call, alike)),
-                _KINDS,
-            )
         self._kinds[call.kind] = kind
+
+    def alike(self, call: Call) -> tuple[ProgramKey, ...]:
+        """The kinds that differ from the call's in Python values alone, the one called last at the end."""
+        return tuple(key for key, _ in self._kinds.items() if key.differs_in_values_alone(call.kind))

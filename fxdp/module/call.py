@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from fxdp.capture.joint import JointOptions
 from fxdp.capture.request import Request
 from fxdp.errors import InputError
 from fxdp.module.changes import Key
+from fxdp.module.values import Values, python_leaves
 from fxdp.options import Options
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
@@ -48,8 +49,8 @@ class ProgramKey:
         return tuple(getattr(self, field.name) for field in fields(self))
 
     def differs_in_values_alone(self, other: ProgramKey) -> bool:
-        """Whether the other is the key of a call that has other Python values among its inputs."""
-        return self.values != other.values and replace(self, values=other.values) == other
+        """Whether the other is the key of a call with other Python values among its inputs or attributes."""
+        return self != other and replace(self, values=other.values, attributes=other.attributes) == other
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,17 @@ class Call:
     batch: int
     dims: tuple[tuple[int, ...], ...]
     kind: ProgramKey
+    values: Values = field(default_factory=Values)
+    """What is known of the Python values of such calls; all calls alike share it."""
     strided: bool = False
+
+    @property
+    def numbers(self) -> tuple[tuple[str, Any], ...]:
+        """The numbers that are inputs, by what errors call them."""
+        inputs = self.inputs
+        return tuple((inputs.names[i], inputs.leaves[i]) for i in inputs.lifted) + tuple(
+            (attribute.name, attribute.value) for attribute in inputs.attributes
+        )
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -101,9 +112,12 @@ def _wants_output(module: nn.Module, inputs: Inputs) -> bool:
 def call_lines(call: Call) -> list[str]:
     """What decides which program serves a call, for `agree`."""
     kind = call.kind
+    names = [name for name, _ in python_leaves(call.inputs.names, call.inputs.leaves)]
+    pairs = zip(names, kind.values, strict=True)
     lines = [
         f"structure {stable_text(kind.structure)}",
-        *(f"value {type_} {stable_text(value)}" for type_, value in kind.values),
+        *(f"value {name} {type_} {stable_text(value)}" for name, (type_, value) in pairs),
+        *(f"value {name} {type(value).__name__} {value!r}" for name, value in call.numbers),
     ]
     for name, (dtype, _, needs_grad, _), dims in zip(call.inputs.paths, kind.tensors, call.dims, strict=True):
         lines.append(f"tensor {name} {dtype} dims {list(dims)} requires_grad={needs_grad}")
@@ -112,17 +126,6 @@ def call_lines(call: Call) -> list[str]:
     attributes = [f"attribute {name} {stable_text(value)}" for name, value in kind.attributes]
     flags = [f"modules {kind.training.hex()}", f"trainable {kind.trainable.hex()}"]
     return [*lines, modes, *flags, *attributes]
-
-
-def changing_values(call: Call, others: Sequence[ProgramKey]) -> list[str]:
-    """Where the call's Python values differ from those of other kinds of the same structure."""
-    pairs = zip(call.inputs.names, call.inputs.leaves, strict=True)
-    names = [name for name, leaf in pairs if not isinstance(leaf, Tensor)]
-    return [
-        f"{name} ({own[0]})"
-        for i, (name, own) in enumerate(zip(names, call.kind.values, strict=True))
-        if any(kind.values[i] != own for kind in others)
-    ]
 
 
 def check_arguments(args: Any, kwargs: Any) -> None:

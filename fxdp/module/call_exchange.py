@@ -11,6 +11,7 @@ from fxdp.module.cache import Recent
 from fxdp.module.call import Call, call_lines
 from fxdp.module.input_agreement import generator_state
 from fxdp.module.reader import CallReader
+from fxdp.module.values import digest_of
 from fxdp.options import Options
 from fxdp.ranks.agreement import Agreement, agree
 from fxdp.ranks.failure import everywhere
@@ -55,14 +56,14 @@ class CallExchange:
         """What all ranks pass; they must make the same kind of call."""
         if self._mesh.world == 1:
             return CallExchanged(_nonempty((call.batch,)), strided=call.strided)
-        key = (call.kind, call.dims, call.batch)
+        key = (call.kind, call.dims, call.batch, call.numbers)
         if not self._uneven and key in self._even:
             return CallExchanged((call.batch,) * self._mesh.size, strided=call.strided, told=False)
         state = generator_state(self._mesh.device_type) if self._whole_draws else 0
         digests = self._reader.digest(call.kind), self._reader.digest(call.dims)
-        own = (call.batch, *digests, state, int(call.strided))
+        own = (call.batch, *digests, state, int(call.strided), digest_of(call.numbers))
         rows = self._agreement.exchange(own)
-        if len({row[1] for row in rows}) > 1:
+        if len({(row[1], row[5]) for row in rows}) > 1:
             agree(self._joined, call_lines(call), "calls")
         batches = _nonempty(_batches(self._mesh, [row[0] for row in rows]))
         if not self._uneven:
@@ -71,7 +72,7 @@ class CallExchange:
                     InputError(f"uneven=False promises equal local batches, but the ranks have {batches}")
                 )
             self._even[key] = True
-        _, _, dims, states, strided = zip(*rows, strict=True)
+        _, _, dims, states, strided, _ = zip(*rows, strict=True)
         return CallExchanged(batches, len(set(dims)) == 1, len(set(states)) > 1, any(strided))
 
 

@@ -7,8 +7,7 @@ program was made for (`capture/patches/module_state.py`) are watched like attrib
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from operator import getitem, is_
 from typing import Any, TypeAlias
 
@@ -16,10 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from fxdp.capture.python_values import AttributeNumber
 from fxdp.capture.refusals.stateful import own_attributes
 from fxdp.ir.model_tensors import held
-
-_log = logging.getLogger("fxdp")
+from fxdp.module.values import fits
 
 Key: TypeAlias = "tuple[tuple[str, tuple[str, Any]], ...]"
 """The attributes that differ from those of the beginning: name, type and value."""
@@ -112,11 +111,12 @@ class ModelState:
         self._hooks = [vars(m)[kind] for m in modules for kind in _HOOKS]
         self._slots = [(vars(m), name) for m in modules for name in own_attributes(m)]
         self._names = [f"{name} of {path or 'the model'}" for path, m in named for name in own_attributes(m)]
+        self._places: dict[str, tuple[dict[str, Any], str]] = {}
         self._names += [f"number of{kind} of {path or 'the model'}" for path, _ in named for kind in _SPOKEN]
         self._first = self._values()
         self._last = list(self._first)
         self._last_key: Key = ()
-        self._seen: set[Key] = {()}
+        self._changed: dict[int, tuple[str, tuple[str, Any]]] = {}
         self._objects: list[Any] = []
 
     def watch(self, names: Iterable[str]) -> None:
@@ -134,16 +134,29 @@ class ModelState:
             self._watch_shadows()
         values = self._values()
         if not all(map(is_, values, self._last)):
-            self._last, self._last_key = values, self._changes(values)
-            if self._last_key not in self._seen:
-                self._seen.add(self._last_key)
-                listed = ", ".join(f"{name} ({value})" for name, (_, value) in self._last_key)
-                _log.warning(
-                    "attributes of the model changed, which compiles it anew: %s. Make what changes often an "
-                    "input, or a buffer that is changed in place",
-                    listed or "back to the first values",
-                )
+            self._note_changes(values)
         return self._last_key
+
+    def _note_changes(self, values: list[Any]) -> None:
+        """Look at those alone that are other objects than at the last call: one may change at each."""
+        for i, (now, last) in enumerate(zip(values, self._last, strict=True)):
+            if now is not last:
+                self._changed.pop(i, None)
+                if not _equal(now, self._first[i]):
+                    self._changed[i] = self._names[i], self._token(now)
+        self._last = values
+        self._last_key = tuple(self._changed[i] for i in sorted(self._changed))
+
+    def first(self, name: str) -> tuple[str, Any]:
+        """The type and the value that an attribute had at the beginning."""
+        return self._token(self._first[self._names.index(name)])
+
+    def number(self, name: str) -> AttributeNumber | None:
+        """An attribute that is a number now; None for what is no attribute, or no number."""
+        if len(self._places) != len(self._slots):  # looked up at each call, so by name
+            self._places = dict(zip(self._names, self._slots, strict=False))
+        owner, key = self._places.get(name, ({}, name))
+        return AttributeNumber(name, owner, key, owner[key]) if fits(owner.get(key)) else None
 
     def _count(self) -> list[int]:
         return [len(vars(module)) for _, module in self._named]
@@ -163,14 +176,12 @@ class ModelState:
                     self._names.insert(at, f"{name} of {path or 'the model'}")
                     self._first.insert(at, getattr(type(module), name))
                     self._last.insert(at, self._first[at])
+                    # what is noted of hooks and buffers stands after the attributes
+                    self._changed = {i + (i >= at): row for i, row in self._changed.items()}
 
     def _values(self) -> list[Any]:
         own = [attributes.get(name) for attributes, name in self._slots]
         return [*own, *map(len, self._hooks), *(number.value() for number in self._numbers.values())]
-
-    def _changes(self, values: Sequence[Any]) -> Key:
-        rows = zip(self._names, values, self._first, strict=True)
-        return tuple((name, self._token(now)) for name, now, first in rows if not _equal(now, first))
 
     def _token(self, value: Any) -> tuple[str, Any]:
         """A type, and a value that is equal on all ranks: itself, or the number of an object."""

@@ -12,6 +12,7 @@ from typing import Any
 from torch import fx, nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from fxdp.capture.python_values import DecidesError
 from fxdp.capture.refusals.input_layouts import check_layouts, copies_in_order
 from fxdp.compiler.prepare import is_cut
 from fxdp.errors import MeshError, StateError
@@ -115,23 +116,49 @@ class CompiledModule(Bare):
                 self._watch = None
             if not self._held.unchanged():
                 self._renew()
-            with self._refusing():
-                call = self._reader.read(args, kwargs)
-            ranks = self._exchange.of(call)
+            call, ranks = self._read(args, kwargs)
             batches = ranks.batches
-            if not self._shared:
-                self._share()
-            if not ranks.alike:
-                call = self._pad(call, args, kwargs)
             served = self._programs.find(call, batches)
             if served is None:
-                served = self._programs.make(call, batches)
+                call, served = self._make(call, batches, args, kwargs)
                 self._reader.watch(served.program.captured.numbers)
             if served.draws:
                 self._check_drawing(ranks, served, call)
             self._served = served
             self._programs.check_layouts(served, call)
             return self._programs.run(served, call, batches)
+
+    def _read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Call, CallExchanged]:
+        """This rank's call, and what the others pass; all ranks do this together."""
+        with self._refusing():
+            call = self._reader.read(args, kwargs)
+        ranks = self._exchange.of(call)
+        if not self._shared:
+            self._share()
+        return (call if ranks.alike else self._pad(call, args, kwargs)), ranks
+
+    def _make(
+        self, call: Call, batches: tuple[int, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Call, Served]:
+        """What serves a call for the first time, and the call as it takes it; all ranks do this together.
+
+        Numbers that were others before become inputs now. What the code turns out to decide on becomes
+        constants, and as such decides on the kind of the call, so the call is read anew.
+        """
+        alike = self._programs.alike(call)
+        kind, numbers = self._reader.lift(call, alike)
+        self._programs.expect(kind, numbers)
+        if numbers:
+            call, _ = self._read(args, kwargs)
+        while True:
+            try:
+                served = self._programs.find(call, batches) or self._programs.make(call, batches)
+                break
+            except DecidesError as error:
+                call.values.decide(error.names)
+                call, _ = self._read(args, kwargs)
+        self._reader.tell(call, alike)
+        return call, served
 
     def _renew(self) -> None:
         """Make programs anew, as the model holds other tensors than they read; all ranks do this together."""

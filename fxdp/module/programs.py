@@ -11,8 +11,8 @@ import contextlib
 import logging
 import time
 import warnings
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -20,6 +20,8 @@ from torch import Tensor, fx, nn
 
 from fxdp.capture.captured import Captured, Condition
 from fxdp.capture.driver import capture_request
+from fxdp.capture.outline import Taken, capture_open
+from fxdp.capture.python_values import DecidesError
 from fxdp.capture.refusals.input_layouts import check_layouts, misread
 from fxdp.compiler.emit import device_of
 from fxdp.compiler.executable import Executables, Runs
@@ -30,7 +32,7 @@ from fxdp.errors import AgreementError, InputError
 from fxdp.ir.draws import graph_draws
 from fxdp.ir.sizes import B, named_size
 from fxdp.module.cache import Kinds, Recent
-from fxdp.module.call import Call, request_of
+from fxdp.module.call import Call, ProgramKey, request_of
 from fxdp.module.call_sizes import fixed_dims, row_numbers, size_values
 from fxdp.module.input_agreement import check_contents
 from fxdp.module.outputs import has_size_leaves, packed, raise_if_checked
@@ -45,6 +47,7 @@ from fxdp.torch_compat import compile_lock
 
 _log = logging.getLogger("fxdp")
 _CALLS, _ROWS = 1024, 256  # sizes of calls that are remembered, per kind and per program
+_OUTLINES = 64  # kinds whose first capture is remembered in outline
 
 
 @dataclass
@@ -92,6 +95,8 @@ class Programs:
         self._kinds: Kinds[CallKind] = Kinds()
         self.compiled = 0
         """How many programs were compiled."""
+        self._outlines: Recent[ProgramKey, Taken] = Recent(_OUTLINES)
+        self._expected: Taken | None = None
         self._rows: Recent[Any, Tensor] = Recent(_ROWS)
         """Row numbers of padded gathers by batch sizes and device."""
 
@@ -99,6 +104,15 @@ class Programs:
         """The program that serves the call without compiling anything."""
         kind = self._kinds.find(call)
         return None if kind is None else kind.calls.get((call.dims, batches))
+
+    def alike(self, call: Call) -> tuple[ProgramKey, ...]:
+        """The kinds that differ from a new one in Python values alone; none for a kind that is known."""
+        return () if self._kinds.find(call) else self._kinds.alike(call)
+
+    def expect(self, kind: ProgramKey | None, numbers: Mapping[str, float]) -> None:
+        """From now on a capture with numbers as inputs must be, at these numbers, that of a kind before."""
+        taken = None if kind is None else self._outlines.get(kind)
+        self._expected = None if taken is None else replace(taken, numbers={**taken.numbers, **numbers})
 
     def make(self, call: Call, batches: tuple[int, ...]) -> Served:
         """The program for a call that came for the first time; all ranks call this together."""
@@ -163,20 +177,35 @@ class Programs:
         return [c for c in relied if not c.holds(sizes)]
 
     def _capture(self, call: Call, *, dynamic: bool, hint: int | None) -> Program:
+        """The program for a call; all ranks call this together.
+
+        Raises
+        ------
+        DecidesError : on all ranks alike, of Python values that must be constants of the program.
+        """
         start = time.perf_counter()
+        request = request_of(
+            self._module,
+            call.inputs,
+            self._options,
+            cut=self._cut,
+            couple=self._mesh.size * self._options.microbatches > 1,
+            dynamic=dynamic,
+            hint=hint,
+        )
         with refusing(self._joined), _plain_modes():
-            request = request_of(
-                self._module,
-                call.inputs,
-                self._options,
-                cut=self._cut,
-                couple=self._mesh.size * self._options.microbatches > 1,
-                dynamic=dynamic,
-                hint=hint,
-            )
-            captured = capture_request(request)
-            seconds = time.perf_counter() - start
-            program = prepare(captured, self._mesh, self._options)
+            found = capture_open(request, self._expected) if call.inputs.open else capture_request(request)
+        if call.inputs.open:  # a rank that finds so alone would leave the others waiting for its program
+            names = found.names if isinstance(found, DecidesError) else frozenset()
+            everyone = frozenset[str]().union(*gather_objects(self._joined, names))
+            if everyone:
+                raise DecidesError(everyone)
+        assert isinstance(found, Captured)
+        if call.kind not in self._outlines:
+            self._outlines[call.kind] = Taken.of(found, call.inputs)
+        seconds = time.perf_counter() - start
+        with refusing(self._joined), _plain_modes():
+            program = prepare(found, self._mesh, self._options)
             if self._options.gradients == "owner" and self._cut:
                 self._owners.add(program)
         program.seconds = {"capture": seconds, **program.seconds}

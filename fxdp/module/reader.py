@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 
@@ -12,11 +13,13 @@ from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec
 
 from fxdp.capture.inputs import Inputs, check_plain_tensors, flat_leaves, leaf_names, resolve_batch_dims
+from fxdp.capture.python_values import number_tensor
 from fxdp.capture.refusals.input_layouts import lies_in_order
 from fxdp.errors import InputError
 from fxdp.module.cache import Recent
 from fxdp.module.call import Call, ProgramKey, stable_text
 from fxdp.module.changes import Key, ModelState
+from fxdp.module.values import Open, Told, Values, liftable, python_leaves
 
 _training = attrgetter("training")
 _requires_grad = attrgetter("requires_grad")
@@ -49,6 +52,8 @@ class CallReader:
         self._state = ModelState(module, *([loss_fn] if isinstance(loss_fn, nn.Module) else []))
         self._known: Recent[Any, tuple[tuple[str, ...], tuple[int | None, ...]]] = Recent(1024)
         self._digests: Recent[Any, int] = Recent(1024)
+        self._values: Recent[Any, Values] = Recent(1024)
+        self._told = Told()
 
     def read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         """The call's inputs.
@@ -61,17 +66,78 @@ class CallReader:
         tensors = tuple(leaf for leaf in leaves if isinstance(leaf, Tensor))
         signature = tuple((t.dtype, t.ndim, t.requires_grad, t.device.type) for t in tensors)
         names, batch_dims = self._names_and_dims(args, kwargs, spec, signature)
+        modes = self._modes()
+        changed = modes[-1]
+        values = self._values_of((spec, signature, *modes[:-1]))
         inputs = Inputs(tuple(leaves), spec, tensors, names, batch_dims)
-        named = zip(leaves, names, strict=True)
-        values = tuple(_value(leaf, name) for leaf, name in named if not isinstance(leaf, Tensor))
         batch = inputs.batch
+        tokens: tuple[tuple[str, Any], ...] = ()
+        if len(tensors) < len(leaves) or values.lifted:
+            inputs, tokens = self._with_values(inputs, values)
+            changed = tuple(row for row in changed if row[0] not in {a.name for a in inputs.attributes})
+            signature += tuple((t.dtype, 0, False, "cpu") for t in inputs.tensors[len(tensors) :])
         dims = tuple(
             tuple(t.shape) if d is None else (*t.shape[:d], *t.shape[d + 1 :])
-            for t, d in zip(tensors, batch_dims, strict=True)
+            for t, d in zip(inputs.tensors, inputs.batch_dims, strict=True)
         )
         strided = self._whole_draws and not all(map(lies_in_order, tensors))
-        kind = ProgramKey(spec, values, signature, *self._modes())
-        return Call(inputs, 1 if batch is None else batch, dims, kind, strided)
+        kind = ProgramKey(spec, tokens, signature, *modes[:-1], changed)
+        return Call(inputs, 1 if batch is None else batch, dims, kind, values, strided)
+
+    def _values_of(self, kind: tuple[Any, ...]) -> Values:
+        """What is known of the Python values of calls of one structure and mode."""
+        found = self._values.get(kind)
+        if found is None:
+            found = self._values[kind] = Values()
+        return found
+
+    def _with_values(self, inputs: Inputs, values: Values) -> tuple[Inputs, tuple[tuple[str, Any], ...]]:
+        """The inputs with numbers that are tensors, too, and the Python values as parts of a key."""
+        lifted, unread, tokens = [], [], []
+        for i, (leaf, name) in enumerate(zip(inputs.leaves, inputs.names, strict=True)):
+            if isinstance(leaf, Tensor):
+                continue
+            role = values.role(name, leaf)
+            tokens.append((type(leaf).__name__, role) if role else _value(leaf, name))
+            if role is Open.INPUT:
+                lifted.append(i)
+            elif role is Open.UNREAD:
+                unread.append(i)
+        attributes = tuple(found for name in sorted(values.lifted) if (found := self._state.number(name)))
+        numbers = [*(inputs.leaves[i] for i in lifted), *(a.value for a in attributes)]
+        return replace(
+            inputs,
+            tensors=(*inputs.tensors, *map(number_tensor, numbers)),
+            batch_dims=(*inputs.batch_dims, *[None] * len(numbers)),
+            lifted=tuple(lifted),
+            attributes=attributes,
+            unread=tuple(unread),
+        ), tuple(tokens)
+
+    def lift(self, call: Call, others: Sequence[ProgramKey]) -> tuple[ProgramKey | None, dict[str, float]]:
+        """From now on have numbers as inputs that had other values in the last of these calls.
+
+        Returns that call's kind and the values that they had.
+        """
+        own, rows = self._rows(call, others[-1:])
+        before = rows[0] if rows else {}
+        names = liftable(own, before, call.values)
+        call.values.lifted |= names
+        return (others[-1] if names else None), {name: before[name][1] for name in names}
+
+    def tell(self, call: Call, others: Sequence[ProgramKey]) -> None:
+        """Say which values are compiled for again and again."""
+        self._told.compiled(*self._rows(call, others))
+
+    def _rows(self, call: Call, others: Sequence[ProgramKey]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """The types and values of the Python values and attributes in a call, and in others alike."""
+        names = [name for name, _ in python_leaves(call.inputs.names, call.inputs.leaves)]
+        kinds = (call.kind, *others)
+        changed = {name for kind in kinds for name, _ in kind.attributes}
+        first = {name: self._state.first(name) for name in changed}
+        pairs = [(dict(zip(names, kind.values, strict=True)), dict(kind.attributes)) for kind in kinds]
+        own, *rows = [values | first | attributes for values, attributes in pairs]
+        return own, rows
 
     def watch(self, buffers: Iterable[str]) -> None:
         """From now on the values of these buffers decide on the kind of a call, too."""
@@ -125,6 +191,8 @@ class CallReader:
 
 def _value(leaf: Any, name: str) -> tuple[str, Any]:
     """A Python leaf as part of a key."""
+    if type(leaf) is list:  # of strings
+        return "list", tuple(leaf)
     try:
         hash(leaf)
     except TypeError:

@@ -15,6 +15,7 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 __all__ = [
     "CppBuilding",
@@ -55,8 +56,22 @@ def partition_for_inductor(
 
     # random ops become one of Inductor's, whose seeds are made under `V`'s fake mode
     with tracing(TracingContext(fake_mode)), V.set_fake_mode(fake_mode), fake_mode, torch.no_grad():
-        forward, backward = partition_fn(joint, list(inputs), num_fwd_outputs=outputs)
+        forward, backward = _matched(partition_fn, joint, list(inputs), num_fwd_outputs=outputs)
     return forward, backward
+
+
+def _matched(run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Inductor's joint graph passes, without its patterns if one asks for the sign of a number that is open.
+
+    So does the one of a softmax of what is divided by a temperature.
+    """
+    import torch._inductor.config as inductor_config
+
+    try:
+        return run(*args, **kwargs)
+    except GuardOnDataDependentSymNode:
+        with inductor_config.patch(pattern_matcher=False):
+            return run(*args, **kwargs)
 
 
 def joint_passes_for_inference(
@@ -67,7 +82,7 @@ def joint_passes_for_inference(
     from torch._inductor.virtualized import V
 
     with tracing(TracingContext(fake_mode)), V.set_fake_mode(fake_mode), fake_mode, torch.no_grad():
-        return _recursive_joint_graph_passes(gm, input_device=device)
+        return _matched(_recursive_joint_graph_passes, gm, input_device=device)  # type: ignore[no-any-return]
 
 
 def compile_with_inductor(

@@ -110,11 +110,12 @@ def test_values_that_return_have_their_program_still(caplog: pytest.LogCaptureFi
     x, y = torch.randn(5, 6), torch.randint(0, 4, (5,))
     losses = []
     with caplog.at_level(logging.WARNING, "fxdp"):
-        for beta in (1.0, 0.5, 1.0, 0.5):
-            net.beta = beta
+        for beta, smooth in ((1.0, 0.0), (0.5, 0.0), (1.0, 0.0), (1.0, 0.1), (0.5, 0.1), (0.5, 0.0)):
+            net.beta, net.smooth = beta, smooth
             losses.append(compiled(x, y).item())
     assert losses[1] == pytest.approx(losses[0] / 2)
-    assert losses[2:] == pytest.approx(losses[:2])
-    assert compiled._programs.compiled == 2
+    assert losses[2] == pytest.approx(losses[0])
+    assert losses[4:] == pytest.approx([losses[3] / 2, losses[1]])
+    assert compiled._programs.compiled == 3, "beta is an input from its second value, the smoothing never"
     (record,) = (record for record in caplog.records if record.name == "fxdp")
-    assert "compiles it anew: beta of the model (0.5)" in record.getMessage()
+    assert record.getMessage().startswith("smooth of the model (0.1) has another value than before")

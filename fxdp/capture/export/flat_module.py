@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from fxdp.capture.inputs import Inputs, register_containers, run_model
 from fxdp.capture.patches.checkpoints import repeated_updates
 from fxdp.capture.patches.module_state import Number, as_numbers, assigned_buffers
 from fxdp.capture.patches.patch_tables import hearing
+from fxdp.capture.python_values import is_unread, set_attributes
 from fxdp.capture.refusals.recorders import Watched, watching_hooks
 from fxdp.capture.refusals.stateful import Attributes
 from fxdp.errors import CaptureError
@@ -42,6 +43,10 @@ class OutputRecord:
     """The program's buffers to which the forward assigns another tensor."""
     layout_reads: tuple[LayoutRead, ...] = ()
     """What the code read of how tensors lie in memory."""
+    symbols: Mapping[str, str] = field(default_factory=dict)
+    """The numbers among the inputs, by the symbols that stand for them."""
+    touched: Sequence[str] = ()
+    """Python values that should not be read, but were."""
     seeded: tuple[tuple[str, Site], ...] = ()
     """Where the code seeds torch's generators, and by which function."""
     hooks: tuple[Watched, ...] = ()
@@ -81,8 +86,14 @@ class FlatModule(nn.Module):
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Run the user's code and flatten what it returns."""
-        args, kwargs = self.inputs.rebuild(tensors)
+        touched: list[str] = []
+        numbers = self.inputs.numbers(tensors)
+        names = zip(map(str, numbers), self.inputs.number_names, strict=True)
+        self._cell.record = OutputRecord(symbols=dict(names), touched=touched)  # for who handles an error
+        args, kwargs = self.inputs.rebuild(tensors, numbers, touched)
+        attributes = self.inputs.attributes
         with contextlib.ExitStack() as stack:
+            stack.enter_context(set_attributes(attributes, numbers[len(numbers) - len(attributes) :]))
             tracker = stack.enter_context(captured_skips(self.module))
             heard = stack.enter_context(hearing(self.module, tensors))
             assigned = stack.enter_context(assigned_buffers(self.module))
@@ -121,6 +132,8 @@ class FlatModule(nn.Module):
                 kept.append(OutputLeaf(len(tensors)))
                 tensors.append(leaf)
             else:
+                if is_unread(leaf):
+                    str(leaf)  # raises: what is returned is read by the caller
                 kept.append(leaf)
         if not tensors:
             raise CaptureError(
@@ -129,7 +142,7 @@ class FlatModule(nn.Module):
             )
         named = _named_loss(output)
         loss = next((i for i, tensor in enumerate(tensors) if tensor is named), None)
-        self._cell.record = OutputRecord(tuple(kept), spec, loss)
+        self._cell.record = replace(self._cell.record, leaves=tuple(kept), spec=spec, loss=loss)
         return tuple(tensors)
 
 

@@ -19,13 +19,14 @@ from fxdp.ir.types import TensorType, local_shape
 from fxdp.lowering.eager import backward_inputs, backward_results, forward_inputs, forward_results, results
 from fxdp.lowering.inductor.strides import channels_last, traces_channels_last
 from fxdp.lowering.shapes import Shapes
-from fxdp.torch_compat import FakeTensorMode, interpret_sympy, trace_for_inductor
+from fxdp.torch_compat import FakeTensorMode, OpOverload, interpret_sympy, trace_for_inductor
 
 aten = torch.ops.aten
 
 _TAKE_A_NUMBER = frozenset({collectives.start_all_gather, collectives.start_broadcast})
 """Their ops take a tensor and a number, which Inductor promotes to one type: bools would become int64."""
 
+_READ = aten._local_scalar_dense.default
 _FORMATS = frozenset({layouts.in_format, layouts.in_format_of})
 """For kernels that Inductor takes apart; strides that are symbols could not tell the format anyway."""
 
@@ -94,6 +95,7 @@ def joint_function(
         env: dict[fx.Node, Any] = dict(zip(placeholders, [*primals, *tangents], strict=True))
         weights: dict[fx.Node, Tensor] = {}
         as_bytes: set[fx.Node] = set()
+        numbers: set[fx.Node] = set()
         drawn: Tensor | None = None
         for node in gm.graph.nodes:
             if node.op != "call_function":
@@ -118,11 +120,27 @@ def joint_function(
                 env[node] = made if node.users else drawn
             else:
                 env[node] = node.target(*args, **kwargs)
+                if node.target is _READ or numbers.intersection(node.all_input_nodes):
+                    env[node] = _read_again(env[node], numbers, node)
                 if not as_bytes.isdisjoint(node.all_input_nodes):
                     env[node] = env[node].to(torch.bool)
         return [None if n is None else env[n] for n in order]
 
     return joint
+
+
+def _read_again(value: Any, numbers: set[fx.Node], node: fx.Node) -> Any:
+    """A number computed from numbers that are read from tensors, itself read from one; others as they are.
+
+    A backward that Inductor writes knows what it is given by its symbol, and `1 - 0.5 * u0` has none.
+    """
+    if not isinstance(value, (torch.SymFloat, torch.SymInt)):
+        return value
+    numbers.add(node)
+    if not isinstance(node.target, OpOverload):
+        dtype = torch.float64 if isinstance(value, torch.SymFloat) else torch.int64
+        return aten.scalar_tensor.default(value, dtype=dtype).item()
+    return value
 
 
 def unread_draws(graph: fx.Graph) -> list[fx.Node]:

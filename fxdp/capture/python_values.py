@@ -1,0 +1,113 @@
+"""Python values of a call that are no constants of its program: numbers as inputs, and what is not read.
+
+    compiled(x, beta, path)     program(x, tensor(beta)):  beta = tensor.item();  model(x, beta, <unread>)
+
+A number that only enters arithmetic is read off a tensor without dims when the program runs, so that torch
+computes with it as with the user's own: a float promotes nothing. What the code decides on (`if beta > 0`, a
+shape, `int(beta)`) cannot be known while it is traced: `DecidesError`. So it is with a value for which
+`Unread` stands: whoever asks it for anything has read it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import torch
+
+_SYMBOL = re.compile(r"\b(?:zuf|u)\d+\b")
+
+
+@dataclass(frozen=True, slots=True)
+class AttributeNumber:
+    """A number that a module has as an attribute."""
+
+    name: str
+    owner: dict[str, Any]
+    """The attributes of the module."""
+    key: str
+    value: float
+
+
+class DecidesError(Exception):
+    """The model's code decides on these Python values, so they must be constants of its program."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self.names = frozenset(names)
+        super().__init__(", ".join(sorted(self.names)))
+
+
+def deciding(error: BaseException, symbols: Mapping[str, str]) -> frozenset[str]:
+    """Those of the numbers that stand in torch's error by their symbols; all where none does.
+
+    Torch says `Could not guard on data-dependent expression zuf0 >= 0.0`; `symbols` names the number of each.
+    """
+    found: set[str] = set()
+    seen: BaseException | None = error
+    while seen is not None:
+        found |= {symbols[symbol] for symbol in _SYMBOL.findall(str(seen)) if symbol in symbols}
+        seen = seen.__cause__ or seen.__context__
+    return frozenset(found or symbols.values())
+
+
+def number_tensor(value: float) -> torch.Tensor:
+    """What carries a number into a program: exact for floats and for ints of 64 bits."""
+    return torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else torch.int64)
+
+
+@contextlib.contextmanager
+def set_attributes(attributes: Sequence[AttributeNumber], numbers: Sequence[Any]) -> Iterator[None]:
+    """Inside, the modules have these numbers as their attributes."""
+    before = [(a, a.owner[a.key]) for a in attributes]
+    try:
+        for attribute, number in zip(attributes, numbers, strict=True):
+            attribute.owner[attribute.key] = number
+        yield
+    finally:
+        for attribute, value in before:
+            attribute.owner[attribute.key] = value
+
+
+def unread(name: str, kind: type, touched: list[str]) -> Any:
+    """What stands for a value of this class that should not be read; `touched` learns that it was."""
+    return _Unread(name, kind, touched)
+
+
+def is_unread(value: Any) -> bool:
+    """Whether something stands for a value, which is not asked."""
+    return type(value) is _Unread
+
+
+class _Unread:
+    __slots__ = ("_kind", "_name", "_touched")
+
+    def __init__(self, name: str, kind: type, touched: list[str]) -> None:
+        object.__setattr__(self, "_name", name)
+        object.__setattr__(self, "_kind", kind)
+        object.__setattr__(self, "_touched", touched)
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "__class__":  # for isinstance; a value of another class is another kind of call
+            return object.__getattribute__(self, "_kind")
+        return _touch(self)
+
+
+def _touch(self: _Unread, *_: Any, **__: Any) -> NoReturn:
+    name = object.__getattribute__(self, "_name")
+    object.__getattribute__(self, "_touched").append(name)  # the code may catch the error and go on
+    raise DecidesError([name])
+
+
+_ASKED = (
+    "abs", "add", "and", "bool", "bytes", "call", "ceil", "complex", "contains", "delitem", "divmod",
+    "enter", "eq", "exit", "float", "floor", "floordiv", "format", "fspath", "ge", "getitem", "gt", "hash",
+    "index", "int", "invert", "iter", "le", "len", "lshift", "lt", "matmul", "mod", "mul", "ne", "neg",
+    "next", "or", "pos", "pow", "radd", "rand", "repr", "reversed", "rfloordiv", "rmatmul", "rmod", "rmul",
+    "ror", "round", "rpow", "rshift", "rsub", "rtruediv", "rxor", "setattr", "setitem", "str", "sub",
+    "truediv", "trunc", "xor",
+)  # fmt: skip
+for _asked in _ASKED:  # Python looks for these in the class, not through `__getattribute__`
+    setattr(_Unread, f"__{_asked}__", _touch)
