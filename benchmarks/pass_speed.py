@@ -22,7 +22,7 @@ from rich.table import Table
 
 from fxdp.capture.driver import capture_request
 from fxdp.capture.inputs import read_inputs
-from fxdp.capture.joint import JointOptions
+from fxdp.capture.joint.raw_joint import JointOptions
 from fxdp.capture.request import Request
 from fxdp.compiler.prepare import prepare
 from fxdp.demo.model import GPT, GPTConfig

@@ -98,17 +98,13 @@ def _localize_call(node: fx.Node, sizes: _Sizes) -> None:
         return
     if not _has_sizes(node) and known.rewrite is None:
         return
-    op, sources = op_view(node, _bare_operand)
+    op, sources = op_view(node, lambda index, source: Operand(index, tensor_type(source)))
     outputs = known.placement if isinstance(known.placement, tuple) else (known.placement,)
     alternative = Alternative(known.operands, outputs, known.rewrite)
     args, kwargs = localized(op, alternative)
     node.target = _REGROUP.get(local_target(op, alternative), local_target(op, alternative))
     node.args = tuple(_to_nodes(value, node, sources, sizes) for value in args)
     node.kwargs = {k: _to_nodes(v, node, sources, sizes) for k, v in kwargs.items()}
-
-
-def _bare_operand(index: int, source: fx.Node) -> Operand:
-    return Operand(index, tensor_type(source))
 
 
 def _has_sizes(node: fx.Node) -> bool:

@@ -10,7 +10,7 @@ from torch import nn
 from fxdp.capture.captured import Captured
 from fxdp.capture.driver import capture_request
 from fxdp.capture.inputs import read_inputs
-from fxdp.capture.joint import JointOptions
+from fxdp.capture.joint.raw_joint import JointOptions
 from fxdp.capture.request import Request
 
 

@@ -11,12 +11,12 @@ from torch import Tensor
 from fxdp.capture.captured import Captured
 from fxdp.capture.export.exported import Exported, batch_hint, export, static_hints
 from fxdp.capture.export.flat_module import FlatModule
-from fxdp.capture.joint import BatchSpecializedError, JointOptions, fitted_joint, symbolic_joint
 from fxdp.capture.joint.canonical_sizes import Sizes
 from fxdp.capture.joint.convert import convert
-from fxdp.capture.joint.raw_joint import trace_joint
+from fxdp.capture.joint.raw_joint import BatchSpecializedError, JointOptions, trace_joint
 from fxdp.capture.joint.single_sample import for_one, for_several
-from fxdp.capture.joint.static import StaticMismatchError
+from fxdp.capture.joint.static import StaticMismatchError, fitted_joint
+from fxdp.capture.joint.symbolic_joint import symbolic_joint
 from fxdp.capture.patches.autograd_functions import check_module_hooks
 from fxdp.capture.patches.module_state import WrittenError, numbers_of, unchanged
 from fxdp.capture.patches.patch_tables import capture_patches

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from fxdp.capture.inputs import Inputs
-from fxdp.capture.joint import JointOptions
+from fxdp.capture.joint.raw_joint import JointOptions
 from fxdp.errors import CaptureError, InputError
 
 

@@ -21,7 +21,9 @@ from fxdp.ir.model_tensors import slot_values
 from fxdp.ir.notes import note
 from fxdp.ir.slots import Size
 from fxdp.ir.types import TensorType, local_shape
-from fxdp.lowering import Halves, lower_eager, lower_inductor
+from fxdp.lowering.eager import lower_eager
+from fxdp.lowering.halves import Halves
+from fxdp.lowering.inductor.compile import lower_inductor
 from fxdp.lowering.inductor.start import Start
 from fxdp.lowering.shapes import Shapes
 from fxdp.pipeline.cut.partition import Part, summed

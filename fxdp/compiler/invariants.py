@@ -218,13 +218,10 @@ def _is_linear(node: fx.Node, wanted: tuple[Placement | None, ...]) -> bool:
         return True
     if target is torch.ops.aten.masked_fill.Scalar:
         return bool(node.args[2] == 0)
-    tensors = [name for name, value in given_arguments(node).items() if _is_tensor(value)]
+    given = [(name, a) for name, a in given_arguments(node).items() if isinstance(a, fx.Node)]
+    tensors = [name for name, source in given if isinstance(note(source).type, TensorType)]
     terms = {n for n, p in zip(tensors, wanted, strict=True) if isinstance(p, Partial)}
     return any(terms == set(group).intersection(tensors) for group in linear_groups(target))
-
-
-def _is_tensor(value: object) -> bool:
-    return isinstance(value, fx.Node) and isinstance(note(value).type, TensorType)
 
 
 @_holds(Level.EXPLICIT)

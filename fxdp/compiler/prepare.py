@@ -166,7 +166,8 @@ def refuse_fallbacks(gm: fx.GraphModule) -> None:
 
 
 def _fallback_text(node: fx.Node) -> str:
-    operands = ", ".join(_operand_text(_origin(source)) for source in tensor_operands(node))
+    sources = [_origin(source) for source in tensor_operands(node)]
+    operands = ", ".join(f"%{s.name}: {type_text(note(s).type)} {{{note(s).placement}}}" for s in sources)
     return f"{target_text(node.target)} at {note(node).site}\n    operands: {operands or 'none'}"
 
 
@@ -175,7 +176,3 @@ def _origin(node: fx.Node) -> fx.Node:
     while node.target in conversions.CONVERSIONS and isinstance(node.args[0], fx.Node):
         node = node.args[0]
     return node
-
-
-def _operand_text(node: fx.Node) -> str:
-    return f"%{node.name}: {type_text(note(node).type)} {{{note(node).placement}}}"

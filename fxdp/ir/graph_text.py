@@ -61,7 +61,8 @@ def node_text(node: fx.Node, axes: tuple[str, ...] = (), *, causes: bool = True,
     known = note(node)
     if node.op == "output":
         return _output_text(node)
-    binder = f"%{node.name}{_annotation(known.type)}{_placement_text(known, axes)}"
+    type_ = "" if known.type is None else f": {type_text(known.type)}"
+    binder = f"%{node.name}{type_}{_placement_text(known, axes)}"
     comments = [known.cause.text] if known.cause and known.cause.text else []
     comments += [f"skip {known.skip}"] if known.skip else []
     comment = f"  # {'; '.join(comments)}" if causes and comments else ""
@@ -78,10 +79,6 @@ def type_text(type_: NodeType) -> str:
     if isinstance(type_, tuple):
         return f"({', '.join(type_text(t) for t in type_)})"
     return "none"
-
-
-def _annotation(type_: NodeType) -> str:
-    return "" if type_ is None else f": {type_text(type_)}"
 
 
 def _placement_text(known: Note, axes: tuple[str, ...]) -> str:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec
 
 from fxdp.capture.inputs import Inputs
-from fxdp.capture.joint import JointOptions
+from fxdp.capture.joint.raw_joint import JointOptions
 from fxdp.capture.request import Request
 from fxdp.errors import InputError
 from fxdp.module.changes import Key

@@ -37,6 +37,11 @@ def has_argument(op: Op, name: str) -> bool:
     return any(argument.name == name for argument in op.target._schema.arguments)
 
 
+def keeps_dims(op: Op) -> bool:
+    """Whether reduced dims stay with size 1."""
+    return has_argument(op, "keepdim") and bool(op.arg("keepdim"))
+
+
 def operand_or_none(value: Any) -> Operand | None:
     """The argument if it is a tensor."""
     return value if isinstance(value, Operand) else None

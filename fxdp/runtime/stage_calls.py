@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fxdp.ir.draws import own_generator, part_seed
-from fxdp.lowering import Halves
-from fxdp.lowering.halves import Boxed
+from fxdp.lowering.halves import Boxed, Halves
 from fxdp.runtime.p2p import Microbatch
 from fxdp.runtime.streams import COMPUTE, Streams
 from fxdp.runtime.template import Template

@@ -7,8 +7,9 @@ from torch import fx
 
 from fxdp.ir.placements import R, S
 from fxdp.ir.slots import Buffer, Gradient, Input, Mutation, Output, Parameter, Tangent
-from fxdp.lowering import Halves, lower_eager
 from fxdp.lowering.backward import usual_zeros
+from fxdp.lowering.eager import lower_eager
+from fxdp.lowering.halves import Halves
 from tests.graphs import Sketch, text, type_of
 
 aten = torch.ops.aten

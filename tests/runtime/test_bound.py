@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fxdp.ir.placements import R, S
 from fxdp.ir.slots import Buffer, Constant, Gradient, Input, Mutation, Output, Parameter, Tangent
-from fxdp.lowering import lower_eager
+from fxdp.lowering.eager import lower_eager
 from fxdp.runtime.bound import Bound
 from tests.graphs import Sketch
 

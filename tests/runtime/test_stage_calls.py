@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from fxdp.lowering import Halves
+from fxdp.lowering.halves import Halves
 from fxdp.runtime.p2p import Microbatch
 from fxdp.runtime.stage_calls import Code
 from fxdp.runtime.template import Template

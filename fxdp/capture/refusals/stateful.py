@@ -64,7 +64,7 @@ def _remembers(module: nn.Module, inputs: Inputs, loss_fn: Callable[..., Any] | 
         for name, buffer in module.named_buffers():
             twin.get_buffer(name).copy_(buffer)
     second = _run(twin, inputs, loss_fn)
-    return second is None or not _alike(first, second)
+    return second is None or len(first) != len(second) or not all(map(_same, first, second))
 
 
 def _run(module: nn.Module, inputs: Inputs, loss_fn: Callable[..., Any] | None) -> list[Any] | None:
@@ -76,10 +76,6 @@ def _run(module: nn.Module, inputs: Inputs, loss_fn: Callable[..., Any] | None) 
             return pytree.tree_leaves(run_model(module, args, kwargs, loss_fn))
     except Exception:  # whatever the user's code raises; capture reports what it finds itself
         return None
-
-
-def _alike(first: list[Any], second: list[Any]) -> bool:
-    return len(first) == len(second) and all(map(_same, first, second))
 
 
 def _same(a: Any, b: Any) -> bool:

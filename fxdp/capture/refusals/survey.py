@@ -72,7 +72,8 @@ class _Listener(TorchFunctionMode):
         if how is not None and args and isinstance(args[0], Tensor):
             of = self._sources(args[0]) or frozenset()
             where = _here(self.path[-1] if self.path else "")
-            self.found[Read(how, _shown(args[0]), where, _DRAWN in of)] = None
+            what = f"a tensor of shape {list(args[0].shape)}"
+            self.found[Read(how, what, where, _DRAWN in of)] = None
             self.read |= of
         for arg in args[1:]:
             if isinstance(arg, (tuple, list)) and all(map(_may_be_size, arg)):
@@ -175,7 +176,3 @@ def _here(module: str) -> Site:
 
 def _may_be_size(value: Any) -> bool:
     return isinstance(value, int) or (isinstance(value, Tensor) and value.numel() == 1)
-
-
-def _shown(tensor: Tensor) -> str:
-    return f"a tensor of shape {list(tensor.shape)}"

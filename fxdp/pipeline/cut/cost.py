@@ -49,7 +49,7 @@ def node_flops(node: fx.Node, batch: int = 64) -> int:
     """Operations of products, convolutions, attention and recurrent layers; 0 for all else."""
     name = _op_name(node)
     if name in _PRODUCTS or name in _BIASED:
-        left, right = _shapes(node, batch)[-2:]
+        left, right = (_shape(operand, batch) for operand in tensor_operands(node)[-2:])
         return 2 * prod(left) * (right[-1] if len(right) > 1 else 1)
     if name in _CONVOLUTIONS:
         return _convolution(node, batch, _shape(node, batch))
@@ -111,10 +111,6 @@ def _is_view(node: fx.Node) -> bool:
     assert isinstance(node.target, OpOverload)
     returns = node.target._schema.returns
     return any(r.alias_info is not None and not r.alias_info.is_write for r in returns)
-
-
-def _shapes(node: fx.Node, batch: int) -> list[tuple[int, ...]]:
-    return [_shape(operand, batch) for operand in tensor_operands(node)]
 
 
 def _shape(value: Any, batch: int) -> tuple[int, ...]:

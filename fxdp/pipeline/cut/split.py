@@ -107,7 +107,7 @@ class _Cut:
             tuple(parts),
             tuple(self._finish_epilogue(b, m, last) for b, m in last),
             tuple(self._edges(builders)),
-            {c.name: self._total(c, n) for c, n in wanted.items()},
+            {c.name: Total(n.name, self._home(n), c.backward, *_placed(n)) for c, n in wanted.items()},
             tuple((slot, n.name, self._home(n)) for slot, n in self.results),
         )
 
@@ -180,9 +180,6 @@ class _Cut:
                 once = node in same and not backward
                 found.append(CutEdge(node.name, source, target, backward, type_, placement, site, skip, once))
         return sorted(found, key=lambda e: (e.backward, e.source, e.target))
-
-    def _total(self, crossing: Crossing, node: fx.Node) -> Total:
-        return Total(node.name, self._home(node), crossing.backward, *_placed(node))
 
     # ---- what runs once per step -------------------------------------------------------------------------
 

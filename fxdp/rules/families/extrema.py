@@ -25,7 +25,7 @@ from fxdp.ir.placements import Dim, Shard
 from fxdp.ir.recipes import Rewrite, Term
 from fxdp.ir.sizes import batch_factor
 from fxdp.rules.cook import MAX, MIN, SUM, Cook
-from fxdp.rules.dims import has_argument, offered, wrap
+from fxdp.rules.dims import keeps_dims, offered, wrap
 from fxdp.rules.registry import Alternative, Op
 
 LARGEST = frozenset(
@@ -41,8 +41,7 @@ def extremum_in_parts(op: Op, reduced: frozenset[int]) -> Iterator[Alternative]:
     """`amax`, `amin`, `max()`, `min()`, `any`, `all`."""
     largest = op.target in LARGEST
     logical = op.target.overloadpacket in (aten.any, aten.all)
-    keeps = has_argument(op, "keepdim") and bool(op.arg("keepdim"))
-    arguments = (("dim", tuple(sorted(reduced))), ("keepdim", keeps))
+    arguments = (("dim", tuple(sorted(reduced))), ("keepdim", keeps_dims(op)))
     rewrite = None if logical else Rewrite(target=amax if largest else amin, arguments=arguments)
     for shard in offered(op.operands):
         if shard.dim in reduced:

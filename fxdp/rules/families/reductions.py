@@ -13,7 +13,7 @@ from typing import Any
 
 from fxdp.ir.ops.library import aten, existing
 from fxdp.ir.placements import P, Shard
-from fxdp.rules.dims import has_argument, moved, widens, wrap, wrap_all
+from fxdp.rules.dims import has_argument, keeps_dims, moved, widens, wrap, wrap_all
 from fxdp.rules.families.extrema import (
     extremum_in_parts,
     norm_in_parts,
@@ -111,12 +111,8 @@ def _reduced(op: Op) -> frozenset[int]:
     return frozenset() if dims is not None and op.output.shape == x.shape else frozenset(range(x.ndim))
 
 
-def _keeps_dims(op: Op) -> bool:
-    return has_argument(op, "keepdim") and bool(op.arg("keepdim"))
-
-
 def _over_whole_dims(op: Op) -> Iterator[Alternative]:
-    reduced, keeps = _reduced(op), _keeps_dims(op)
+    reduced, keeps = _reduced(op), keeps_dims(op)
 
     def stays(dim: int) -> int | None:
         if dim in reduced:

@@ -12,7 +12,7 @@ from torch import Tensor, fx, nn
 from fxdp import torch_compat
 from fxdp.capture.driver import capture_exported
 from fxdp.capture.export.exported import Exported
-from fxdp.capture.joint import JointOptions
+from fxdp.capture.joint.raw_joint import JointOptions
 from fxdp.errors import CaptureError
 from fxdp.ir.graph_text import graph_text
 from tests.capturing import capture
