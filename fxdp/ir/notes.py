@@ -105,6 +105,14 @@ def tensor_type(node: fx.Node) -> TensorType:
     return type_
 
 
+def placed_tensor(node: fx.Node) -> tuple[TensorType, Placement]:
+    """The type and placement of a node that is one tensor."""
+    placement = note(node).placement
+    assert placement is not None, f"%{node.name} is not placed"
+    assert not isinstance(placement, tuple), f"%{node.name} is several tensors"
+    return tensor_type(node), placement
+
+
 def has_no_rule(node: fx.Node) -> bool:
     """Whether a node runs whole on every rank because no rule knows its op."""
     reason = note(node).reason

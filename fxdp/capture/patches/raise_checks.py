@@ -34,14 +34,13 @@ class Asked:
 
     def answer(self, tensor: Tensor, frame: FrameType) -> bool | None:
         """The answer that does not raise, noted together with the question; None elsewhere."""
-        passes = _passes(frame) if tensor.numel() == 1 else None
-        if passes is None:
+        found = _one_way(frame) if tensor.numel() == 1 else None
+        if found is None:
             return None
-        file, line = frame.f_code.co_filename, frame.f_lineno
         # a bool of its own: the tensor itself may be written later, or be a view
         self.tensors.append((tensor != 0).reshape(()).detach())
-        self.answers.append((passes, line in _guards(file), site_of_frame(frame)))
-        return passes
+        self.answers.append((*found, site_of_frame(frame)))
+        return found[0]
 
 
 def checks(asked: Asked) -> tuple[Patch, ...]:
@@ -52,18 +51,17 @@ def checks(asked: Asked) -> tuple[Patch, ...]:
         return plain(self) if answer is None else answer
 
     def item(plain: Callable[[Tensor], Any], self: Tensor) -> Any:
-        if self.numel() != 1 or _passes(calling_frame()) is None:
+        if self.numel() != 1 or _one_way(calling_frame()) is None:
             return plain(self)
         return self.reshape(())  # a number that is compared in the statement: compare the tensor
 
     return Patch(Tensor, "__bool__", around(truth)), Patch(Tensor, "item", around(item))
 
 
-def _passes(frame: FrameType) -> bool | None:
-    """What the value that a frame asks for must be for its statement to go the one way; None elsewhere."""
-    file, line = frame.f_code.co_filename, frame.f_lineno
-    raising = _guards(file).get(line)
-    return _finite(file).get(line) if raising is None else raising
+def _one_way(frame: FrameType) -> tuple[bool, bool] | None:
+    """What the value that a frame asks for must be for its statement to go the one way, and whether the code
+    raises if it is not; None elsewhere."""
+    return _conditions(frame.f_code.co_filename).get(frame.f_lineno)
 
 
 def _nodes(file: str) -> list[ast.AST]:
@@ -76,31 +74,24 @@ def _nodes(file: str) -> list[ast.AST]:
 
 
 @lru_cache(maxsize=1024)
-def _guards(file: str) -> dict[int, bool]:
-    """The lines of conditions whose statement only raises, and which truth of a tensor there does not."""
-    found: dict[int, bool] = {}
+def _conditions(file: str) -> dict[int, tuple[bool, bool]]:
+    """By line, the conditions with one way on: which truth of a tensor takes it, and if the other raises.
+
+    Those whose statement only raises, and those that ask whether values are finite.
+    """
+    raising: dict[int, tuple[bool, bool]] = {}
+    finite: dict[int, tuple[bool, bool]] = {}
     for node in _nodes(file):
-        if isinstance(node, ast.Assert):
-            passes = _truth(node.test, True)
-        elif isinstance(node, ast.If) and isinstance(node.body[-1], ast.Raise):
-            passes = _truth(node.test, False)
-        else:
+        if isinstance(node, ast.Assert) and (passes := _truth(node.test, True)) is not None:
+            raising |= dict.fromkeys(_lines(node.test), (passes, True))
+        if not isinstance(node, ast.If):
             continue
-        if passes is not None:
-            found |= dict.fromkeys(_lines(node.test), passes)
-    return found
-
-
-@lru_cache(maxsize=1024)
-def _finite(file: str) -> dict[int, bool]:
-    """The lines that branch on whether values are finite, and which truth of a tensor there says so."""
-    found: dict[int, bool] = {}
-    for node in _nodes(file):
-        if isinstance(node, ast.If) and node.body[0].lineno not in _lines(node.test):
-            passes = _says_finite(node.test)
-            if passes is not None:
-                found |= dict.fromkeys(_lines(node.test), passes)
-    return found
+        if isinstance(node.body[-1], ast.Raise) and (passes := _truth(node.test, False)) is not None:
+            raising |= dict.fromkeys(_lines(node.test), (passes, True))
+        beside = node.body[0].lineno in _lines(node.test)  # `if a: b` in one line: which of both asks?
+        if not beside and (passes := _says_finite(node.test)) is not None:
+            finite |= dict.fromkeys(_lines(node.test), (passes, False))
+    return finite | raising
 
 
 def _lines(test: ast.expr) -> range:

@@ -12,24 +12,18 @@ from fxdp.ir.notes import Site, note
 from fxdp.ir.placements import Partial, Placement
 from fxdp.ir.slots import Crossing, Parameter, ResultSlot
 from fxdp.ir.types import TensorType
+from fxdp.pipeline.schedule.transfers import Edge
 
 
-@dataclass(frozen=True)
-class CutEdge:
-    """A value that one stage sends to another for every micro-batch, or `once` for all of them."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CutEdge(Edge):
+    """A value that stages hand on, by the name of its node in the whole program, and what it is there."""
 
-    name: str
-    """The value's node in the whole program."""
-    source: int
-    target: int
-    backward: bool
     type: TensorType
     placement: Placement
     site: Site
     skip: str = ""
     """The skip connections that it carries, by name."""
-    once: bool = False
-    """The value is the same in every micro-batch."""
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import fx
 
-from fxdp.ir.notes import copy_note, note, tensor_type, value_bytes
+from fxdp.ir.notes import copy_note, note, placed_tensor, value_bytes
 from fxdp.ir.op_kinds import is_view
-from fxdp.ir.placements import Placement, R
+from fxdp.ir.placements import R
 from fxdp.ir.slots import Crossing, Gradient, ResultSlot, Tangent
 from fxdp.ir.types import TensorType
 from fxdp.pipeline.cut.node_roles import same_in_all
@@ -107,7 +107,7 @@ class _Cut:
             tuple(parts),
             tuple(self._finish_epilogue(b, m, last) for b, m in last),
             tuple(self._edges(builders)),
-            {c.name: Total(n.name, self._home(n), c.backward, *_placed(n)) for c, n in wanted.items()},
+            {c.name: Total(n.name, self._home(n), c.backward, *placed_tensor(n)) for c, n in wanted.items()},
             tuple((slot, n.name, self._home(n)) for slot, n in self.results),
         )
 
@@ -173,12 +173,15 @@ class _Cut:
             for node in builder.reads():
                 if node in self.early:
                     continue
-                (type_, placement), source = _placed(node), note(node).stage
+                (type_, placement), source = placed_tensor(node), note(node).stage
                 assert source is not None
                 backward, site = builder.crossing[node].backward, note(node).site
-                skip = note(node).skip or ""
                 once = node in same and not backward
-                found.append(CutEdge(node.name, source, target, backward, type_, placement, site, skip, once))
+                edge = CutEdge(
+                    node.name, source, target, backward, once,
+                    type=type_, placement=placement, site=site, skip=note(node).skip or "",
+                )  # fmt: skip
+                found.append(edge)
         return sorted(found, key=lambda e: (e.backward, e.source, e.target))
 
     # ---- what runs once per step -------------------------------------------------------------------------
@@ -229,14 +232,6 @@ class _Cut:
         _make_tangents(gm.graph)
         reads = tuple(builder.crossing[n] for n in builder.reads())
         return Part(gm, reads, tuple(n.name for _, n in given))
-
-
-def _placed(node: fx.Node) -> tuple[TensorType, Placement]:
-    """The type and placement of a value that goes from one part to another: one tensor."""
-    placement = note(node).placement
-    assert placement is not None
-    assert not isinstance(placement, tuple)
-    return tensor_type(node), placement
 
 
 def _make_tangents(graph: fx.Graph) -> None:

@@ -12,23 +12,12 @@ import torch
 from torch import fx
 
 from fxdp.ir import conversions
-from fxdp.ir.notes import note, tensor_type
-from fxdp.ir.placements import Placement
+from fxdp.ir.notes import placed_tensor
 from fxdp.ir.slots import Gradient, Parameter, ResultSlot
-from fxdp.ir.types import TensorType
-from fxdp.pipeline.cut.partition import Part, Partition
+from fxdp.pipeline.cut.partition import Part, Partition, Total
 from fxdp.pipeline.schedule.schedule import Schedule
 from fxdp.pipeline.write.step_graph import StepGraph
 from fxdp.runtime import p2p
-
-
-@dataclass(frozen=True)
-class Source:
-    """Where a value of the step is made, and what it is."""
-
-    stage: int
-    type: TensorType
-    placement: Placement | None
 
 
 @dataclass
@@ -68,20 +57,17 @@ class Finish:
             self._deliver(rank)
         return [self._result(slot, name) for slot, name, _ in self.partition.results]
 
-    def _source(self, name: str) -> Source | None:
-        """None for values of the prologue, which all ranks have."""
+    def _source(self, name: str) -> Total | None:
+        """Where a value of the step is made; None for those of the prologue, which all ranks have."""
         if self.partition.prologue is not None and name in self.partition.prologue.gives:
             return None
         if name in self.partition.totals:
-            total = self.partition.totals[name]
-            return Source(total.stage, total.type, total.placement)
+            return self.partition.totals[name]
         for stage, part in enumerate(self.partition.epilogues):
             if part is not None and name in part.gives:
                 values: Any = part.gm.graph.output_node().args[0]
-                value = values[part.gives.index(name)]
-                made = note(value)
-                assert not isinstance(made.placement, tuple)
-                return Source(stage, tensor_type(value), made.placement)
+                type_, placement = placed_tensor(values[part.gives.index(name)])
+                return Total(name, stage, False, type_, placement)
         return None
 
     def _bring(self, name: str, stage: int) -> None:

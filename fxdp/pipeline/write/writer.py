@@ -33,7 +33,7 @@ from fxdp.pipeline.cut.partition import CutEdge, Partition, backward_gives, forw
 from fxdp.pipeline.schedule.action import Action, Kind
 from fxdp.pipeline.schedule.deadlock import check
 from fxdp.pipeline.schedule.schedule import Schedule
-from fxdp.pipeline.schedule.transfers import Edge, End, Transfer, programs
+from fxdp.pipeline.schedule.transfers import End, Transfer, programs
 from fxdp.pipeline.write.finish import Finish
 from fxdp.pipeline.write.happens_before import check_order
 from fxdp.pipeline.write.step_graph import StepGraph, suffix
@@ -94,13 +94,11 @@ class Writer:
         """
         self.whole = self.step.input("batch")
         self._prologue()
-        edges = {(e.name, e.source, e.target): e for e in self.partition.edges}
-        routes = [Edge(e.name, e.source, e.target, e.backward, e.once) for e in self._edges()]
-        order = programs(self.schedule, routes)
+        order = programs(self.schedule, self._edges())
         check(order)
         for event in order[self.step.rank]:
             if isinstance(event, Transfer):
-                self._transfer(edges[event.edge.name, event.edge.source, event.edge.target], event)
+                self._transfer(event)
             else:
                 self._act(event)
         self._put_together()
@@ -253,8 +251,10 @@ class Writer:
         row = self.schedule.ranks[self.step.rank]
         return next(a.microbatch for a in row if a.stage == stage and a.kind is Kind.FORWARD)
 
-    def _transfer(self, edge: CutEdge, event: Transfer) -> None:
-        microbatch, dtype = event.microbatch, edge.type.dtype
+    def _transfer(self, event: Transfer) -> None:
+        edge, microbatch = event.edge, event.microbatch
+        assert isinstance(edge, CutEdge)
+        dtype = edge.type.dtype
         # the same number at both ends, another for every transfer of the step
         tag = self.partition.edges.index(edge) * self.schedule.microbatches + (microbatch or 0)
         name = f"{edge.name}{suffix(microbatch)}"

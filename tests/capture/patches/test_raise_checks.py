@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fxdp
-from fxdp.capture.patches.raise_checks import _finite, _guards
+from fxdp.capture.patches.raise_checks import _conditions
 from fxdp.errors import CaptureError, InputError
 from tests.capturing import capture
 from tests.lockstep import check
@@ -155,5 +155,9 @@ if isfinite(a).any() or a > 0:    # 22
 """
     file = tmp_path / "guarded.py"
     file.write_text(source)
-    assert _guards(str(file)) == {2: True, 5: True, 7: False, 11: False, 12: False}
-    assert _finite(str(file)) == {17: True, 19: False}
+    raising = {2: True, 5: True, 7: False, 11: False, 12: False}
+    finite = {17: True, 19: False}
+    assert _conditions(str(file)) == {
+        **{line: (passes, True) for line, passes in raising.items()},
+        **{line: (passes, False) for line, passes in finite.items()},
+    }
