@@ -115,14 +115,13 @@ def _has_sizes(node: fx.Node) -> bool:
 
 def _global_sizes(arguments: Any, user: fx.Node, sizes: _Sizes) -> Any:
     """Every captured SymInt as a node on the program's own sizes; tensors as they are."""
-    if isinstance(arguments, fx.Node):
-        type_ = note(arguments).type
-        return sizes.of(type_.expr, user) if isinstance(type_, ScalarType) else arguments
-    if isinstance(arguments, dict):
-        return {k: _global_sizes(v, user, sizes) for k, v in arguments.items()}
-    if isinstance(arguments, (list, tuple)):
-        return type(arguments)(_global_sizes(v, user, sizes) for v in arguments)
-    return sizes.of(arguments, user)
+    def global_size(argument: Any) -> Any:
+        if not isinstance(argument, fx.Node):
+            return sizes.of(argument, user)
+        type_ = note(argument).type
+        return sizes.of(type_.expr, user) if isinstance(type_, ScalarType) else argument
+
+    return fx.node.map_aggregate(arguments, global_size)
 
 
 def _to_nodes(value: Any, user: fx.Node, sources: list[fx.Node], sizes: _Sizes) -> Any:

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from fxdp.ir.graphs import ancestors
+from fxdp.ir.graphs import ancestors, copy_graph
 from fxdp.ir.notes import note
 from fxdp.ir.op_kinds import keeps_zeros
 from fxdp.ir.types import TensorType
@@ -136,10 +136,8 @@ def split_backward(gm: fx.GraphModule, first: Sequence[int]) -> tuple[fx.GraphMo
 
 def _with_convolutions_apart(gm: fx.GraphModule) -> fx.GraphModule:
     """A copy in which the gradients of a convolution's input and of its weights are calls of their own."""
-    graph = fx.Graph()
-    output = graph.graph_copy(gm.graph, {})
-    graph.output(output)
-    copied = graph_module(gm, graph)
+    copied = copy_graph(gm)
+    graph = copied.graph
     for node in graph.find_nodes(op="call_function", target=aten.convolution_backward.default):
         # one call for all three gradients would make the urgent one wait for the weights', the larger part
         mask = node.args[-1]

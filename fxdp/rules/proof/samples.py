@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import sympy
 import torch
 from torch.utils import _pytree as pytree
 
+from fxdp.ir.ops.collectives import sharded
 from fxdp.ir.ops.parts import combine
 from fxdp.ir.placements import Dim, Partial, Placement, Shard
 from fxdp.ir.sizes import B, number, rank_sizes
@@ -119,26 +119,14 @@ def random(
     return torch.rand(shape, dtype=dtype, generator=generator) * (end - start) + start
 
 
-def _blocks(dim: int, outer: Dim, size: int, batch: int) -> tuple[int, int]:
-    count = int(outer)
-    return count, size // (count * batch)
-
-
 def split(value: torch.Tensor, placement: Placement, counts: Sequence[int]) -> list[torch.Tensor]:
     """Each rank's part of a global value."""
     if isinstance(placement, Partial):
         return _terms(value, len(counts))
     if not isinstance(placement, Shard):
         return [value.clone() for _ in counts]
-    d, batch = placement.dim, sum(counts)
-    outer, inner = _blocks(d, placement.outer, value.shape[d], batch)
-    before, after = value.shape[:d], value.shape[d + 1 :]
-    blocks = value.reshape(*before, outer, batch, inner, *after)
-    offsets = itertools.accumulate(counts, initial=0)
-    return [
-        blocks.narrow(d + 1, start, n).reshape(*before, outer * n * inner, *after).clone()
-        for start, n in zip(offsets, counts, strict=False)
-    ]
+    parts = sharded([value] * len(counts), counts, placement.dim, int(placement.outer))
+    return [part.clone() for part in parts]
 
 
 def _terms(value: torch.Tensor, count: int) -> list[torch.Tensor]:
