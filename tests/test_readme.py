@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-import sys
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ import torch
 from torch.utils.data import DataLoader
 
 import fxdp
-from fxdp.demo.launch import launch
 from tests.integrations.frameworks import TinyLM, forget_accelerate, launched, lightning_module, sentences
 from tests.rank_pool import RankPool
 
@@ -44,22 +43,29 @@ RECIPES = dict(re.findall(r"<!-- (\w+) -->\n```python\n(.*?)```", README, re.DOT
 """By trainer; what they name without making it is in the tests."""
 
 
-def _printed(block: str, ranks: int, folder: Path, capfd: pytest.CaptureFixture[str]) -> str:
+def _run(program: Path) -> None:
+    runpy.run_path(str(program), run_name="__main__")
+
+
+def _printed(block: str, ranks: RankPool, world: int, folder: Path) -> str:
+    """What rank 0 prints, alone or as torchrun starts it."""
     program = folder / "train.py"
     program.write_text(block)
-    assert launch([sys.executable, str(program)], ranks, timeout=240) == 0
-    return capfd.readouterr().out
+    outcomes = ranks.spawn(world, _run, program, timeout=240, init=False, launched=world > 1)
+    for outcome in outcomes:
+        assert outcome.status == 0, outcome.output
+    return outcomes[0].output
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_the_example_runs(ranks: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert ("all_reduce" in _printed(EXAMPLE, ranks, tmp_path, capfd)) == (ranks > 1)
+@pytest.mark.parametrize("world", [1, 2])
+def test_the_example_runs(world: int, ranks: RankPool, tmp_path: Path) -> None:
+    assert ("all_reduce" in _printed(EXAMPLE, ranks, world, tmp_path)) == (world > 1)
 
 
-def test_the_pipeline_runs(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_pipeline_runs(ranks: RankPool, tmp_path: Path) -> None:
     block = PIPELINE.replace('schedule="1f1b"', 'schedule="1f1b", compute="eager"')  # quicker to compile
     assert block != PIPELINE
-    shown = _printed(block, 2, tmp_path, capfd)
+    shown = _printed(block, ranks, 2, tmp_path)
     assert "rank 1: .  F0 B0 B0 F1 B1 B1 F2 B2 B2 F3 B3 B3" in shown
     assert "op='send'" in shown
     assert "forward_0_mb3 = self.forward_0(microbatch_3)" in shown

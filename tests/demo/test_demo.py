@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from fxdp.cli import main
+
 
 def _demo(out: Path, *options: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "fxdp", "demo", "--out", str(out), *options]
@@ -17,9 +19,8 @@ def _demo(out: Path, *options: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("mesh", "options"),
     [
-        ("dp=1", ["--compute", "eager", "--batch", "3", "--dtype", "float64"]),
-        ("dp=2", ["--compute", "inductor"]),
-        ("dp=2", ["--compute", "eager", "--batch", "3", "--dtype", "float64"]),
+        ("dp=1", ["--compute", "eager"]),
+        ("dp=2", ["--compute", "inductor", "--batch", "3", "--dtype", "float64"]),
     ],
 )
 def test_the_losses_are_those_of_one_device(tmp_path: Path, mesh: str, options: list[str]) -> None:
@@ -32,7 +33,8 @@ def test_the_losses_are_those_of_one_device(tmp_path: Path, mesh: str, options: 
     assert out.read_bytes().startswith(b"\x89PNG")
 
 
-def test_an_unwritable_picture_is_an_error_before_training(tmp_path: Path) -> None:
-    shown = _demo(tmp_path / "missing" / "curves.png")
-    assert shown.returncode == 2
-    assert "there is no folder" in shown.stderr
+def test_an_unwritable_picture_is_an_error_before_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["demo", "--out", str(tmp_path / "missing" / "curves.png")]) == 2
+    assert "there is no folder" in capsys.readouterr().err
