@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from fxdp.cli import main
-
 
 def _demo(out: Path, *options: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "fxdp", "demo", "--out", str(out), *options]
@@ -31,10 +29,3 @@ def test_the_losses_are_those_of_one_device(tmp_path: Path, mesh: str, options: 
     assert "communication of one step" in shown.stdout
     assert ("all_reduce" in shown.stdout) == (mesh != "dp=1")
     assert out.read_bytes().startswith(b"\x89PNG")
-
-
-def test_an_unwritable_picture_is_an_error_before_training(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["demo", "--out", str(tmp_path / "missing" / "curves.png")]) == 2
-    assert "there is no folder" in capsys.readouterr().err
