@@ -137,6 +137,7 @@ def edges_need_no_conversion(graph: fx.Graph) -> Iterator[Fault]:
     for node in graph.nodes:
         wanted = note(node).operands
         sources = _results(node) if node.op == "output" else tensor_operands(node)
+        # where one of them is missing, `tensors_are_placed` says so
         for source, placement in zip(sources, wanted, strict=False):
             if placement is not None and note(source).placement != placement:
                 yield node, f"reads %{source.name} as {placement}, which is {note(source).placement}"

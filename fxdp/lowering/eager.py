@@ -96,6 +96,7 @@ def _forward_nodes(graph: fx.Graph) -> set[fx.Node]:
     mutations = [n for s, n in results(graph) if isinstance(s, Mutation)]
     needed = ancestors([*forward_results(graph), *mutations])
     for node in graph.nodes:
+        # what the forward hands out is the forward's, whatever the capture called it
         reads_later = any(a in later for a in node.all_input_nodes)
         called_backward = note(node).backward and node.op == "call_function" and node not in needed
         if _comes_later(node) or reads_later or called_backward:

@@ -106,6 +106,7 @@ def _common_size(places: _Places, broadcast: bool) -> Dim | None:
 
 
 def _outers(places: _Places) -> dict[Dim, None]:
+    # one block is always worth asking; several only where a value lies in so many already
     found: dict[Dim, None] = {1: None}
     for operand, dim in places:
         for shard in operand.shards:

@@ -185,6 +185,7 @@ def overloads(targets: Iterable[OpOverload | OpOverloadPacket]) -> list[OpOverlo
 registry = Registry()
 """The registry that `fxdp.compile` uses; families add their rules when `fxdp.rules` is imported."""
 
+# to move elements, or go over them once, takes memory traffic alone; what is gathered goes over the network
 _CHEAP = frozenset({"view", "slice", "join", "pointwise"})
 
 

@@ -88,7 +88,7 @@ def export(
             program,
             examples,
             dynamic_shapes=(_dynamic_shapes(examples, batch, dynamic),) if symbolic else None,
-            strict=False,
+            strict=False,  # runs the user's code, patches and all; strict, Dynamo would read its bytecode
         )
     _check_constants(exported)
     gm = torch_compat.exported_module(exported)

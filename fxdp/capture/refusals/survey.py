@@ -75,6 +75,7 @@ class _Listener(TorchFunctionMode):
             what = f"a tensor of shape {list(args[0].shape)}"
             self.found[Read(how, what, where, _DRAWN in of)] = None
             self.read |= of
+        # a size that is a tensor (`x.expand(n, 4)`) torch reads in C++, which nobody hears
         for arg in args[1:]:
             if isinstance(arg, (tuple, list)) and all(map(_may_be_size, arg)):
                 self.read |= self._sources(arg) or set()

@@ -42,6 +42,7 @@ class Finish:
 
     def write(self) -> list[Any]:
         """The program's results, None for those that another rank has."""
+        # an epilogue stands on the least stage that it reads from, so what it reads is made on later ones
         for stage in reversed(range(self.partition.stages)):
             part = self.partition.epilogues[stage]
             if part is None:

@@ -74,6 +74,7 @@ def nll_loss(op: Op) -> Iterator[Alternative]:
         return
     names = _samples(prediction)
     chosen = names.replace("_", "")
+    # of losses that stay apart the total weight is zero, the same on all ranks
     outputs: list[str | Placement] = ["", ""] if op.arg("reduction") == _SUM else [chosen, R]
     yield from by_labels(op, [(prediction, names), (target, chosen)], outputs)
     yield from _nll_in_parts(op)

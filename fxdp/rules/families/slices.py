@@ -19,7 +19,7 @@ from fxdp.rules.dims import has_argument, rearranged, without, wrap
 from fxdp.rules.labels import linear
 from fxdp.rules.registry import Alternative, Op, rule
 
-_UNBOUNDED = 2**62
+_UNBOUNDED = 2**62  # torch writes `x[a:]` with an end beyond any size, 2**63 - 1
 _BOUNDS = Rewrite(local=("start", "end"))
 
 

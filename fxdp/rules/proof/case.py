@@ -79,6 +79,7 @@ class Case:
         found = registry.get(self.target)
         assert found is not None, f"{self.target} has no rule"
         choices = [[(p,) for p in placements_of(t.shape)] for t in self.tensors]
+        # all offers of up to three operands; of more operands the first so many, in which the last ones vary
         offers = itertools.islice(itertools.product(*choices), 512)
         answers = (a for offer in offers for a in found.rule(self.op(offer)))
         return list(dict.fromkeys(answers))
