@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import operator
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import fx
@@ -26,6 +26,22 @@ def copy_graph(gm: fx.GraphModule) -> fx.GraphModule:
         new.meta = dict(old.meta)
         copy_note(old, new)
     return graph_module(gm, graph)
+
+
+def subgraph(
+    gm: fx.GraphModule, nodes: Collection[fx.Node], results: Iterable[fx.Node | None], name: str,
+    inputs: Iterable[fx.Node] = (),
+) -> fx.GraphModule:  # fmt: skip
+    """A graph of copies of these nodes, which takes `inputs` first and gives `results`."""
+    graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
+    for node in inputs:
+        copies[node] = made = graph.placeholder(node.name)
+        made.meta = dict(node.meta)
+    for node in gm.graph.nodes:
+        if node in nodes and node not in copies:
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+    graph.output(tuple(None if n is None else copies[n] for n in results))
+    return graph_module(gm, graph, name)
 
 
 def ancestors(roots: Iterable[fx.Node | None]) -> set[fx.Node]:

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from fxdp.ir.graphs import ancestors, copy_graph
+from fxdp.ir.graphs import ancestors, copy_graph, subgraph
 from fxdp.ir.notes import note
 from fxdp.ir.op_kinds import keeps_zeros
 from fxdp.ir.types import TensorType
@@ -131,7 +131,11 @@ def split_backward(gm: fx.GraphModule, first: Sequence[int]) -> tuple[fx.GraphMo
     # sizes of which others are made: code says `3*s0` by `s0`
     sizes = [n for n in gm.graph.find_nodes(op="placeholder") if n not in handed]
     handed += sizes_behind([*handed, *(needed - ahead)], sizes)
-    return _inputs(gm, early, handed, ahead), _weights(gm, late, handed, needed - ahead)
+    ahead |= set(gm.graph.find_nodes(op="placeholder"))  # all stay: whoever calls it gives what was saved
+    return (
+        subgraph(gm, ahead, [*early, *handed], "InputGradient"),
+        subgraph(gm, needed - ahead, late, "WeightGradient", handed),
+    )
 
 
 def _with_convolutions_apart(gm: fx.GraphModule) -> fx.GraphModule:
@@ -160,31 +164,6 @@ def _only(convolution: fx.Node, mask: list[Any]) -> None:
     if "val" in convolution.meta:
         values = zip(convolution.meta["val"], mask, strict=True)
         convolution.meta["val"] = tuple(value if wanted else None for value, wanted in values)
-
-
-def _inputs(
-    gm: fx.GraphModule, early: Sequence[fx.Node | None], handed: Sequence[fx.Node], nodes: set[fx.Node]
-) -> fx.GraphModule:
-    graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
-    for node in gm.graph.nodes:
-        if node.op == "placeholder" or (node in nodes and node.op != "output"):
-            copies[node] = graph.node_copy(node, copies.__getitem__)
-    graph.output(tuple(None if n is None else copies[n] for n in (*early, *handed)))
-    return graph_module(gm, graph, "InputGradient")
-
-
-def _weights(
-    gm: fx.GraphModule, late: Sequence[fx.Node | None], handed: Sequence[fx.Node], nodes: set[fx.Node]
-) -> fx.GraphModule:
-    graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
-    for node in handed:
-        copies[node] = made = graph.placeholder(node.name)
-        made.meta = dict(node.meta)
-    for node in gm.graph.nodes:
-        if node in nodes and node not in copies:
-            copies[node] = graph.node_copy(node, copies.__getitem__)
-    graph.output(tuple(None if n is None else copies[n] for n in late))
-    return graph_module(gm, graph, "WeightGradient")
 
 
 def add_to_buffers(gm: fx.GraphModule, summed: Sequence[int]) -> fx.GraphModule:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from fxdp.ir.graphs import ancestors
+from fxdp.ir.graphs import ancestors, subgraph
 from fxdp.ir.notes import note, tensor_type
 from fxdp.ir.slots import Crossing, Gradient, Mutation, Output, Tangent
 from fxdp.lowering.backward import usual_zeros
@@ -149,14 +149,7 @@ def _backward_graph(gm: fx.GraphModule, forward: set[fx.Node], saved: list[fx.No
     gradients = backward_results(gm.graph)
     if not gradients:
         return None
-    graph = fx.Graph()
-    copies: dict[fx.Node, fx.Node] = {}
-    for node in saved:
-        copies[node] = copy = graph.placeholder(node.name)
-        copy.meta = dict(node.meta)
-    for node in gm.graph.nodes:
-        if node.op != "output" and node not in forward:
-            copies[node] = graph.node_copy(node, copies.__getitem__)
-    graph.output(tuple(None if n is None else copies[n] for n in gradients))
-    graph.eliminate_dead_code(is_impure_node=_keeps)
-    return graph_module(gm, graph, "Backward")
+    later = [n for n in gm.graph.nodes if n.op != "output" and n not in forward]
+    backward = subgraph(gm, set(later), gradients, "Backward", saved)
+    backward.graph.eliminate_dead_code(is_impure_node=_keeps)
+    return backward
