@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import repeat
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,7 +17,7 @@ import fxdp
 from fxdp.demo.data import Corpus, TextBatch
 from fxdp.demo.launch import launch
 from fxdp.demo.options import DemoOptions
-from fxdp.demo.show import announce, count_ranks, progress, summarize
+from fxdp.demo.show import announce, count_ranks, summarize, watched
 from fxdp.demo.training import LENGTH, Curve, TrainingStep, call, make_model, train
 from fxdp.errors import MeshError
 from fxdp.settings import Launch, Settings
@@ -99,19 +98,20 @@ def _run(options: DemoOptions, place: Place, mesh: DeviceMesh | None) -> int:
 
 def _one_device(console: Console, options: DemoOptions, place: Place) -> Curve | None:
     """Train the plain model on rank 0; the others wait, step by step, so that none waits for long."""
-    steps: Iterator[TrainingStep | None] = repeat(None, options.steps)
-    if place.rank == 0:
-        model = make_model(options, place.device)
-        steps = train(partial(call, options, model), model.parameters(), _batches(options, place.device))
-    done: list[TrainingStep] = []
-    with progress(console, "one device", options) as show:
-        for step in steps:
-            if place.ranks > 1:
-                dist.barrier()
-            if step is not None:
-                done.append(step)
-                show(step)
-    return Curve(tuple(done)) if done else None
+    if place.rank != 0:
+        for _ in range(options.steps):
+            dist.barrier()
+        return None
+    model = make_model(options, place.device)
+    steps = train(partial(call, options, model), model.parameters(), _batches(options, place.device))
+    return watched(console, "one device", options, _waited_for(place, steps))
+
+
+def _waited_for(place: Place, steps: Iterator[TrainingStep]) -> Iterator[TrainingStep]:
+    for step in steps:
+        if place.ranks > 1:
+            dist.barrier()
+        yield step
 
 
 def _all_ranks(
@@ -121,12 +121,9 @@ def _all_ranks(
     model = make_model(options, place.device)
     compiled = fxdp.compile(model, mesh, compute=options.compute)
     batches = (batch.part(place.rank, place.ranks) for batch in _batches(options, place.device))
-    done: list[TrainingStep] = []
-    with progress(console, count_ranks(place.ranks), options, first="capture and compile") as show:
-        for step in train(partial(call, options, compiled), model.parameters(), batches):
-            done.append(step)
-            show(step)
-    return Curve(tuple(done)), compiled.plan
+    steps = train(partial(call, options, compiled), model.parameters(), batches)
+    curve = watched(console, count_ranks(place.ranks), options, steps, first="capture and compile")
+    return curve, compiled.plan
 
 
 def _batches(options: DemoOptions, device: torch.device) -> Iterator[TextBatch]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import torch
@@ -42,11 +41,10 @@ def announce(console: Console, options: DemoOptions, ranks: int) -> None:
         console.print(_NO_PICTURE, style="yellow", markup=False)
 
 
-@contextmanager
-def progress(
-    console: Console, name: str, options: DemoOptions, first: str | None = None
-) -> Iterator[Callable[[TrainingStep], None]]:
-    """A bar with loss and tokens per second; call what it gives after each step."""
+def watched(
+    console: Console, name: str, options: DemoOptions, steps: Iterable[TrainingStep], first: str = ""
+) -> Curve:
+    """Run the steps under a bar with loss and tokens per second; `first` says what comes before them."""
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(bar_width=24),
@@ -57,15 +55,15 @@ def progress(
         disable=console.quiet,
     )
     title = f"{name:<12}"
+    done: list[TrainingStep] = []
     with bar:
         task = bar.add_task(f"{title} {first}" if first else title, total=options.steps, figures="")
-        tokens = options.batch * LENGTH
-
-        def show(step: TrainingStep) -> None:
-            figures = f"loss {step.loss:.4f}  {tokens / step.seconds:,.0f} tokens/s"
+        for step in steps:
+            done.append(step)
+            speed = options.batch * LENGTH / step.seconds
+            figures = f"loss {step.loss:.4f}  {speed:,.0f} tokens/s"
             bar.update(task, advance=1, description=title, figures=figures)
-
-        yield show
+    return Curve(tuple(done))
 
 
 def summarize(
