@@ -36,7 +36,6 @@ from fxdp.module.dry_run import dry_run
 from fxdp.options import Options
 from fxdp.oracle.report import Report
 from fxdp.oracle.verify import verify_model
-from fxdp.ranks.launcher import launch
 from fxdp.reports.plan import Plan
 from fxdp.reports.rows import CommRow
 from fxdp.rules.custom import register_rule
@@ -69,7 +68,6 @@ __all__ = [
     "VerifierError",
     "check_rule",
     "compile",
-    "launch",
     "plan",
     "register_rule",
     "skip",
@@ -83,6 +81,7 @@ def compile(
     *,
     loss_fn: Callable[..., Tensor] | None = None,
     strategy: str = "replicate",
+    reshard_after_forward: bool = True,
     batch_dims: Any = None,
     pad: Any = None,
     bucket_mb: float = 25.0,
@@ -107,10 +106,14 @@ def compile(
     Parameters
     ----------
     model : any module that can be captured as one graph; it is not changed.
-    mesh : a DeviceMesh with axes named `pp`, `dp` or `dp_replicate`. None: all ranks of the process group,
-        or of torchrun, or this process alone.
+    mesh : a DeviceMesh with axes named `pp`, `dp`, `dp_replicate` or `dp_shard`. None: all ranks of the
+        process group, or of torchrun, or this process alone.
     loss_fn : then `compiled(*inputs, target=y)` returns `loss_fn(model(*inputs), y)`, a scalar.
-    strategy : `"replicate"`: every rank holds all parameters.
+    strategy : `"replicate"`: every rank holds all parameters. `"shard"`: every rank holds its rows of each
+        parameter, of its gradient and of the optimizer's state; the model's parameters become `DTensor`s, of
+        which an optimizer is made afterwards. They are dealt out along the axis `dp_shard`, or the only one.
+    reshard_after_forward : of sharded parameters, whether whole values go after the forward and are gathered
+        once more for the backward; False keeps them until it has read them.
     batch_dims : the batch dim of each input, a pytree prefix of `(args, kwargs)` of int or None (no batch
         dim). None: dim 0 of every tensor input with at least one dim.
     pad : the value with which each input is padded, at its end, to the longest rank's sequence: a number, or
@@ -153,9 +156,10 @@ def compile(
     StageError, ScheduleError : at the first call, stages or a schedule that do not fit the model.
     """
     options = Options(
-        loss_fn=loss_fn, strategy=strategy, batch_dims=batch_dims, pad=pad, bucket_mb=bucket_mb, rng=rng,
-        uneven=uneven, compute=compute, microbatches=microbatches, schedule=schedule, stages=stages,
-        checkpoint=checkpoint, gradients=gradients, batch_stats=batch_stats,
+        loss_fn=loss_fn, strategy=strategy, reshard_after_forward=reshard_after_forward,
+        batch_dims=batch_dims, pad=pad, bucket_mb=bucket_mb, rng=rng, uneven=uneven, compute=compute,
+        microbatches=microbatches, schedule=schedule, stages=stages, checkpoint=checkpoint,
+        gradients=gradients, batch_stats=batch_stats,
         verify=verify, strict=strict, dump_dir=dump_dir,
     )  # fmt: skip
     return CompiledModule(model, mesh, options)

@@ -13,7 +13,7 @@ from fxdp.errors import InputError
 from fxdp.pipeline.schedule.catalogue import check_name
 
 _CHOICES = {
-    "strategy": ("replicate",),
+    "strategy": ("replicate", "shard"),
     "rng": ("sharded", "single-device"),
     "compute": ("inductor", "eager"),
     "checkpoint": ("never", "except_last", "always"),
@@ -28,6 +28,7 @@ class Options:
 
     loss_fn: Callable[..., Tensor] | None = None
     strategy: str = "replicate"
+    reshard_after_forward: bool = True
     batch_dims: Any = None
     pad: Any = None
     bucket_mb: float = 25.0
@@ -52,6 +53,9 @@ class Options:
         ]
         if not _is_size(self.bucket_mb):
             faults.append(f"bucket_mb is {self.bucket_mb!r}, expected a size in MiB above 0")
+        reshard: Any = self.reshard_after_forward
+        if not isinstance(reshard, bool):
+            faults.append(f"reshard_after_forward is {reshard!r}, expected True or False")
         faults += self._staging_faults()
         loss_fn: Any = self.loss_fn
         if loss_fn is not None and not callable(loss_fn):
@@ -84,6 +88,11 @@ class Options:
     def own_statistics(self) -> bool:
         """Whether BatchNorm normalizes each micro-batch of each rank by its own statistics."""
         return self.batch_stats == "microbatch"
+
+    @property
+    def shards(self) -> bool:
+        """Whether parameters, their gradients and the optimizer's state are dealt out over ranks."""
+        return self.strategy == "shard"
 
     @property
     def bucket_bytes(self) -> int:

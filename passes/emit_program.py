@@ -13,6 +13,7 @@ from torch import fx
 from fxdp.errors import PlacementError
 from fxdp.ir import conversions
 from fxdp.ir.carriers import group_of
+from fxdp.ir.conversion_entry import Call, Conversion
 from fxdp.ir.level import Level
 from fxdp.ir.mesh import Mesh
 from fxdp.ir.notes import is_host_size, note, tensor_type
@@ -39,11 +40,11 @@ ROWS = Constant("<rows>")
 
 @dataclass
 class _Place:
-    """Where one conversion is lowered: what its functions are called with (`conversions.Emission`)."""
+    """Where one conversion is lowered: what its functions are called with (`conversion_entry.Emission`)."""
 
     program: _Lowering
     node: fx.Node
-    conversion: conversions.Conversion
+    conversion: Conversion
 
     @property
     def group(self) -> str:
@@ -106,7 +107,7 @@ class _Lowering:
         self.slots: dict[Slot, fx.Node] = {
             slot: n for n in self.graph.nodes if (slot := note(n).slot) is not None
         }
-        self.waits: dict[Any, Callable[[], conversions.Call]] = {}
+        self.waits: dict[Any, Callable[[], Call]] = {}
         for node in list(self.graph.nodes):
             found = conversions.conversion_of(node)
             if found is not None and found.communicates and self.mesh.size_along(found.axis) == 1:
@@ -149,7 +150,7 @@ class _Lowering:
         if (finish := found.finish) is not None:
             self.waits[node] = lambda: finish(place, node, *arguments)
 
-    def _replace(self, node: fx.Node, call: conversions.Call) -> None:
+    def _replace(self, node: fx.Node, call: Call) -> None:
         target, node.args = call
         node.target, node.kwargs = target, {}
         node._rename(target.__name__)

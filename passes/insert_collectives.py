@@ -16,7 +16,7 @@ from fxdp.ir.graph_text import target_text
 from fxdp.ir.level import Level
 from fxdp.ir.mesh import Mesh
 from fxdp.ir.notes import Cause, Reason, copy_note, note, tensor_operands
-from fxdp.ir.placements import Partial, Placement, R, Replicate, Shard
+from fxdp.ir.placements import Partial, Placement, R, Replicate, Rows, Shard
 from fxdp.ir.slots import Gradient, Mutation, Output, Parameter
 from fxdp.ir.types import ScalarType, TensorType
 
@@ -27,7 +27,8 @@ class _Insertion:
 
     graph: fx.Graph
     replicable: frozenset[fx.Node]
-    made: dict[tuple[fx.Node, Placement], fx.Node] = field(default_factory=dict)
+    gathered_once: bool
+    made: dict[tuple[fx.Node, Placement, bool], fx.Node] = field(default_factory=dict)
     whole: dict[fx.Node, fx.Node] = field(default_factory=dict)
 
     def convert(self, node: fx.Node, wanted: Placement, consumer: fx.Node, cause: Cause) -> fx.Node:
@@ -35,28 +36,45 @@ class _Insertion:
         have = note(node).placement
         if have == wanted:
             return node
-        found = self.made.get((node, wanted))
+        key = node, wanted, self._in_backward(node, consumer)
+        found = self.made.get(key)
         if found is None:
-            found = self.made[node, wanted] = self._make(node, wanted, consumer, cause)
+            found = self.made[key] = self._make(node, wanted, consumer, cause)
         return found
+
+    def _in_backward(self, node: fx.Node, consumer: fx.Node) -> bool:
+        """Whether a conversion is the backward's own: a whole parameter lives in one phase, then goes.
+
+        Other values are converted once, whoever reads them.
+        """
+        lies_in_rows = isinstance(note(node).placement, Rows) and node.op == "placeholder"
+        return lies_in_rows and not self.gathered_once and note(consumer).backward
 
     def _make(self, node: fx.Node, wanted: Placement, consumer: fx.Node, cause: Cause) -> fx.Node:
         have, type_ = note(node).placement, note(node).type
-        assert isinstance(have, Replicate | Partial | Shard)
+        assert isinstance(have, Replicate | Partial | Shard | Rows)
         first, *more = conversions.route(have, wanted)
         if isinstance(have, Shard) and self._is_had_whole(node):
             if wanted == R:
                 return self._recomputed(node, consumer, cause)
             more = [first]  # the whole value costs no traffic, whatever the direct way does
         if more:
-            return self.convert(self.convert(node, R, consumer, cause), wanted, consumer, cause)
+            by: Placement = conversions.between(wanted) if isinstance(wanted, Rows) else R
+            by = by if first.converts(have, by) else R
+            return self.convert(self.convert(node, by, consumer, cause), wanted, consumer, cause)
         assert isinstance(type_, TensorType)
         try:
             arguments = first.arguments(type_, have, wanted)
         except PlacementError as error:
             raise PlacementError(f"%{node.name}: {error}") from None
         make = self._collective if first.communicates else self._local
-        return make(node, first.target, arguments, wanted, consumer, cause)
+        made = make(node, first.target, arguments, wanted, consumer, cause)
+        axis = first.along(have, wanted)
+        if axis is not None:
+            start = made.args[0] if made.target is conversions.wait else made
+            assert isinstance(start, fx.Node)
+            start.kwargs = {"axis": axis}
+        return made
 
     def _local(
         self, node: fx.Node, target: Callable[..., Any], args: tuple[Any, ...], wanted: Placement,
@@ -80,6 +98,7 @@ class _Insertion:
             pending = self.graph.call_function(target, (node, *args))
         have = note(node).placement
         copy_note(node, pending, placement=wanted, slot=None, cause=cause, operands=(have,),
+                  backward=note(node).backward or self._in_backward(node, consumer),
                   reason=Reason("convert"), rewrite=None)  # fmt: skip
         with self.graph.inserting_before(consumer):
             done = self.graph.call_function(conversions.wait, (pending,))
@@ -231,9 +250,13 @@ class InsertCollectives:
     A collective starts right after its value is made and is waited for right before its first use.
     Values that depend on no sharded data are computed whole instead of being gathered. Random values that
     must be equal on all ranks are broadcast from rank 0 unless `single_device_rng`.
+
+    A sharded parameter is gathered for the forward and once more for the backward, or, if `gathered_once`,
+    for both; what the backward does not read, it does not gather.
     """
 
     single_device_rng: bool = False
+    gathered_once: bool = False
 
     name = "insert-collectives"
     requires = Level.PLACED
@@ -244,7 +267,7 @@ class InsertCollectives:
         if mesh.size == 1:
             return gm
         nodes = list(gm.graph.nodes)
-        insertion = _Insertion(gm.graph, _replicable(nodes))
+        insertion = _Insertion(gm.graph, _replicable(nodes), self.gathered_once)
         for node in nodes:
             edges = _edges(node)
             if edges:

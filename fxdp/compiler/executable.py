@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
 from torch import Tensor, fx, nn
+from torch.distributed.tensor import DTensor
 
 from fxdp.compiler.emit import WHOLE, Lowered, WantedPart
 from fxdp.compiler.lowered_parts import LoweredParts
@@ -17,6 +18,7 @@ from fxdp.ir.draws import drawn_seed, graph_draws
 from fxdp.ir.model_tensors import slot_values
 from fxdp.ir.notes import note
 from fxdp.ir.slots import Buffer, Mutation, Parameter
+from fxdp.lowering.eager import forward_inputs
 from fxdp.pipeline.write.microbatches import MicrobatchSizes
 from fxdp.ranks.agreement import Agreement
 from fxdp.ranks.failure import guard
@@ -93,8 +95,19 @@ class Executables:
         values = slot_values(gm.graph, self._module, program.captured.constants)
         seeded = mesh.size > 1 and not options.single_device_rng and graph_draws(gm.graph)
         bound = Bound.bind(gm, lowered.halves, values, world=mesh.size, rank=mesh.rank, seeded=seeded)
+        bound.sharded = self._sharded(gm)
         bound.guarded = lambda: guard(self._joined)
         return bound
+
+    def _sharded(self, gm: fx.GraphModule) -> tuple[tuple[int, DTensor], ...]:
+        """The sharded parameters among the forward's inputs, by position."""
+        found = []
+        for position, node in enumerate(forward_inputs(gm.graph)):
+            slot = note(node).slot
+            parameter: Any = self._module.get_parameter(slot.name) if isinstance(slot, Parameter) else None
+            if isinstance(parameter, DTensor):
+                found.append((position, parameter))
+        return tuple(found)
 
     def _step(
         self, sizes: Mapping[str, int], batches: tuple[int, ...], rows: Callable[[], Tensor], generic: bool

@@ -149,7 +149,12 @@ def conversions_say_what_they_do(graph: fx.Graph) -> Iterator[Fault]:
     for node in graph.nodes:
         if node.target not in conversions.CONVERSIONS:
             continue
-        before, after = note(node.args[0]).placement, note(node).placement
+        values = node.args[0] if isinstance(node.args[0], (list, tuple)) else [node.args[0]]
+        befores = {note(value).placement for value in values}
+        before, after = next(iter(befores)), note(node).placement
+        if len(befores) > 1:
+            yield node, f"reads values in several placements {sorted(map(str, befores))}"
+            continue
         if node.target is conversions.wait:
             if before != after:
                 yield node, f"turns {before} into {after}"
@@ -172,11 +177,25 @@ def collectives_have_one_wait(graph: fx.Graph) -> Iterator[Fault]:
     """A collective is waited for exactly once, and read by its wait alone."""
     for node in graph.nodes:
         if node.target in conversions.COLLECTIVES:
-            users = list(node.users)
+            users = [u for u in node.users if u.target not in conversions.ORDERED or u.args[0] is node]
             if len(users) != 1 or users[0].target is not conversions.wait:
                 yield node, f"needs exactly one wait, has {len(users)} users"
         elif node.target is conversions.wait and node.args[0].target not in conversions.COLLECTIVES:
             yield node, "waits for what is no collective"
+
+
+@_holds(Level.LOCAL, until=Level.LOCAL)
+def buckets_of_rows_start_in_one_order(graph: fx.Graph) -> Iterator[Fault]:
+    """Once they are scheduled, each start of a phase reads the one before it: no compiler may swap them."""
+    starts = [n for n in graph.nodes if n.target in conversions.ORDERED and len(n.args) > 2]
+    if not any(node.args[2] for node in starts):
+        return
+    last: dict[bool, fx.Node] = {}
+    for node in starts:
+        before = last.get(note(node).backward)
+        if before is not None and before not in node.args[2]:
+            yield node, f"may start before %{before.name}"
+        last[note(node).backward] = node
 
 
 @_holds(Level.EXPLICIT, until=Level.LOCAL)

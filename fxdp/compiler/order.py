@@ -3,10 +3,11 @@
                   whole                            in stages or micro-batches
     CAPTURED
                                                    expose counts, lift numbers    (several micro-batches)
-                  canonicalize, analyze, expand recipes, insert collectives
+                  canonicalize, analyze, expand recipes, (place parameters,) insert collectives
     EXPLICIT
                   localize                         localize, assign stages
     LOCAL                                          STAGED, then cut into parts
+                  (bucket rows, schedule rows,)    parameters that are sharded
                   bucket, coalesce                 the same, on what runs once after the last micro-batch
                   emit                             emit, each part for the sizes of a micro-batch
     EMITTED
@@ -25,6 +26,7 @@ from fxdp.passes import (
     AssignStages,
     BatchDimAnalyzer,
     BucketGradients,
+    BucketRows,
     Canonicalize,
     CoalesceReductions,
     EmitProgram,
@@ -33,6 +35,8 @@ from fxdp.passes import (
     InsertCollectives,
     LiftNumbers,
     LocalizeShapes,
+    PlaceParameters,
+    ScheduleRows,
 )
 
 
@@ -54,16 +58,22 @@ class Order:
         # what the model computes of its batch size is meant of all micro-batches, so it comes before them
         first: tuple[Pass, ...] = (ExposeCounts(), LiftNumbers()) if several else ()
         localize = LocalizeShapes(tuple(captured.symbols))
+        once = not options.reshard_after_forward
+        placed: tuple[Pass, ...] = (PlaceParameters(once),) if options.shards else ()
+        rows: tuple[Pass, ...] = (
+            (BucketRows(options.bucket_bytes), ScheduleRows()) if options.shards else ()
+        )
         return cls(
             explicit=(
                 *first,
                 Canonicalize(),
                 BatchDimAnalyzer(captured.batch, options.single_device_rng),
                 ExpandRecipes(),
-                InsertCollectives(options.single_device_rng),
+                *placed,
+                InsertCollectives(options.single_device_rng, options.shards and once),
             ),
             local=(localize,) if stages is None else (localize, AssignStages(stages, options.microbatches)),
-            reductions=(BucketGradients(options.bucket_bytes), CoalesceReductions()),
+            reductions=(*rows, BucketGradients(options.bucket_bytes), CoalesceReductions()),
         )
 
 

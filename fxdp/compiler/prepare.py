@@ -16,7 +16,7 @@ from fxdp.ir import conversions
 from fxdp.ir.graph_text import target_text, type_text
 from fxdp.ir.graphs import copy_graph
 from fxdp.ir.level import Level
-from fxdp.ir.mesh import Mesh
+from fxdp.ir.mesh import REPLICATE, SHARD, Mesh
 from fxdp.ir.notes import has_no_rule, note, tensor_operands
 from fxdp.ir.slots import Crossing, ResultSlot, Tangent
 from fxdp.ir.types import TensorType
@@ -32,16 +32,47 @@ def is_cut(mesh: Mesh, options: Options) -> bool:
     return mesh.pipeline.size > 1 or options.microbatches > 1
 
 
+_SHARDABLE = "('dp',), ('dp_shard',) or ('dp_replicate', 'dp_shard')"
+
+
+def check_sharding(mesh: Mesh, options: Options) -> None:
+    """Refuse a strategy that does not go with the mesh.
+
+    Raises
+    ------
+    MeshError : with the axes that do.
+    """
+    axes = set(mesh.axes)
+    if not options.shards:
+        if SHARD in axes:
+            raise MeshError(
+                f"the mesh has an axis {SHARD!r}, but strategy={options.strategy!r} shards nothing; expected "
+                f"strategy='shard', or that axis under the name 'dp'"
+            )
+        return
+    if mesh.pipeline.size > 1 or options.microbatches > 1:
+        raise MeshError(
+            "strategy='shard' with stages or micro-batches: fxdp cannot combine them yet; expected a mesh "
+            f"of axes {_SHARDABLE} and microbatches=1"
+        )
+    if axes not in ({"dp"}, {SHARD}, {REPLICATE, SHARD}):
+        raise MeshError(
+            f"strategy='shard' on a mesh of axes {mesh.axes}: expected {_SHARDABLE}; parameters are dealt "
+            f"out along {SHARD!r}, or along the only axis"
+        )
+
+
 def prepare(captured: Captured, mesh: Mesh, options: Options, *, cut: bool | None = None) -> Program:
     """Run the passes, and cut the program if mesh and options ask for it, or as `cut` says.
 
     Raises
     ------
     PlacementError : with `strict=True`, an op would run replicated because it has no rule.
-    MeshError : see `check_options`.
+    MeshError : see `check_options` and `check_sharding`.
     StageError : no loss in the graph, no such stages, or a model that cannot run in micro-batches.
     """
     cut = is_cut(mesh, options) if cut is None else cut
+    check_sharding(mesh, options)
     if cut:
         check_options(options)
     loss = loss_index(captured.gm.graph) if cut else None

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from torch import fx
 
-from fxdp.ir.conversions import Way, conversion_of
+from fxdp.ir.conversion_entry import Way
+from fxdp.ir.conversions import ORDERED, conversion_of, sum_rows
 from fxdp.ir.mesh import Mesh
 from fxdp.ir.notes import note
 from fxdp.ir.placements import Partial, Replicate
@@ -50,6 +51,9 @@ def group_of(node: fx.Node, mesh: Mesh) -> str:
         return mesh.group("messages")
     found = conversion_of(node)
     assert found is not None
+    if node.target in ORDERED or node.target is sum_rows:
+        # their order is data, that of others is not: in one group a compiler could make the ranks differ
+        return mesh.group("rows", found.axis)
     # gradients do not wait behind the forward's collectives, nor these behind them
     reduces = note(node).backward and found.gives is Replicate and found.takes is Partial
     return mesh.group("reduce" if reduces else "data", found.axis)

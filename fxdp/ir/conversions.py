@@ -12,25 +12,32 @@ of a list of ranks (the oracle), and the functions that start and finish it in a
 | `broadcast(x)` | ranks' own draws -> R | the value of rank 0 |
 | `shard(x, dim, outer)` | R -> S | a slice |
 | `partial(x)` | R -> P | rank 0 keeps the value, others hold zeros |
+| `gather_rows(x)` | Rows -> R | a sharded parameter whole |
+| `scatter_rows(x)` | P -> Rows | each rank gets its rows of the sum |
+| `sum_rows(x)` | terms of Rows -> Rows | the sum along the mesh's other axis |
+| `take_rows(x)` | R -> Rows | a slice |
 | `wait(pending)` | | the result of one that communicates |
 
-The sharded dim's size is `outer * B * inner`. All take `axis=`, a data axis of the mesh along which alone
+The sharded dim's size is `outer * B * inner`. In buckets (`passes/bucket_rows.py`) `gather_rows` and
+`scatter_rows` take a list of values, how many elements of each a rank holds, and what must be there before
+they start; they give one flat value. All take `axis=`, a data axis of the mesh along which alone
 they convert; without it they do along all of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
-from typing import Any, Literal, NoReturn, Protocol, TypeAlias
+from typing import Any, NoReturn
 
-import torch
-from torch import Tensor, fx
+from torch import fx
 
 from fxdp.errors import FxdpError, PlacementError
+from fxdp.ir.conversion_entry import Call, Conversion, Emission
+from fxdp.ir.mesh import REPLICATE
 from fxdp.ir.ops import collectives
-from fxdp.ir.placements import Partial, Placement, R, Replicate, Shard
+from fxdp.ir.ops import parameter_rows as rows
+from fxdp.ir.placements import Partial, Placement, R, Replicate, Rows, Shard, has_terms, rows_axis
 from fxdp.ir.sizes import batch_factor, exact_quotient
 from fxdp.ir.types import TensorType
 
@@ -71,89 +78,32 @@ def partial(value: Any, *, axis: str | None = None) -> Any:
     _not_executable("partial")
 
 
+def gather_rows(value: Any, each: Any = (), after: Any = (), *, axis: str | None = None) -> Any:
+    """Start gathering the ranks' rows of a parameter, or of several; `wait` for them."""
+    _not_executable("gather_rows")
+
+
+def scatter_rows(value: Any, each: Any = (), after: Any = (), *, axis: str | None = None) -> Any:
+    """Start summing a Partial value, or several, of which each rank gets its rows; `wait` for them."""
+    _not_executable("scatter_rows")
+
+
+def sum_rows(value: Any, *, axis: str | None = None) -> Any:
+    """Start summing rows over ranks that hold the same ones; `wait` for it."""
+    _not_executable("sum_rows")
+
+
+def take_rows(value: Any, *, axis: str | None = None) -> Any:
+    """This rank's rows of a replicated value."""
+    _not_executable("take_rows")
+
+
 def wait(pending: Any) -> Any:
     """The finished result of a collective; exactly one per collective."""
     _not_executable("wait")
 
 
-# -- what is asked of one ----------------------------------------------------------------------------------
-
-
-class Emission(Protocol):
-    """What the functions of an emitted program are called with, beside the value itself."""
-
-    group: str
-    """The name of the process group that carries the value."""
-    world: int
-    """How many ranks the group joins."""
-    index: int
-    """This rank's place among them, or the part's where micro-batches split the batch further."""
-    dtype: torch.dtype
-
-    def size(self, name: str) -> fx.Node:
-        """The size slot of this name."""
-
-    def largest(self) -> fx.Node | None:
-        """The size slot of the largest part; None where all are equal."""
-
-    def rows(self) -> fx.Node | None:
-        """Where the real rows of gathered, padded parts lie; None where all are equal."""
-
-
-Call: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...]]
-"""A function of an emitted program and its arguments."""
-
-Way: TypeAlias = Literal["group", "messages", "memory"]
-"""What carries a value: the mesh's process group, messages of the calling thread, memory that ranks share."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Conversion:
-    """All there is to know of one function of this file.
-
-    Attributes
-    ----------
-    target : the function.
-    takes, gives : the kinds of placement that it turns into one another.
-    reduces : the one reduction of Partial values that it can do; empty where its argument names it.
-    arguments : its arguments after the value, from type and both placements.
-    price : bytes that a rank sends, to a factor common to all, for a value of so many bytes; the second
-        number is what is sent if the value is gathered where it is smallest, before a cast or an expansion.
-    on_ranks : every rank's result, from all ranks' values, their batch sizes, and the arguments.
-    start : the function that starts it in an emitted program, or does all of it.
-    finish : the function that waits, given what is pending; None for what is local.
-    words : what becomes of a value that travels so, in a report; empty for what is local.
-    ways : how it may travel on CPU if the value's size is fixed; else by the group.
-    axis : along which data axis; None: all.
-    """
-
-    target: Callable[..., Any]
-    takes: type[Placement]
-    gives: type[Placement]
-    arguments: Callable[[TensorType, Placement, Placement], tuple[Any, ...]]
-    price: Callable[[float, float], float]
-    on_ranks: Callable[..., list[Tensor]]
-    start: Callable[..., Call]
-    finish: Callable[..., Call] | None = None
-    words: str = ""
-    reduces: str = ""
-    ways: tuple[Way, ...] = ("group",)
-    axis: str | None = None
-
-    @property
-    def communicates(self) -> bool:
-        """Whether ranks exchange something, so that a `wait` belongs to it."""
-        return self.finish is not None
-
-    def converts(self, have: Placement, want: Placement) -> bool:
-        """Whether it turns the one into the other."""
-        known = not isinstance(have, Partial) or self.reduces in ("", have.op)
-        return isinstance(have, self.takes) and isinstance(want, self.gives) and known
-
-    def reduction(self, node: fx.Node) -> Any:
-        """How `node`, a call of it, reduces a Partial value."""
-        return self.reduces or node.args[1]
-
+# -- what each is -------------------------------------------------------------------------------------------
 
 _LOCAL_STEP = 1e-3  # slicing or masking moves no byte, but is not nothing
 
@@ -253,6 +203,45 @@ TABLE: tuple[Conversion, ...] = (
         on_ranks=collectives.made_partial,
         start=lambda at, value: (collectives.partial, (value, at.index)),
     ),
+    Conversion(
+        target=gather_rows, takes=Rows, gives=Replicate, arguments=_nothing,
+        price=lambda size, gathered: gathered,
+        on_ranks=rows.gathered_rows,
+        start=lambda at, x, each, after: (rows.start_gather_rows, (x, each, at.world, at.group, after)),
+        finish=lambda at, pending, each, after: (rows.finish_gather_rows, (pending, each, at.world)),
+        words="gathered for use",
+        along=lambda have, want: rows_axis(have),
+        suits=lambda have, want: not has_terms(have),
+    ),
+    Conversion(
+        target=scatter_rows, takes=Partial, gives=Rows, arguments=_nothing, reduces="sum",
+        price=lambda size, gathered: size,
+        on_ranks=rows.scattered_rows,
+        start=lambda at, x, each, after: (rows.start_scatter_rows, (x, each, at.world, at.group, after)),
+        finish=lambda at, pending, each, after: (rows.finish_scatter_rows, (pending,)),
+        words="reduced and dealt out",
+        along=lambda have, want: rows_axis(want),
+        # along one of two axes a sum is a term of the whole one
+        suits=lambda have, want: has_terms(want) == (rows_axis(want) is not None),
+    ),
+    Conversion(
+        target=sum_rows, takes=Rows, gives=Rows, arguments=_nothing,
+        price=lambda size, gathered: 2 * size,
+        on_ranks=rows.summed_rows,
+        start=lambda at, value: (collectives.start_all_reduce, (value, "sum", at.group)),
+        finish=lambda at, pending: (collectives.finish, (pending,)),
+        words="reduced by replicas",
+        along=lambda have, want: REPLICATE,
+        suits=lambda have, want: has_terms(have) and not has_terms(want),
+    ),
+    Conversion(
+        target=take_rows, takes=Replicate, gives=Rows, arguments=_nothing,
+        price=lambda size, gathered: _LOCAL_STEP,
+        on_ranks=rows.taken_rows,
+        start=lambda at, value: (rows.padded_rows, (value, at.world, at.index)),
+        along=lambda have, want: rows_axis(want),
+        suits=lambda have, want: not has_terms(want),
+    ),
 )  # fmt: skip
 """One entry per conversion; nothing else knows them one by one."""
 
@@ -263,6 +252,9 @@ COLLECTIVES = frozenset(c.target for c in TABLE if c.communicates)
 
 CONVERSIONS = frozenset(_BY_TARGET) | {wait}
 """All functions of this file."""
+
+ORDERED = frozenset({gather_rows, scatter_rows})
+"""Those that read, after their values, what must be there before they start: the one before, above all."""
 
 LOCAL = frozenset(c.target for c in TABLE if not c.communicates)
 """The functions that make something of a value that each rank has whole."""
@@ -281,12 +273,19 @@ def route(have: Placement, want: Placement) -> tuple[Conversion, ...]:
 
     Of extrema and moments no part can be had alone, so `P(max) -> S` is an all-reduce and a slice.
     """
+    if isinstance(have, Partial) and have.op == "sum" and isinstance(want, Rows) and want != between(want):
+        return (*route(have, between(want)), *route(between(want), want))
     for conversion in TABLE:  # a direct way is always cheaper: what goes by R brings the whole to every rank
         if conversion.converts(have, want):
             return (conversion,)
     if isinstance(have, Replicate) or isinstance(want, Replicate):
         raise PlacementError(f"no conversion turns {have} into {want}; this is a bug in a rule")
     return (*route(have, R), *route(R, want))
+
+
+def between(want: Rows) -> Rows:
+    """What sums become on their way to rows of one of two axes: rows of the terms along the other."""
+    return want if want.axis is None else replace(want, terms=True)
 
 
 def price(have: Placement, want: Placement, size: float, gathered: float) -> float:

@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from fxdp.ir.graphs import copy_graph
 from fxdp.ir.mesh import Mesh
 from fxdp.ir.notes import note
-from fxdp.ir.placements import Dim, Placement, Replicate, Shard, per_axis
+from fxdp.ir.placements import Dim, Placement, Replicate, Rows, Shard, per_axis
 from fxdp.ir.sizes import B, evaluate, hint
 from fxdp.ir.types import TensorType
 from fxdp.torch_compat.dtensor import dtensor_spec, mesh_on_paper, tensor_metadata
@@ -85,6 +85,8 @@ def _spec(type_: object, placement: object, mesh: DeviceMesh, sizes: Mapping[str
 
 
 def _spelled(placement: Placement, sizes: Mapping[str, int] | None) -> tuple[str, int, int]:
+    if isinstance(placement, Rows):
+        return "S", 0, 1
     if isinstance(placement, Shard):
         return "S", placement.dim, _number(placement.outer, sizes)
     return ("R" if isinstance(placement, Replicate) else f"P({placement.op})"), 0, 1

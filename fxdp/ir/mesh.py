@@ -19,13 +19,15 @@ from typing import Literal, TypeAlias
 from fxdp.errors import MeshError
 
 AXES = ("pp", "dp", "dp_replicate", "dp_shard")
-_NOT_BUILT = ("dp_shard",)
+REPLICATE, SHARD = "dp_replicate", "dp_shard"
+"""Beside the axis along which sharded parameters are dealt out: the one along which ranks hold equal rows."""
 _PIPELINE = "pp"
 _BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 
-Purpose: TypeAlias = Literal["data", "reduce", "messages"]
+Purpose: TypeAlias = Literal["data", "reduce", "rows", "messages"]
 """What a process group carries: large values of the forward; gradients, so that these have a stream of their
-own on CUDA; small values that the calling thread itself sends, on CPU.
+own on CUDA; sharded parameters and the sums of their gradients; small values that the calling thread itself
+sends, on CPU.
 """
 
 
@@ -123,6 +125,11 @@ class Mesh:
         found = {(g.purpose, g.axis): g.name for g in self.groups}
         return found.get((purpose if axis is None else "data", axis), "")
 
+    @property
+    def shard_axis(self) -> str | None:
+        """Along which data axis sharded parameters are dealt out; None: along the only one there is."""
+        return SHARD if len(self.axes) > 1 else None
+
     def along(self, axis: str | None) -> tuple[tuple[int, ...], ...]:
         """The ranks in sets that communicate along an axis, by their index along all data axes.
 
@@ -152,7 +159,7 @@ def mesh_of(shape: Mapping[str, int], device_type: str, index: int = 0) -> Mesh:
 
     Raises
     ------
-    MeshError : unknown or not yet supported axes; sizes that are no positive integers.
+    MeshError : unknown axes; sizes that are no positive integers.
     """
     check_axes(tuple(shape))
     wrong = [f"{name}={size!r}" for name, size in shape.items() if not isinstance(size, int) or size < 1]
@@ -195,12 +202,6 @@ def check_axes(names: Sequence[str]) -> None:
             f"mesh axes {list(names)}: got {unknown or 'none'}, expected names out of {list(AXES)}"
             + "".join(f"\n  {hint}" for hint in hints)
             + "\n  give the axis over which the batch is split the name 'dp'"
-        )
-    later = [name for name in names if name in _NOT_BUILT]
-    if later:
-        raise MeshError(
-            f"mesh axis {later[0]!r} is a valid name, but fxdp cannot use it yet; expected axes out of "
-            f"{[name for name in AXES if name not in _NOT_BUILT]} in this version"
         )
 
 

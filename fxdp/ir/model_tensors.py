@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor, fx, nn
 from torch.distributed.tensor import DTensor
 
@@ -28,6 +29,19 @@ def held(tensor: Tensor) -> Tensor:
 def is_sharded(tensor: Tensor) -> bool:
     """Whether the ranks of a mesh may hold different parts of it."""
     return isinstance(tensor, DTensor)
+
+
+def stand_in_for(parameter: nn.Parameter) -> nn.Parameter:
+    """A plain parameter of a sharded one's whole shape: zeros, which take no memory until read."""
+    whole = torch.zeros(parameter.shape, dtype=parameter.dtype, device=held(parameter).device)
+    made = nn.Parameter(whole, requires_grad=parameter.requires_grad)
+    made.fxdp_stand_in = True  # type: ignore[attr-defined]
+    return made
+
+
+def is_stand_in(tensor: Tensor) -> bool:
+    """Whether a parameter has the shape of a sharded one but not its values."""
+    return getattr(tensor, "fxdp_stand_in", False)
 
 
 def slot_values(graph: fx.Graph, module: nn.Module, constants: Mapping[str, Tensor]) -> dict[Slot, Tensor]:

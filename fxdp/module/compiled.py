@@ -14,9 +14,10 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from fxdp.capture.python_values import DecidesError
 from fxdp.capture.refusals.input_layouts import check_layouts, copies_in_order
-from fxdp.compiler.prepare import is_cut
+from fxdp.compiler.prepare import check_sharding, is_cut
 from fxdp.errors import MeshError, StateError
 from fxdp.ir.mesh import Mesh
+from fxdp.ir.model_tensors import is_sharded
 from fxdp.module.call import Call
 from fxdp.module.call_exchange import CallExchange, CallExchanged
 from fxdp.module.changes import Held
@@ -26,12 +27,13 @@ from fxdp.module.model_checks import OptimizerWatch, check_model, device_type
 from fxdp.module.padding import common_lengths, padded, spread_pad
 from fxdp.module.programs import Programs, Served
 from fxdp.module.reader import CallReader
+from fxdp.module.sharded_parameters import shard_parameters
 from fxdp.module.wrappers import Bare, refuse_surroundings
 from fxdp.options import Options
 from fxdp.ranks.agreement import agree, broadcast_tensors, gather_objects, model_lines
 from fxdp.ranks.failure import guard, install_hook, refusing
 from fxdp.ranks.joined import Joined
-from fxdp.ranks.resolve import resolve_mesh
+from fxdp.ranks.resolve import resolve_mesh, with_rows
 from fxdp.reports.plan import Plan
 
 _log = logging.getLogger("fxdp")
@@ -54,6 +56,11 @@ class CompiledModule(Bare):
         self._joined = resolve_mesh(mesh, device_type(module))
         self._mesh = self._joined.mesh
         _check_joined(self._joined)
+        check_sharding(self._mesh, options)
+        if options.shards:
+            self._joined = with_rows(self._joined)
+            self._mesh = self._joined.mesh
+            shard_parameters(module, self._joined)
         if options.idle and not is_cut(self._mesh, options):
             _log.warning(
                 "%s: without effect, as the mesh has no pp axis of several ranks and microbatches is 1",
@@ -228,7 +235,8 @@ class CompiledModule(Bare):
         """
         if self._mesh.world > 1:
             agree(self._joined, [*model_lines(self._model), *self._options.lines()], "models or options")
-            tensors = [*self._model.parameters(), *self._model.buffers()]
+            # sharded ones have rank 0's values since they were dealt out
+            tensors = [t for t in (*self._model.parameters(), *self._model.buffers()) if not is_sharded(t)]
             broadcast_tensors(self._joined, [t.detach() for t in tensors])
         self._shared = True
 
@@ -274,7 +282,17 @@ class CompiledModule(Bare):
         return self._mesh
 
     def _apply(self, fn: Any, recurse: bool = True) -> CompiledModule:
-        """`to()`, `double()`, ... change the model; programs are compiled anew."""
+        """`to()`, `double()`, ... change the model; programs are compiled anew.
+
+        Raises
+        ------
+        StateError : its parameters are sharded.
+        """
+        if self._options.shards:
+            raise StateError(
+                "the parameters are sharded, and cannot be moved or converted any more; expected the model "
+                "on its device and of its dtype before fxdp.compile"
+            )
         self._model._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self._started = False
         self._served = None

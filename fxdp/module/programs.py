@@ -36,6 +36,7 @@ from fxdp.module.call import Call, ProgramKey, request_of
 from fxdp.module.call_sizes import fixed_dims, row_numbers, size_values
 from fxdp.module.input_agreement import check_contents
 from fxdp.module.outputs import has_size_leaves, packed, raise_if_checked
+from fxdp.module.sharded_parameters import whole_stand_ins
 from fxdp.options import Options
 from fxdp.pipeline.schedule import csv
 from fxdp.ranks.agreement import agree, gather_objects, tensor_lines
@@ -193,7 +194,7 @@ class Programs:
             dynamic=dynamic,
             hint=hint,
         )
-        with refusing(self._joined), _plain_modes():
+        with refusing(self._joined), _plain_modes(), whole_stand_ins(self._module):
             found = capture_open(request, self._expected) if call.inputs.open else capture_request(request)
         if call.inputs.open:  # a rank that finds so alone would leave the others waiting for its program
             names = found.names if isinstance(found, DecidesError) else frozenset()

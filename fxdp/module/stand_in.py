@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn, TypeVar
 
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from fxdp.errors import StateError
+from fxdp.module.sharded_parameters import dealt_out
+from fxdp.torch_compat import that_pickles
 
 S = TypeVar("S", bound="StandIn")
 
@@ -111,12 +114,21 @@ class StandIn(nn.Module):
         return self
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """The model's own state dict."""
-        return self._model.state_dict(*args, **kwargs)
+        """The model's own state dict; of a sharded parameter a `DTensor` of this rank's rows."""
+        state = self._model.state_dict(*args, **kwargs)
+        for name, value in state.items():
+            if isinstance(value, DTensor):
+                state[name] = that_pickles(value)
+        return state
 
-    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Load into the model."""
-        return self._model.load_state_dict(*args, **kwargs)
+    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """Load into the model; of a whole tensor a rank takes its rows where the parameter is sharded.
+
+        Raises
+        ------
+        InputError : whole tensors of other shapes than a sharded parameter's.
+        """
+        return self._model.load_state_dict(dealt_out(self._model, state_dict), *args, **kwargs)
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
         """The model's parameters, under their own names."""

@@ -20,7 +20,7 @@ from fxdp.ir.draws import graph_draws, node_draws
 from fxdp.ir.graphs import attribute_of
 from fxdp.ir.mesh import Mesh
 from fxdp.ir.notes import is_host_size, note, tensor_operands
-from fxdp.ir.placements import Partial, Placement, Replicate, Shard
+from fxdp.ir.placements import Partial, Placement, Replicate, Rows, Shard
 from fxdp.ir.slots import Input, ResultSlot, Size, Slot, Tangent
 from fxdp.ir.types import ScalarType, TensorType, local_shape
 from fxdp.oracle.compare import adds_or_moves, cancelled, difference, magnitude, scaled_floor
@@ -104,10 +104,16 @@ class LockStep:
         if node.target in conversions.CONVERSIONS:
             source, *rest = node.args
             numbers = [self._values[a][0] if isinstance(a, fx.Node) else a for a in rest]
-            return self._ranks.convert(node, self._values[source], numbers)  # type: ignore[index]
+            return self._ranks.convert(node, self._read(source), numbers)
         if node_draws(node) and self._generators is None:
             return draw_alike(self._ranks.world, lambda rank: self._call(node, rank))
         return [self._call(node, rank) for rank in range(self._ranks.world)]
+
+    def _read(self, source: Any) -> list[Any]:
+        """What a conversion reads of each rank: a value, or a list of those of a bucket."""
+        if isinstance(source, fx.Node):
+            return self._values[source]
+        return [[self._values[value][rank] for value in source] for rank in range(self._ranks.world)]
 
     def _call(self, node: fx.Node, rank: int) -> Any:
         if self._generators is not None and node_draws(node):
@@ -121,7 +127,8 @@ class LockStep:
             return [self._ranks.slot(slot.name, rank) for rank in range(self._ranks.world)]
         assert slot is not None
         whole = self._one.values[node.name] = self._slots[slot]
-        placement = note(node).placement if isinstance(slot, (Input, Tangent)) else None
+        dealt = isinstance(note(node).placement, Rows)
+        placement = note(node).placement if dealt or isinstance(slot, (Input, Tangent)) else None
         return self._ranks.split(whole, placement)  # type: ignore[arg-type]
 
     # ---- comparing ---------------------------------------------------------------------------------------
@@ -147,6 +154,8 @@ class LockStep:
         if any(s.name not in self._one.values for s in sources):
             return False
         if node.target in conversions.CONVERSIONS:
+            if not isinstance(node.args[0], fx.Node):
+                return False  # a bucket, whose values are compared where they are used
             self._one.values[node.name] = self._one.values[sources[0].name]
             return True
         if isinstance(note(node).placement, Shard):
@@ -191,7 +200,7 @@ class LockStep:
     def _compare_one(self, node: fx.Node, whole: Any, values: list[Any], type_: Any, placement: Any) -> None:
         if not isinstance(whole, Tensor) or placement is None:
             return
-        for rank, value in enumerate(values):
+        for rank, value in enumerate(() if isinstance(placement, Rows) else values):
             shape = tuple(self._ranks.number(n, rank) for n in local_shape(type_, placement))
             if tuple(value.shape) != shape:
                 self._fault(node, f"rank {rank} has shape {tuple(value.shape)}, expected {shape}")
@@ -207,7 +216,12 @@ class LockStep:
             self._floors[node] = max(self._floor(node), largest)
         if isinstance(placement, Replicate):
             return max(difference(v, whole, self._floor(node)) for v in values)
-        return difference(self._ranks.combine(values, placement), whole, self._floor(node))
+        return difference(self._put_together(values, placement, whole), whole, self._floor(node))
+
+    def _put_together(self, values: list[Tensor], placement: Placement, whole: Tensor) -> Tensor:
+        """What the ranks' values stand for; of rows without the padding of the last ranks."""
+        found = self._ranks.combine(values, placement)
+        return found[: whole.shape[0]] if isinstance(placement, Rows) else found
 
     def _tolerance(self, node: fx.Node) -> float:
         return self.tolerances.get(node.name, self.tolerance)
@@ -245,7 +259,8 @@ class LockStep:
         placements = note(node).operands or [note(v).placement for v in values]
         for slot, value, placement in zip(note(node).results, values, placements, strict=True):
             if slot is not None:
-                results[slot] = self._ranks.combine(self._values[value], placement)  # type: ignore[arg-type]
+                found = self._ranks.combine(self._values[value], placement)  # type: ignore[arg-type]
+                results[slot] = found[: _rows_of(value)] if isinstance(placement, Rows) else found
         return results
 
     def floors(self) -> dict[ResultSlot, float]:
@@ -254,3 +269,10 @@ class LockStep:
         values: Sequence[fx.Node] = node.args[0]  # type: ignore[assignment]
         pairs = zip(note(node).results, values, strict=True)
         return {slot: self._floor(value) for slot, value in pairs if slot is not None}
+
+
+def _rows_of(node: fx.Node) -> int:
+    """How many rows a value has as a whole; those of the last rank may be padded."""
+    type_ = note(node).type
+    assert isinstance(type_, TensorType)
+    return int(type_.shape[0])

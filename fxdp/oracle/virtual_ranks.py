@@ -6,13 +6,15 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
+import torch
 from torch import Tensor, fx
 
 from fxdp.ir.conversions import conversion_of
 from fxdp.ir.mesh import Mesh
 from fxdp.ir.ops.collectives import sharded
+from fxdp.ir.ops.parameter_rows import own_rows
 from fxdp.ir.ops.parts import combine
-from fxdp.ir.placements import Dim, Placement, Shard
+from fxdp.ir.placements import Dim, Placement, Rows, Shard
 from fxdp.ir.sizes import LOCAL, evaluate, rank_sizes
 
 
@@ -43,25 +45,36 @@ class VirtualRanks:
 
     def split(self, whole: Tensor, placement: Placement | None) -> list[Tensor]:
         """Every rank's part of a global value; the value itself where it is not sharded."""
+        if isinstance(placement, Rows):
+            return self._dealt_out(whole, placement)
         if not isinstance(placement, Shard):
             return [whole] * self.world
         return sharded([whole] * self.world, self.sizes, placement.dim, self.number(placement.outer))
 
     def combine(self, values: Sequence[Tensor], placement: Placement) -> Tensor:
         """The global value that the ranks' values stand for."""
+        if isinstance(placement, Rows):  # ranks that hold equal rows follow from those of the first of them
+            return torch.cat([values[rank] for rank in self._along(placement.axis)[0]])
         if isinstance(placement, Shard):
             placement = Shard(placement.dim, self.number(placement.outer))
         return combine(values, placement, self.sizes)
 
-    def convert(self, node: fx.Node, values: list[Tensor], rest: Sequence[Any]) -> list[Tensor]:
+    def convert(self, node: fx.Node, values: Sequence[Any], rest: Sequence[Any]) -> list[Tensor]:
         """What a conversion makes of the ranks' values; `rest` are its further arguments."""
         found = conversion_of(node)
         if found is None:  # a wait
-            return values
+            return list(values)
         made: dict[int, Tensor] = {}
         for ranks in self._along(found.axis):
             own, sizes = [values[rank] for rank in ranks], [self.sizes[rank] for rank in ranks]
             made.update(zip(ranks, found.on_ranks(own, sizes, *rest), strict=True))
+        return [made[rank] for rank in range(self.world)]
+
+    def _dealt_out(self, whole: Tensor, placement: Rows) -> list[Tensor]:
+        """Each rank's rows, which those beside it along another axis hold, too."""
+        made: dict[int, Tensor] = {}
+        for ranks in self._along(placement.axis):
+            made.update({rank: own_rows(whole, len(ranks), place) for place, rank in enumerate(ranks)})
         return [made[rank] for rank in range(self.world)]
 
     def _along(self, axis: str | None) -> tuple[tuple[int, ...], ...]:

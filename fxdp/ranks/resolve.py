@@ -17,19 +17,21 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from fxdp.errors import MeshError, RankFailedError, StateError
 from fxdp.ir.mesh import AXES, Group, Mesh, backend_of, check_axes, mesh_of
 from fxdp.ranks.joined import Joined
-from fxdp.ranks.links import Links, find_links, open_links
+from fxdp.ranks.links import Links, add_group, find_links, open_links
 from fxdp.settings import Settings
 
 _log = logging.getLogger("fxdp")
 
 
 def resolve_mesh(
-    mesh: DeviceMesh | Mapping[str, int] | None, device_type: str, settings: Settings | None = None
+    mesh: DeviceMesh | Mapping[str, int] | None,
+    device_type: str,
+    settings: Settings | None = None,
 ) -> Joined:
     """Turn the user's `mesh` into data axes, with everything that joins their ranks.
 
@@ -58,6 +60,26 @@ def resolve_mesh(
         f"mesh is a {type(mesh).__name__}; expected a torch DeviceMesh, a dict such as {{'dp': 4}} for a "
         "plan, or None for all ranks"
     )
+
+
+def with_rows(joined: Joined, settings: Settings | None = None) -> Joined:
+    """The same with what sharded parameters need: a group of their own, and a `DeviceMesh` of the ranks.
+
+    All ranks of the mesh must call this at the same point.
+
+    Raises
+    ------
+    RankFailedError : another rank did not come.
+    """
+    mesh, links, device_mesh = joined.mesh, joined.links, joined.device_mesh
+    if device_mesh is None and dist.is_initialized():
+        device_mesh = init_device_mesh(mesh.device_type, mesh.sizes, mesh_dim_names=mesh.axes)
+    if links is None or len(mesh.axes) > 1:  # along each of several axes torch has made a group
+        return replace(joined, device_mesh=device_mesh)
+    add_group(links, "rows", settings or Settings.from_environment())
+    assert links.rows_group is not None
+    groups = (*mesh.groups, Group(links.rows_group.group_name, "rows"))
+    return Joined(replace(mesh, groups=groups), links, device_mesh)
 
 
 def ensure_alive(joined: Joined) -> None:

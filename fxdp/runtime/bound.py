@@ -10,15 +10,17 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, fx
+from torch.distributed.tensor import DTensor
 
 from fxdp.ir.draws import drawn_seed, node_draws, own_generator, rank_seed
+from fxdp.ir.model_tensors import held
 from fxdp.ir.notes import note
 from fxdp.ir.slots import Input, Mutation, Slot
 from fxdp.lowering.eager import forward_inputs, results
 from fxdp.lowering.halves import Halves
 from fxdp.runtime.first_only import first_only
 from fxdp.runtime.template import TangentSlot, Template
-from fxdp.torch_compat import backward_class, release_saved_tensors
+from fxdp.torch_compat import backward_class, dtensor_like, release_saved_tensors
 
 _log = logging.getLogger("fxdp")
 
@@ -53,6 +55,8 @@ class Bound:
     """Whether the backward, too (a hook that adds noise to gradients)."""
     written: tuple[tuple[int, int], ...] = ()
     """Pairs of position and index of the inputs that the program writes."""
+    sharded: tuple[tuple[int, DTensor], ...] = ()
+    """The parameters of which this rank holds rows, by position: autograd knows these, the program rows."""
     guarded: Callable[[], AbstractContextManager[None]] = nullcontext
     """Around each backward: errors of this rank reach the others, theirs reach this one."""
     takes_sizes: bool = field(init=False)
@@ -113,7 +117,12 @@ class Bound:
     def _run(self, values: list[Any], even: bool) -> Sequence[Tensor]:
         if not self.halves.trains:
             return self.halves.forward(values)
-        return _Step.apply(self, even, *values)  # type: ignore[no-untyped-call,no-any-return]
+        leaves = values
+        if self.sharded:
+            leaves = list(values)
+            for position, parameter in self.sharded:
+                leaves[position] = parameter
+        return _Step.apply(self, even, values, *leaves)  # type: ignore[no-untyped-call,no-any-return]
 
     def backward(
         self, saved: list[Any], grads: Sequence[Tensor | None], outputs: Sequence[Like], even: bool
@@ -151,8 +160,8 @@ class _Step(torch.autograd.Function):
     """One forward and backward as a single autograd node."""
 
     @staticmethod
-    def forward(ctx: Any, program: Bound, even: bool, *values: Any) -> tuple[Tensor, ...]:
-        results = program.halves.forward(list(values))
+    def forward(ctx: Any, program: Bound, even: bool, values: list[Any], *leaves: Any) -> tuple[Tensor, ...]:
+        results = program.halves.forward(values)
         count = program.halves.outputs
         # no views, into which a caller could not write (`loss /= 4`); a write is seen by what is saved
         outputs, saved = tuple(r.detach() for r in results[:count]), list(results[count:])
@@ -177,8 +186,12 @@ class _Step(torch.autograd.Function):
         for position, number in zip(program.number_positions or (), reversed(ctx.numbers), strict=True):
             saved.insert(position, number)
         with torch.no_grad(), program.guarded():
-            results = program.backward(saved, grads, ctx.shapes, ctx.even)
-        return (None, None, *first_only(results))
+            results = list(program.backward(saved, grads, ctx.shapes, ctx.even))
+            for position, parameter in program.sharded:
+                if (gradient := results[position]) is not None:
+                    # rows of a sum are padded to those of the first rank
+                    results[position] = dtensor_like(parameter, gradient[: len(held(parameter))])
+        return (None, None, None, *first_only(results))
 
 
 STEP_BACKWARD = backward_class(_Step)

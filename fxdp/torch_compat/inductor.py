@@ -93,10 +93,12 @@ def compile_with_inductor(
     backward: bool,
     inference: bool,
     fixed: int,
+    in_order: bool = False,
 ) -> tuple[Callable[[list[Any]], Any], list[tuple[Any, ...] | None]]:
     """Compile one half; the callable takes a list. Also the strides of its outputs, where Inductor knows.
 
-    The first `fixed` inputs are parameters and the like, whose addresses do not change between steps.
+    The first `fixed` inputs are parameters and the like, whose addresses do not change between steps. With
+    `in_order` the code runs in the order of the graph, but for what is fused.
     """
     import torch._inductor.config as inductor_config
     from torch._inductor.compile_fx import compile_fx_inner
@@ -105,6 +107,8 @@ def compile_with_inductor(
 
     _call_products_into_buffers()
     settings = {"cpp.vec_isa_ok": True} if _compiler_knows_vectors() else {}
+    if in_order:
+        settings |= {"reorder_for_peak_memory": False, "reorder_for_locality": False}
     context = TracingContext(fake_mode)
     with (
         tracing(context),

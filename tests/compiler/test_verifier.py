@@ -20,7 +20,7 @@ from fxdp.ir import conversions
 from fxdp.ir.level import Level
 from fxdp.ir.notes import Cause, Site
 from fxdp.ir.ops.moments import MOMENTS_OP
-from fxdp.ir.placements import MOMENTS, P, R, S
+from fxdp.ir.placements import MOMENTS, P, R, Rows, S
 from fxdp.ir.recipes import Recipe
 from fxdp.ir.slots import Buffer, Gradient, Input, Mutation, Output, Parameter
 from tests.graphs import Sketch
@@ -173,6 +173,16 @@ def _collectives_have_one_wait() -> fx.GraphModule:
     return g.returns({Output(0): first, Output(1): second, Output(2): third})
 
 
+def _buckets_of_rows_start_in_one_order() -> fx.GraphModule:
+    g = Sketch()
+    w, x = g.add(Parameter("w"), "f32[4]", Rows()), g.add(Input(0, "x"), "f32[B]", S(0))
+    reads = {"type": "f32[4]", "at": R, "cause": CAUSE}
+    first = g.call(conversions.gather_rows, [w], (2,), (x,), reads=(Rows(), None), **reads)
+    second = g.call(conversions.gather_rows, [w], (2,), (x,), reads=(Rows(), None), **reads)
+    done = [g.call(conversions.wait, n, type="f32[4]", at=R, reads=(R,)) for n in (first, second)]
+    return g.returns({Output(i): n for i, n in enumerate(done)})
+
+
 def _collectives_have_causes() -> fx.GraphModule:
     g = Sketch()
     x = g.add(Input(0, "x"), "f32[B]", S(0))
@@ -308,6 +318,7 @@ MALFORMED: list[tuple[Callable[[], fx.GraphModule], Level, list[str]]] = [
         Level.EXPLICIT,
         ["needs exactly one wait, has 2 users", "waits for what is no collective"],
     ),
+    (_buckets_of_rows_start_in_one_order, Level.LOCAL, ["may start before %gather_rows"]),
     (_collectives_have_causes, Level.EXPLICIT, ["has no cause"]),
     (
         _partial_flows_through_linear_ops,

@@ -50,7 +50,7 @@ def test_sizes_for_a_plan() -> None:
         ({"dp_replica": 2}, ["did you mean 'dp_replicate'?"]),
         ({"tensor": 2}, ["got ['tensor']", "the name 'dp'"]),
         ({}, ["got none"]),
-        ({"dp_shard": 2}, ["'dp_shard' is a valid name, but fxdp cannot use it yet"]),
+        ({"dp_shared": 2}, ["did you mean 'dp_shard'?"]),
         ({"dp": 0}, ["dp=0", "expected integers >= 1"]),
         ({"dp": 2.0}, ["dp=2.0"]),
         (4, ["mesh is a int; expected a torch DeviceMesh"]),

@@ -15,6 +15,7 @@ from itertools import pairwise
 from torch import fx
 
 from fxdp.ir.graphs import ancestors
+from fxdp.ir.ops.parameter_rows import STARTS
 from fxdp.lowering.halves import Halves
 
 _WAITS = ("wait_tensor",)
@@ -49,8 +50,17 @@ def order_lines(halves: Halves) -> list[str]:
     return [f"{half}: {name}" for half, gm in graphs.items() if gm for name in collectives(gm.graph)]
 
 
+def moves_rows(graph: fx.Graph) -> bool:
+    """Whether sharded parameters are gathered or their gradients dealt out.
+
+    Inductor takes care that collectives of torch's keep their order, but it does not know ours, and would
+    move them against the others on one rank and not on another, as sizes have it: both would wait forever.
+    """
+    return any(node.target in STARTS for node in graph.nodes)
+
+
 def _starts(node: fx.Node) -> bool:
-    return (
+    return node.target in STARTS or (
         getattr(node.target, "namespace", "") == "_c10d_functional"
         and getattr(node.target, "_opname", "") not in _WAITS
     )

@@ -2,7 +2,7 @@
 
 from fxdp.ranks.links.control import Control, Ending, EndKind, RefusedError
 from fxdp.ranks.links.links import Links, find_links, live_links
-from fxdp.ranks.links.opening import open_links
+from fxdp.ranks.links.opening import add_group, open_links
 
 __all__ = [
     "Control",
@@ -10,6 +10,7 @@ __all__ = [
     "Ending",
     "Links",
     "RefusedError",
+    "add_group",
     "find_links",
     "live_links",
     "open_links",

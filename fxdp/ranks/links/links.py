@@ -110,6 +110,20 @@ class Links:
         return self._find("reduce")
 
     @property
+    def rows_group(self) -> dist.ProcessGroup | None:
+        """A group for sharded parameters and the sums of their gradients, once `add_group` has made it."""
+        return self._find("rows")
+
+    def has(self, purpose: str) -> bool:
+        """Whether there is a group of this purpose."""
+        return self._find(purpose) is not None
+
+    def add(self, purpose: str, group: dist.ProcessGroup, sockets: set[OpenSocket]) -> None:
+        """One more group, to be cut with the others."""
+        self._groups[purpose] = weakref.ref(group)
+        self._sockets |= sockets
+
+    @property
     def whole_group(self) -> dist.ProcessGroup | None:
         """A group over all ranks of the mesh: the data axes' own where there is no pipeline axis."""
         return self._find("forward") or self.group

@@ -66,6 +66,22 @@ def open_links(
     return Links(world, (tuple(ranks), tuple(row), backend), groups, control, messages, memory, sockets)
 
 
+def add_group(links: Links, purpose: str, settings: Settings) -> None:
+    """Make one more group over the data axes if there is none; all ranks must call this at the same point.
+
+    Raises
+    ------
+    RankFailedError : a rank did not come.
+    """
+    _, row, backend = links.key
+    if links.has(purpose):
+        return
+    before = open_sockets()
+    group = _new_group(row, backend, timedelta(seconds=settings.timeout_s), purpose)
+    sockets = _shared_sockets(links.control, open_sockets() - before) if backend == "gloo" else set()
+    links.add(purpose, group, sockets)
+
+
 def _prefix(store: KeyValueStore, rank: int, ranks: Sequence[int]) -> str:
     """A key prefix for the n-th links among these ranks: each rank counts for itself, all alike."""
     name = "fxdp/" + "-".join(str(item) for item in ranks)

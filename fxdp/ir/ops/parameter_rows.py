@@ -1,0 +1,198 @@
+"""Sharded parameters as the ranks hold them: rows of dim 0, gathered whole and scattered as sums.
+
+    parameters    a [5, 2]        b [3]                 of 2 ranks each holds ceil(5 / 2) = 3 and 2 rows
+    rank 0        a0 a1 a2        b0 b1                 its rows, one parameter after another, padded
+    rank 1        a3 a4 --        b2 --
+    gathered      a0 a1 a2 a3 a4 -- b0 b1 b2 --         parameter by parameter, so each whole one is a view
+
+The four ops are opaque to a compiler. Each `start_*` reads what must be there before it begins (`after`): the
+one before it, so that all ranks start them in one order, and a value of the computation, so that nobody
+gathers earlier than planned. Only data keeps a compiler from changing an order, or from taking a gather of
+the backward for the equal one of the forward and keeping its result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fxdp.ir.ops.library import library
+from fxdp.torch_compat import OpOverload
+
+_c10d = torch.ops._c10d_functional
+
+
+def rows_each(rows: int, ranks: int) -> int:
+    """How many rows a rank holds, padding included."""
+    return -(-rows // ranks)
+
+
+def row_range(rows: int, ranks: int, rank: int) -> tuple[int, int]:
+    """The first row of a rank and the one after its last, as DTensor's `Shard(0)` cuts them."""
+    each = rows_each(rows, ranks)
+    return min(rank * each, rows), min((rank + 1) * each, rows)
+
+
+def own_rows(value: Tensor, ranks: int, rank: int) -> Tensor:
+    """A rank's rows of a whole value, as a view."""
+    first, last = row_range(value.shape[0], ranks, rank)
+    return value[first:last]
+
+
+def side_by_side(rows: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
+    """Values one after another, each padded to its size: the very memory, where they lie so already."""
+    first, where = rows[0], rows[0].storage_offset()
+    storage, place = first.untyped_storage(), where
+    lie_so = (where + sum(sizes)) * first.itemsize <= storage.nbytes()
+    for value, size in zip(rows, sizes, strict=True):
+        here = value.untyped_storage().data_ptr() == storage.data_ptr() and value.storage_offset() == place
+        lie_so = lie_so and here and value.is_contiguous()
+        place += size
+    if lie_so:
+        return first.as_strided((place - where,), (1,), where)
+    packed, start = first.new_zeros(place - where), 0
+    for value, size in zip(rows, sizes, strict=True):
+        packed[start : start + value.numel()] = value.reshape(-1)
+        start += size
+    return packed
+
+
+def _start_gather(
+    rows: Sequence[Tensor], sizes: Sequence[int], world: int, group: str, after: Sequence[Tensor]
+) -> Tensor:
+    return _c10d.all_gather_into_tensor(side_by_side(rows, sizes), world, group)  # type: ignore[no-any-return]
+
+
+def _finish_gather(pending: Tensor, sizes: Sequence[int], world: int) -> Tensor:
+    by_rank = _c10d.wait_tensor(pending).view(world, sum(sizes))
+    whole = torch.empty_like(pending)
+    parts = [part.view(world, -1) for part in torch.split(whole, [world * size for size in sizes])]
+    torch.split_with_sizes_copy(by_rank, list(sizes), dim=1, out=parts)
+    return whole
+
+
+def _start_scatter(
+    values: Sequence[Tensor], sizes: Sequence[int], world: int, group: str, after: Sequence[Tensor]
+) -> Tensor:
+    packed = values[0].new_empty(world, sum(sizes))
+    for value, block in zip(values, torch.split(packed, list(sizes), 1), strict=True):
+        _deal(value.reshape(-1), block)
+    return _c10d.reduce_scatter_tensor(packed.view(-1), "sum", world, group)  # type: ignore[no-any-return]
+
+
+def _deal(flat: Tensor, block: Tensor) -> None:
+    """A flat value cut into the block's lines, the rest of which is filled with zeros."""
+    size = block.shape[1]
+    full = flat.numel() // size if size else 0
+    block[:full] = flat[: full * size].view(full, size)
+    if full < len(block):
+        rest = flat[full * size :]
+        block[full:] = 0
+        block[full, : len(rest)] = rest
+
+
+def _finish_scatter(pending: Tensor) -> Tensor:
+    return _c10d.wait_tensor(pending).clone()  # type: ignore[no-any-return] # an op must not return its operand
+
+
+def _gather_shape(
+    rows: Sequence[Tensor], sizes: Sequence[int], world: int, group: str, after: Sequence[Tensor]
+) -> Tensor:
+    return rows[0].new_empty(world * sum(sizes))
+
+
+def _scatter_shape(
+    values: Sequence[Tensor], sizes: Sequence[int], world: int, group: str, after: Sequence[Tensor]
+) -> Tensor:
+    return values[0].new_empty(sum(sizes))
+
+
+def _define(schema: str, run: Callable[..., Tensor], shape: Callable[..., Tensor]) -> OpOverload:
+    name = schema.partition("(")[0]
+    library.define(schema)  # type: ignore[no-untyped-call]
+    library.impl(name, run, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+    torch.library.register_fake(f"fxdp::{name}", shape, lib=library)
+    op: OpOverload = getattr(torch.ops.fxdp, name).default
+    # a rank without samples has no use for the whole parameter, but the others wait for its rows
+    torch.fx.node.has_side_effect(op)
+    return op
+
+
+start_gather_rows = _define(
+    "start_gather_rows(Tensor[] rows, int[] sizes, int world, str group, Tensor[] after) -> Tensor",
+    _start_gather, _gather_shape,
+)  # fmt: skip
+"""Start gathering the ranks' rows of several parameters, of which each rank gives `sizes` elements."""
+finish_gather_rows = _define(
+    "finish_gather_rows(Tensor pending, int[] sizes, int world) -> Tensor",
+    _finish_gather, lambda pending, sizes, world: torch.empty_like(pending),
+)  # fmt: skip
+"""Wait for them; the whole parameters one after another, each with its padding at its end."""
+start_scatter_rows = _define(
+    "start_scatter_rows(Tensor[] values, int[] sizes, int world, str group, Tensor[] after) -> Tensor",
+    _start_scatter, _scatter_shape,
+)  # fmt: skip
+"""Start summing several values over the ranks, each of which gets `sizes` elements: its rows."""
+finish_scatter_rows = _define(
+    "finish_scatter_rows(Tensor pending) -> Tensor", _finish_scatter, torch.empty_like
+)  # fmt: skip
+"""Wait for this rank's rows of the sums, one after another, padded."""
+
+STARTS = frozenset({start_gather_rows, start_scatter_rows})
+"""What begins a collective among these ops."""
+
+
+# -- the same on a list of ranks ----------------------------------------------------------------------------
+
+
+def gathered_rows(
+    values: Sequence[Any], sizes: Sequence[int], each: Sequence[int] = (), after: object = ()
+) -> list[Tensor]:
+    """The whole of a parameter; of lists of them what `finish_gather_rows` gives."""
+    world = len(values)
+    if not each:
+        return [torch.cat(list(values))] * world
+    parts = [side_by_side([own[place]], [size]) for place, size in enumerate(each) for own in values]
+    return [torch.cat(parts)] * world
+
+
+def scattered_rows(
+    values: Sequence[Any], sizes: Sequence[int], each: Sequence[int] = (), after: object = ()
+) -> list[Tensor]:
+    """Each rank's rows of a sum, padded; of lists of values what `finish_scatter_rows` gives."""
+    world = len(values)
+    if not each:
+        total = torch.stack(list(values)).sum(0)
+        return [padded_rows(total, world, rank) for rank in range(world)]
+    sums = [torch.stack([own[place] for own in values]).sum(0) for place in range(len(each))]
+    blocks = [total.new_empty(world, size) for total, size in zip(sums, each, strict=True)]
+    for total, block in zip(sums, blocks, strict=True):
+        _deal(total.reshape(-1), block)
+    return [torch.cat([block[rank] for block in blocks]) for rank in range(world)]
+
+
+def summed_rows(values: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
+    """The sum over ranks that hold equal rows."""
+    return [torch.stack(list(values)).sum(0)] * len(values)
+
+
+def taken_rows(values: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
+    """Each rank's rows of its whole value, padded as the rows of a sum are."""
+    world = len(values)
+    return [padded_rows(value, world, rank) for rank, value in enumerate(values)]
+
+
+def padded_rows(value: Tensor, ranks: int, rank: int) -> Tensor:
+    """A rank's rows of a whole value in memory of their own, zeros where it has fewer than others."""
+    each, own = rows_each(value.shape[0], ranks), own_rows(value, ranks, rank)
+    padding = value.new_zeros((each - own.shape[0], *value.shape[1:]))
+    return torch.cat([own, padding])
+
+
+def elements_each(shape: Sequence[int], ranks: int) -> int:
+    """How many elements of a value a rank holds, padding included."""
+    return rows_each(shape[0], ranks) * prod(shape[1:])

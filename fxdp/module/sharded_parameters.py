@@ -1,0 +1,117 @@
+"""A model's parameters dealt out in rows: `DTensor`s over one flat buffer per dtype, and stand-ins for them.
+
+    flat f32     | fc1.weight rows | fc1.bias rows | fc2.weight rows | ..    in the model's order, padded
+    parameters   DTensor Shard(0)    DTensor         DTensor                 views of it, by the model's names
+
+So a bucket of parameters that follow one another is gathered from where it lies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from fxdp.errors import InputError
+from fxdp.ir.mesh import SHARD
+from fxdp.ir.model_tensors import held, is_sharded, stand_in_for
+from fxdp.ir.ops.parameter_rows import elements_each, own_rows
+from fxdp.ranks.agreement import agree, broadcast_tensors, model_lines
+from fxdp.ranks.joined import Joined
+from fxdp.torch_compat import sharded_tensor
+
+
+def shard_parameters(module: nn.Module, joined: Joined) -> None:
+    """Replace the parameters of `module` by `DTensor`s of which each rank holds its rows, rank 0's values.
+
+    All ranks call this together. Tied parameters stay tied; a parameter without dims stays as it is.
+
+    Raises
+    ------
+    AgreementError : the ranks hold different models.
+    RankFailedError : another rank failed or died.
+    """
+    mesh = joined.mesh
+    if mesh.world > 1:
+        agree(joined, model_lines(module), "models")
+        broadcast_tensors(joined, [t.detach() for t in (*module.parameters(), *module.buffers())])
+    if joined.device_mesh is None:
+        return
+    axis = mesh.shard_axis
+    world = mesh.size_along(axis)
+    place = mesh.rank if axis is None else mesh.coordinates[axis]
+    _replace(module, _dealt(list(module.parameters()), joined.device_mesh, world, place))
+
+
+def _dealt(
+    parameters: Iterable[nn.Parameter], device_mesh: Any, world: int, place: int
+) -> dict[nn.Parameter, nn.Parameter]:
+    """The `DTensor` for each parameter that has rows; of one dtype all lie in one buffer."""
+    alike: dict[tuple[torch.dtype, torch.device], list[nn.Parameter]] = {}
+    for parameter in parameters:
+        if parameter.dim() > 0:
+            alike.setdefault((parameter.dtype, parameter.device), []).append(parameter)
+    made = {}
+    for (dtype, device), members in alike.items():
+        each = [elements_each(p.shape, world) for p in members]
+        flat = torch.zeros(sum(each), dtype=dtype, device=device)
+        for parameter, room in zip(members, torch.split(flat, each), strict=True):
+            rows = own_rows(parameter.detach(), world, place)
+            local = room[: rows.numel()].view(rows.shape)
+            local.copy_(rows)
+            made[parameter] = sharded_tensor(local, parameter, device_mesh, SHARD)
+    return made
+
+
+def _replace(module: nn.Module, made: Mapping[nn.Parameter, nn.Parameter]) -> None:
+    for owner in module.modules():
+        for name, parameter in owner._parameters.items():
+            if parameter is not None and parameter in made:
+                owner._parameters[name] = made[parameter]
+
+
+@contextlib.contextmanager
+def whole_stand_ins(module: nn.Module) -> Iterator[None]:
+    """Inside, the model has parameters of whole shapes, whose values are nobody's: for capture alone."""
+    sharded = [p for p in module.parameters() if is_sharded(p)]
+    stand_ins = {parameter: stand_in_for(parameter) for parameter in sharded}
+    _replace(module, stand_ins)
+    try:
+        yield
+    finally:
+        _replace(module, {stand_in: parameter for parameter, stand_in in stand_ins.items()})
+
+
+def dealt_out(module: nn.Module, state: Mapping[str, Any]) -> dict[str, Any]:
+    """A state dict with this rank's rows in the place of whole tensors that belong to sharded parameters.
+
+    Raises
+    ------
+    InputError : whole tensors of other shapes, all of them listed; nothing was loaded.
+    """
+    own: dict[str, Any] = dict(module.named_parameters(remove_duplicate=False))
+    found, wrong = dict(state), []
+    for name, value in state.items():
+        parameter = own.get(name)
+        if not isinstance(parameter, DTensor) or not isinstance(value, Tensor) or isinstance(value, DTensor):
+            continue
+        if value.shape != parameter.shape:
+            wrong.append(f"{name} {list(value.shape)}, expected {list(parameter.shape)}")
+            continue
+        found[name] = _rows_like(parameter, value)
+    if wrong:
+        raise InputError("the state dict has tensors of other shapes:\n  " + "\n  ".join(wrong))
+    return found
+
+
+def _rows_like(parameter: DTensor, whole: Tensor) -> Tensor:
+    """This rank's rows of a whole value, as the parameter holds them."""
+    mesh, names = parameter.device_mesh, parameter.device_mesh.mesh_dim_names or ()
+    axis = names.index(SHARD) if len(names) > 1 else 0
+    rows = own_rows(whole, mesh.size(axis), mesh.get_local_rank(axis))
+    rows = rows.to(held(parameter))
+    return sharded_tensor(rows, parameter, mesh, SHARD).detach()

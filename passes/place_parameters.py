@@ -1,0 +1,108 @@
+"""Deal the parameters out in rows, and ask for their gradients in rows."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from fxdp.ir.level import Level
+from fxdp.ir.mesh import Mesh
+from fxdp.ir.notes import copy_note, note
+from fxdp.ir.op_kinds import is_view
+from fxdp.ir.placements import Rows
+from fxdp.ir.slots import Gradient, Parameter
+from fxdp.ir.types import TensorType
+
+aten = torch.ops.aten
+
+_CHEAP = (
+    aten.clone.default,
+    aten._to_copy.default,
+    aten.split.Tensor,
+    aten.split_with_sizes.default,
+    aten.unbind.int,
+    aten.chunk.default,
+    operator.getitem,
+)
+
+
+def in_rows(type_: object) -> bool:
+    """Whether a parameter of this type is dealt out: one without dims is whole on all ranks."""
+    return isinstance(type_, TensorType) and len(type_.shape) > 0
+
+
+def _is_derived(node: fx.Node, derived: set[fx.Node]) -> bool:
+    """Whether a node is a view or a cast of parameters alone, which costs next to nothing to make again."""
+    if node.op != "call_function" or not (node.target in _CHEAP or is_view(node.target)):
+        return False
+    sources = node.all_input_nodes
+    return bool(sources) and all(source in derived for source in sources)
+
+
+def _repeat_in_backward(graph: fx.Graph, parameters: set[fx.Node]) -> None:
+    """Let the backward derive its own views from parameters: the forward's would keep whole values alive."""
+    derived, again = set(parameters), dict[fx.Node, fx.Node]()
+    for node in list(graph.nodes):
+        if _is_derived(node, derived) and not note(node).backward:
+            derived.add(node)
+        elif note(node).backward and node.op == "call_function":
+            for source in node.all_input_nodes:
+                if source in derived and source not in parameters:
+                    node.replace_input_with(source, _again(graph, source, node, parameters, again))
+
+
+def _again(
+    graph: fx.Graph, node: fx.Node, user: fx.Node, parameters: set[fx.Node], made: dict[fx.Node, fx.Node]
+) -> fx.Node:
+    """A copy of a derived node, and of what it is derived from, before its first user in the backward."""
+    if node in parameters:
+        return node
+    if node not in made:
+        sources = {s: _again(graph, s, user, parameters, made) for s in node.all_input_nodes}
+        with graph.inserting_before(user):
+            made[node] = graph.node_copy(node, sources.__getitem__)
+        copy_note(node, made[node], backward=True)
+    return made[node]
+
+
+@dataclass(frozen=True)
+class PlaceParameters:
+    """After it parameters lie in rows between their uses, and so do the gradients that the program gives.
+
+    before: `%w: f32[33, 8] {dp=R} = param(w)`       returns `gradient param(w)=%mm` as R
+    after:  `%w: f32[33, 8] {dp=Rows} = param(w)`    returns `gradient param(w)=%mm` as Rows
+
+    Operations read parameters whole as before, so `insert-collectives` finds the gathers and reduce-scatters.
+    Views and casts of a parameter that the backward reads are made again there, from its own gather.
+
+    Parameters
+    ----------
+    gathered_once : whole values stay from the forward to the backward, which then has none of its own.
+    """
+
+    gathered_once: bool = False
+
+    name = "place-parameters"
+    requires = Level.PLACED
+    ensures = Level.PLACED
+
+    def run(self, gm: fx.GraphModule, mesh: Mesh) -> fx.GraphModule:
+        """Annotate the graph in place."""
+        rows = Rows(mesh.shard_axis)
+        if mesh.size_along(rows.axis) == 1:
+            return gm
+        found = {note(n).slot: n for n in gm.graph.find_nodes(op="placeholder") if in_rows(note(n).type)}
+        parameters = {slot: node for slot, node in found.items() if isinstance(slot, Parameter)}
+        for node in parameters.values():
+            note(node).placement = rows
+        output = note(gm.graph.output_node())
+        output.operands = tuple(
+            rows if isinstance(slot, Gradient) and slot.of in parameters else wanted
+            for slot, wanted in zip(output.results, output.operands, strict=True)
+        )
+        if not self.gathered_once:
+            _repeat_in_backward(gm.graph, set(parameters.values()))
+        return gm

@@ -1,0 +1,149 @@
+"""Say when buckets of rows start: each gather one bucket ahead of its use, all in one order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from torch import fx
+
+from fxdp.ir import conversions
+from fxdp.ir.graphs import reachable
+from fxdp.ir.level import Level
+from fxdp.ir.mesh import Mesh
+from fxdp.ir.notes import note
+from fxdp.ir.slots import Tangent
+from fxdp.ir.types import TensorType
+
+
+def _pieces(flat: fx.Node) -> set[fx.Node]:
+    """The slices and views that are cut out of a bucket's flat value."""
+    return {view for piece in flat.users for view in piece.users} | set(flat.users)
+
+
+def _wait_of(start: fx.Node) -> fx.Node:
+    return next(user for user in start.users if user.target is conversions.wait)
+
+
+class _Schedule:
+    """Moves the starts of one graph and ties them to what comes before."""
+
+    def __init__(self, graph: fx.Graph) -> None:
+        self._graph = graph
+        tangents = [n for n in graph.find_nodes(op="placeholder") if isinstance(note(n).slot, Tangent)]
+        self._tangents = tangents
+        self._later = reachable(tangents)
+        """All that is computed from a tangent: what a backward has and a forward has not."""
+
+    def gathers(self, backward: bool) -> None:
+        """Start each bucket when the one before it is there, before that is used."""
+        starts = [
+            n for n in self._graph.find_nodes(op="call_function", target=conversions.gather_rows)
+            if note(n).backward is backward
+        ]  # fmt: skip
+        waits = [_wait_of(start) for start in starts]
+        position = {node: i for i, node in enumerate(self._graph.nodes)}
+        for before, start in zip([None, *waits], starts, strict=False):
+            if before is not None:
+                self._last_piece(before, position).append(start)
+            reads = waits[0] if before is None else before
+            if backward or before is not None:
+                _add_after(start, self._ready(reads, position, backward))
+
+    def _last_piece(self, flat: fx.Node, position: dict[fx.Node, int]) -> fx.Node:
+        return max({flat, *_pieces(flat)}, key=position.__getitem__)
+
+    def _ready(self, flat: fx.Node, position: dict[fx.Node, int], backward: bool) -> list[fx.Node]:
+        """A value that is there when a bucket is first used; of a backward, one that no forward has."""
+        own = _pieces(flat)
+        end = self._last_piece(flat, position)
+        users = sorted({u for piece in own for u in piece.users} - own, key=lambda n: position.get(n, -1))
+        for user in users:
+            for source in user.all_input_nodes:
+                earlier = position.get(source, len(position)) < position[end] and source not in own
+                if earlier and _is_tensor(source) and (not backward or source in self._later):
+                    return [source]
+        return self._nearest(end, position) if backward else []
+
+    def _nearest(self, end: fx.Node, position: dict[fx.Node, int]) -> list[fx.Node]:
+        """The last value of the backward before a node: what is used there depends on no tangent itself."""
+        found = [n for n in self._later if position.get(n, len(position)) < position[end] and _is_tensor(n)]
+        return [max(found, key=position.__getitem__)] if found else self._tangents[:1]
+
+    def scatters(self) -> None:
+        """Wait for each bucket of gradients when the next one has started, for the last at the end."""
+        starts = self._graph.find_nodes(op="call_function", target=conversions.scatter_rows)
+        for start, following in zip(starts, [*starts[1:], None], strict=False):
+            steps = _steps(start)
+            where = following if following is not None else self._graph.output_node().prev
+            for step in steps:
+                where.append(step)
+                where = step
+            if following is None:
+                self._finish_last(starts)
+
+    def _finish_last(self, starts: Sequence[fx.Node]) -> None:
+        """What is cut out of the buckets stands at the end, after the last wait."""
+        output = self._graph.output_node()
+        for start in starts:
+            last = _steps(start)[-1]
+            for piece in list(last.users):
+                output.prepend(piece)
+                for view in piece.users:
+                    if view is not output:
+                        output.prepend(view)
+
+    def chain(self) -> None:
+        """Let each start read the one before it in its phase: no compiler may change their order then."""
+        last: dict[bool, fx.Node] = {}
+        for node in list(self._graph.nodes):
+            if node.target in conversions.ORDERED:
+                backward = note(node).backward
+                _add_after(node, [last[backward]] if backward in last else [])
+                last[backward] = node
+
+
+def _steps(start: fx.Node) -> list[fx.Node]:
+    """The conversions and waits that follow a start."""
+    found = [_wait_of(start)]
+    following = list(found[-1].users)
+    if len(following) == 1 and following[0].target is conversions.sum_rows:
+        found += [following[0], _wait_of(following[0])]
+    return found
+
+
+def _is_tensor(node: fx.Node) -> bool:
+    return isinstance(note(node).type, TensorType)
+
+
+def _add_after(start: fx.Node, values: Iterable[fx.Node]) -> None:
+    reads, each, after = start.args
+    more = tuple(value for value in values if value not in after)  # type: ignore[operator]
+    start.args = (reads, each, (*after, *more))  # type: ignore[misc]
+    note(start).operands = (*note(start).operands, *(None for _ in more))
+
+
+@dataclass(frozen=True)
+class ScheduleRows:
+    """After it a bucket is gathered while the one before it is used, and no more than two are there at once.
+
+    before: `%gather_rows_1 = gather_rows([%w2], (8,), ())` right before the first use of `%w2`
+    after:  `%gather_rows_1 = gather_rows([%w2], (8,), (%x, %gather_rows))` before the first use of the bucket
+            before it: `%x` is ready then, and the start before this one comes first on all ranks
+
+    In the backward what is ready depends on a tangent, so no partitioner takes the gather for the forward's.
+    The rows of a bucket of gradients are waited for when the next bucket has started.
+    """
+
+    name = "schedule-rows"
+    requires = Level.LOCAL
+    ensures = Level.LOCAL
+
+    def run(self, gm: fx.GraphModule, mesh: Mesh) -> fx.GraphModule:
+        """Rewrite the graph in place."""
+        schedule = _Schedule(gm.graph)
+        schedule.gathers(backward=False)
+        schedule.gathers(backward=True)
+        schedule.scatters()
+        schedule.chain()
+        return gm

@@ -1,0 +1,183 @@
+"""Sharded parameters on gloo ranks: the plain loop equals one device on the whole batch."""
+
+from __future__ import annotations
+
+import copy
+import io
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+from torch.nn import functional as F
+
+import fxdp
+from fxdp.errors import InputError, MeshError, StateError
+from fxdp.oracle.compare import difference
+from tests.exactness.models import part
+from tests.fallbacks import no_fallback
+from tests.rank_pool import RankPool
+
+
+class Words(nn.Module):
+    """Tied, frozen, without dims, fewer rows than ranks, used twice, and one that no loss depends on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(7, 5)
+        self.inner = nn.Linear(5, 9)
+        self.norm = nn.LayerNorm(9)
+        self.outer = nn.Linear(9, 5, bias=False)
+        self.frozen = nn.Linear(5, 5).requires_grad_(False)
+        self.scale = nn.Parameter(torch.tensor(1.5))
+        self.one = nn.Parameter(torch.ones(1))
+        self.unused = nn.Parameter(torch.ones(3, 2))
+        self.head = nn.Linear(5, 7, bias=False)
+        self.head.weight = self.table.weight
+
+    def forward(self, words: Tensor, target: Tensor) -> Tensor:
+        h = self.table(words)
+        for _ in range(2):
+            h = h + self.frozen(self.outer(torch.relu(self.norm(self.inner(h)))))
+        return F.cross_entropy(self.head(h * self.scale * self.one), target)
+
+
+def _batch(step: int, size: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(step)
+    return tuple(torch.randint(0, 7, (size,), generator=generator) for _ in range(2))  # type: ignore[return-value]
+
+
+def _mesh(axes: tuple[str, ...]) -> Any:
+    world = dist.get_world_size()
+    sizes = (world,) if len(axes) == 1 else (2, world // 2)
+    return init_device_mesh("cpu", sizes, mesh_dim_names=axes)
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def _same_start() -> tuple[nn.Module, nn.Module]:
+    """This rank's model, with values of its own, and rank 0's."""
+    torch.set_default_dtype(torch.float64)
+    torch.manual_seed(dist.get_rank())
+    model = Words()
+    torch.manual_seed(0)
+    return model, Words()
+
+
+def _train(axes: tuple[str, ...], split: list[int], **options: Any) -> tuple[float, float]:
+    model, twin = _same_start()
+    with no_fallback():
+        compiled = fxdp.compile(model, _mesh(axes), strategy="shard", **options)
+        optimizers = [torch.optim.AdamW(m.parameters(), 1e-2) for m in (compiled, twin)]
+        worst = 0.0
+        for step in range(4):
+            whole = _batch(step, sum(split))
+            own = tuple(part(t, split, dist.get_rank()) for t in whole)
+            for inputs in (own, own) if step == 1 else (own,):  # accumulates
+                loss = compiled(*inputs)
+                loss.backward()
+                expected = twin(*whole)
+                expected.backward()
+                worst = max(worst, float((loss - expected).detach().abs()))
+            for net, optimizer in zip((compiled, twin), optimizers, strict=True):
+                nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+                optimizer.step()
+                optimizer.zero_grad()
+            split = split[::-1]
+    pairs = zip(compiled.parameters(), twin.parameters(), strict=True)
+    return worst, max(difference(_whole(a).detach(), b.detach()) for a, b in pairs)
+
+
+@pytest.mark.parametrize(
+    ("axes", "split", "options"),
+    [
+        (("dp",), [4, 1], {"compute": "eager", "bucket_mb": 0.0005}),
+        (("dp_shard",), [4, 0, 1, 2], {"compute": "eager", "reshard_after_forward": False}),
+        (("dp_replicate", "dp_shard"), [4, 0, 1, 2], {"bucket_mb": 0.0005}),
+        (("dp_shard",), [2, 3], {"bucket_mb": 0.0005}),
+    ],
+)
+def test_training_equals_one_device(
+    ranks: RankPool, axes: tuple[str, ...], split: list[int], options: dict[str, Any]
+) -> None:
+    for worst_loss, worst_parameter in ranks.run(len(split), _train, axes, split, timeout=240, **options):
+        assert worst_loss <= 1e-12
+        assert worst_parameter <= 1e-9
+
+
+def _state() -> None:
+    model, twin = _same_start()
+    twin_state = copy.deepcopy(twin.state_dict())
+    compiled = fxdp.compile(model, _mesh(("dp_shard",)), strategy="shard", compute="eager")
+    state = compiled.state_dict()
+    assert list(state) == list(twin_state)
+    assert all(difference(_whole(state[name]), twin_state[name]) == 0 for name in state)
+    held = sum(p.to_local().numel() for p in compiled.parameters() if isinstance(p, DTensor))
+    assert held < sum(p.numel() for p in twin.parameters())
+    doubled = {name: 2 * value for name, value in twin_state.items()}
+    compiled.load_state_dict(doubled)
+    assert difference(_whole(compiled.get_parameter("inner.weight")), doubled["inner.weight"]) == 0
+    compiled.load_state_dict(state)  # DTensors go in as they came out: these are the parameters themselves
+    whole = _batch(0, 4)
+    own = tuple(part(t, [3, 1], dist.get_rank()) for t in whole)
+    with torch.no_grad():
+        twin.load_state_dict(doubled)
+        assert difference(compiled(*own), twin(*whole)) <= 1e-12
+    with pytest.raises(InputError, match=r"inner.weight \[2\], expected \[9, 5\]"):
+        compiled.load_state_dict({**doubled, "inner.weight": torch.zeros(2)})
+    with pytest.raises(StateError, match=r"before fxdp\.compile"):
+        compiled.float()
+    with pytest.raises(InputError, match="DTensors"):
+        fxdp.compile(model, strategy="shard")
+    torch.save(state, io.BytesIO())
+
+
+def test_state_has_the_models_keys_and_takes_whole_tensors(ranks: RankPool) -> None:
+    ranks.run(2, _state)
+
+
+@pytest.mark.parametrize("mesh", [{"dp": 3}, {"dp_shard": 2}, {"dp_replicate": 2, "dp_shard": 2}])
+@pytest.mark.parametrize("reshard", [True, False])
+def test_verify_runs_the_sharded_program(mesh: dict[str, int], *, reshard: bool) -> None:
+    report = fxdp.verify(
+        Words(), _batch(0, 9), mesh=mesh, strategy="shard", reshard_after_forward=reshard, bucket_mb=0.0005
+    )
+    assert report.ok, str(report)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "options", "words"),
+    [
+        ({"dp_shard": 2}, {}, "expected strategy='shard'"),
+        ({"dp_replicate": 2}, {"strategy": "shard"}, r"expected \('dp',\), \('dp_shard',\) or"),
+        ({"dp": 2, "dp_shard": 2}, {"strategy": "shard"}, "parameters are dealt out along 'dp_shard'"),
+        ({"pp": 2, "dp": 2}, {"strategy": "shard"}, "cannot combine them yet"),
+        ({"dp": 2}, {"strategy": "shard", "microbatches": 2}, "cannot combine them yet"),
+    ],
+)
+def test_illegal_combinations_list_the_legal_ones(
+    mesh: dict[str, int], options: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(MeshError, match=words):
+        fxdp.plan(Words(), _batch(0, 4), mesh=mesh, **options)
+
+
+def test_bytes_of_the_plan() -> None:
+    """The forward gathers all parameters, the backward what it reads; gradients are the trainable ones'."""
+    model = Words()
+    rows = fxdp.plan(model, _batch(0, 4), mesh={"dp": 2}, strategy="shard").communication
+    sharded = {name: p for name, p in model.named_parameters() if p.dim()}
+    padded = {name: -(-p.shape[0] // 2) * 2 * p[0].numel() * p.itemsize for name, p in sharded.items()}
+    read = padded.keys() - {"unused"}
+    forward = sum(row.bytes for row in rows if row.op == "gather_rows" and row.phase == "forward")
+    assert forward == sum(padded[name] for name in read)
+    trained = read - {"frozen.weight", "frozen.bias"}
+    assert sum(row.bytes for row in rows if row.op == "scatter_rows") == sum(padded[name] for name in trained)
+    biases = {"inner.bias", "frozen.bias"}  # no gradient depends on them
+    backward = sum(row.bytes for row in rows if row.op == "gather_rows" and row.phase == "backward")
+    assert backward == sum(padded[name] for name in read - biases)

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import torch
+from expecttest import assert_expected_inline
+from torch import fx
+
+from fxdp.ir import conversions
+from fxdp.ir.mesh import mesh_of
+from fxdp.ir.placements import P, R, Rows, S
+from fxdp.ir.slots import Gradient, Input, Output, Parameter, Tangent
+from fxdp.passes import BucketRows, InsertCollectives
+from tests.graphs import Sketch, after, mesh
+
+aten = torch.ops.aten
+
+
+def two_layers() -> fx.GraphModule:
+    """`y = (x * a) * b` with its backward, at EXPLICIT; `a` and `b` have 5 rows each."""
+    g = Sketch()
+    b, a = g.add(Parameter("b"), "f32[5]", Rows()), g.add(Parameter("a"), "f32[5]", Rows())
+    x, tangent = g.add(Input(0, "x"), "f32[B, 5]", S(0)), g.add(Tangent(0), "f32[B, 5]", S(0))
+    sides, back = (S(0), R), {"backward": True}
+    h = g.call(aten.mul.Tensor, x, a, type="f32[B, 5]", at=S(0), reads=sides, name="h")
+    y = g.call(aten.mul.Tensor, h, b, type="f32[B, 5]", at=S(0), reads=sides, name="y")
+    gb = g.call(aten.mul.Tensor, tangent, h, type="f32[B, 5]", at=S(0), reads=(S(0), S(0)), name="gb", **back)
+    db = g.call(aten.sum.dim_IntList, gb, [0], type="f32[5]", at=P, reads=(S(0),), name="db", **back)
+    gh = g.call(aten.mul.Tensor, tangent, b, type="f32[B, 5]", at=S(0), reads=sides, name="gh", **back)
+    ga = g.call(aten.mul.Tensor, gh, x, type="f32[B, 5]", at=S(0), reads=(S(0), S(0)), name="ga", **back)
+    da = g.call(aten.sum.dim_IntList, ga, [0], type="f32[5]", at=P, reads=(S(0),), name="da", **back)
+    results = {Output(0): y, Gradient(Parameter("b")): db, Gradient(Parameter("a")): da}
+    return InsertCollectives().run(g.returns(results, (S(0), Rows(), Rows())), mesh())
+
+
+def test_what_is_used_in_one_phase_travels_together() -> None:
+    assert_expected_inline(
+        after(BucketRows(), two_layers()),
+        """\
+mesh(dp=2)
+  %b: f32[5] {dp=Rows} = param(b)
+  %a: f32[5] {dp=Rows} = param(a)
+  %x: f32[B, 5] {dp=S(0)} = input(x)
+  %tangent: f32[B, 5] {dp=S(0)} = tangent(0)
+  %gather_rows_3: f32[12] {dp=R} = gather_rows([%b, %a], [3, 3], [])  # a and 1 more for aten.mul.Tensor
+  %wait_5: f32[12] {dp=R} = wait(%gather_rows_3)
+  %slice_tensor: f32[5] {dp=R} = aten.slice.Tensor(%wait_5, 0, 0, 5)
+  %view_default: f32[5] {dp=R} = aten.view(%slice_tensor, [5])
+  %slice_tensor_1: f32[5] {dp=R} = aten.slice.Tensor(%wait_5, 0, 6, 11)
+  %view_default_1: f32[5] {dp=R} = aten.view(%slice_tensor_1, [5])
+  %h: f32[B, 5] {dp=S(0)} = aten.mul.Tensor(%x, %view_default_1)
+  %y: f32[B, 5] {dp=S(0)} = aten.mul.Tensor(%h, %view_default)
+  %gb: f32[B, 5] {dp=S(0)} = aten.mul.Tensor(%tangent, %h)
+  %db: f32[5] {dp=P(sum)} = aten.sum.dim_IntList(%gb, [0])
+  %gather_rows_4: f32[6] {dp=R} = gather_rows([%b], [3], [])  # b for aten.mul.Tensor
+  %wait_6: f32[6] {dp=R} = wait(%gather_rows_4)
+  %slice_tensor_2: f32[5] {dp=R} = aten.slice.Tensor(%wait_6, 0, 0, 5)
+  %view_default_2: f32[5] {dp=R} = aten.view(%slice_tensor_2, [5])
+  %gh: f32[B, 5] {dp=S(0)} = aten.mul.Tensor(%tangent, %view_default_2)
+  %ga: f32[B, 5] {dp=S(0)} = aten.mul.Tensor(%gh, %x)
+  %da: f32[5] {dp=P(sum)} = aten.sum.dim_IntList(%ga, [0])
+  %scatter_rows_2: f32[12] {dp=Rows} = scatter_rows([%db, %da], [3, 3], [])  # 2 gradients: gradient of b to a
+  %wait_7: f32[12] {dp=Rows} = wait(%scatter_rows_2)
+  %slice_tensor_3: f32[5] {dp=Rows} = aten.slice.Tensor(%wait_7, 0, 0, 3)
+  %view_default_3: f32[5] {dp=Rows} = aten.view(%slice_tensor_3, [3])
+  %slice_tensor_4: f32[5] {dp=Rows} = aten.slice.Tensor(%wait_7, 0, 3, 6)
+  %view_default_4: f32[5] {dp=Rows} = aten.view(%slice_tensor_4, [3])
+  return output 0=%y, gradient param(b)=%view_default_3, gradient param(a)=%view_default_4
+""")
+
+
+def test_a_bucket_has_room_for_so_many_bytes() -> None:
+    gm = BucketRows(bucket_bytes=20).run(two_layers(), mesh())
+    starts = [n for n in gm.graph.nodes if n.target in conversions.ORDERED]
+    assert [len(n.args[0]) for n in starts] == [1, 1, 1, 1, 1]  # a, b forward; b backward; two gradients
+
+
+def test_along_one_of_two_axes_a_bucket_is_summed_once() -> None:
+    both = mesh_of({"dp_replicate": 2, "dp_shard": 2}, "cpu")
+    g = Sketch()
+    x = g.add(Input(0, "x"), "f32[B, 5]", S(0))
+    da, db = (
+        g.call(aten.sum.dim_IntList, x, [0], type="f32[5]", at=P, reads=(S(0),), name=name, backward=True)
+        for name in ("da", "db")
+    )
+    gradients = {Gradient(Parameter("a")): da, Gradient(Parameter("b")): db}
+    gm = InsertCollectives().run(g.returns(gradients, (Rows("dp_shard"),) * 2), both)
+    gm = BucketRows().run(gm, both)
+    targets = [n.target for n in gm.graph.nodes if n.target in conversions.COLLECTIVES]
+    assert targets == [conversions.scatter_rows, conversions.sum_rows]

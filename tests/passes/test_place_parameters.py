@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import torch
+from expecttest import assert_expected_inline
+
+from fxdp.ir.mesh import mesh_of
+from fxdp.ir.placements import P, R, S
+from fxdp.ir.slots import Gradient, Input, Output, Parameter, Tangent
+from fxdp.passes import InsertCollectives, PlaceParameters
+from tests.graphs import Sketch, after, text
+
+aten = torch.ops.aten
+
+
+def linear() -> Sketch:
+    """`y = x @ w.t()` with its backward, and a parameter without dims."""
+    g = Sketch()
+    w = g.add(Parameter("w"), "f32[5, 4]", R)
+    scale = g.add(Parameter("scale"), "f32[]", R)
+    x = g.add(Input(0, "x"), "f32[B, 4]", S(0))
+    tangent = g.add(Tangent(0), "f32[B, 5]", S(0))
+    t = g.call(aten.t.default, w, type="f32[4, 5]", at=R, reads=(R,), name="t")
+    y = g.call(aten.mm.default, x, t, type="f32[B, 5]", at=S(0), reads=(S(0), R), name="y")
+    out = g.call(aten.mul.Tensor, y, scale, type="f32[B, 5]", at=S(0), reads=(S(0), R), name="out")
+    back = {"backward": True}
+    again = g.call(aten.t.default, t, type="f32[5, 4]", at=R, reads=(R,), name="t_back", **back)
+    dx_type = {"type": "f32[B, 4]", **back}
+    dx = g.call(aten.mm.default, tangent, again, at=S(0), reads=(S(0), R), name="dx", **dx_type)
+    turned = g.call(aten.t.default, tangent, type="f32[5, B]", at=S(1), reads=(S(0),), name="turned", **back)
+    dw = g.call(aten.mm.default, turned, x, type="f32[5, 4]", at=P, reads=(S(1), S(0)), name="dw", **back)
+    g.results = {Output(0): out, Gradient(Input(0, "x")): dx, Gradient(Parameter("w")): dw}
+    return g
+
+
+def placed(*, gathered_once: bool = False) -> torch.fx.GraphModule:
+    g = linear()
+    gm = g.returns(g.results, (S(0), S(0), R))
+    return PlaceParameters(gathered_once).run(gm, mesh_of({"dp": 2}, "cpu"))
+
+
+def test_parameters_lie_in_rows_and_the_backward_has_views_of_its_own() -> None:
+    g = linear()
+    gm = g.returns(g.results, (S(0), S(0), R))
+    assert_expected_inline(after(PlaceParameters(), gm), """\
+mesh(dp=2)
+  %w: f32[5, 4] {dp=Rows} = param(w)
+  %scale: f32[] {dp=R} = param(scale)
+  %x: f32[B, 4] {dp=S(0)} = input(x)
+  %tangent: f32[B, 5] {dp=S(0)} = tangent(0)
+  %t: f32[4, 5] {dp=R} = aten.t(%w)
+  %y: f32[B, 5] {dp=S(0)} = aten.mm(%x, %t)
+  %out: f32[B, 5] {dp=S(0)} = aten.mul.Tensor(%y, %scale)
+  %t_1: f32[4, 5] {dp=R} = aten.t(%w)
+  %t_back: f32[5, 4] {dp=R} = aten.t(%t_1)
+  %dx: f32[B, 4] {dp=S(0)} = aten.mm(%tangent, %t_back)
+  %turned: f32[5, B] {dp=S(1)} = aten.t(%tangent)
+  %dw: f32[5, 4] {dp=P(sum)} = aten.mm(%turned, %x)
+  return output 0=%out, gradient input(x)=%dx, gradient param(w)=%dw
+""")
+
+
+def test_gathered_once_the_backward_reads_the_forwards_views() -> None:
+    assert "t_1" not in text(placed(gathered_once=True))
+
+
+def test_each_phase_gathers_for_itself_and_gradients_are_dealt_out() -> None:
+    assert_expected_inline(after(InsertCollectives(), placed()), """\
+mesh(dp=2)
+  %w: f32[5, 4] {dp=Rows} = param(w)
+  %scale: f32[] {dp=R} = param(scale)
+  %x: f32[B, 4] {dp=S(0)} = input(x)
+  %tangent: f32[B, 5] {dp=S(0)} = tangent(0)
+  %gather_rows_1: f32[5, 4] {dp=R} = gather_rows(%w)  # aten.t
+  %gather_rows: f32[5, 4] {dp=R} = gather_rows(%w)  # aten.t
+  %wait: f32[5, 4] {dp=R} = wait(%gather_rows)
+  %t: f32[4, 5] {dp=R} = aten.t(%wait)
+  %y: f32[B, 5] {dp=S(0)} = aten.mm(%x, %t)
+  %out: f32[B, 5] {dp=S(0)} = aten.mul.Tensor(%y, %scale)
+  %wait_1: f32[5, 4] {dp=R} = wait(%gather_rows_1)
+  %t_1: f32[4, 5] {dp=R} = aten.t(%wait_1)
+  %t_back: f32[5, 4] {dp=R} = aten.t(%t_1)
+  %dx: f32[B, 4] {dp=S(0)} = aten.mm(%tangent, %t_back)
+  %turned: f32[5, B] {dp=S(1)} = aten.t(%tangent)
+  %dw: f32[5, 4] {dp=P(sum)} = aten.mm(%turned, %x)
+  %scatter_rows: f32[5, 4] {dp=Rows} = scatter_rows(%dw)  # gradient of w
+  %wait_2: f32[5, 4] {dp=Rows} = wait(%scatter_rows)
+  return output 0=%out, gradient input(x)=%dx, gradient param(w)=%wait_2
+""")
+
+
+def test_gathered_once_there_is_one_gather() -> None:
+    gm = InsertCollectives(gathered_once=True).run(placed(gathered_once=True), mesh_of({"dp": 2}, "cpu"))
+    assert text(gm).count("= gather_rows(") == 1
+
+
+def test_rows_along_one_of_two_axes_are_summed_along_the_other() -> None:
+    mesh = mesh_of({"dp_replicate": 2, "dp_shard": 2}, "cpu")
+    g = linear()
+    gm = PlaceParameters().run(g.returns(g.results, (S(0), S(0), R)), mesh)
+    gm = InsertCollectives().run(gm, mesh)
+    names = [n.target.__name__ for n in gm.graph.nodes if "rows" in str(n.target)]
+    assert names == ["gather_rows", "gather_rows", "scatter_rows", "sum_rows"]
+    axes = [n.kwargs["axis"] for n in gm.graph.nodes if "rows" in str(n.target)]
+    assert axes == ["dp_shard", "dp_shard", "dp_shard", "dp_replicate"]
+
+
+def test_along_an_axis_of_one_rank_nothing_changes() -> None:
+    g = linear()
+    gm = g.returns(g.results, (S(0), S(0), R))
+    before = text(gm)
+    assert text(PlaceParameters().run(gm, mesh_of({"dp_replicate": 2, "dp_shard": 1}, "cpu"))) == before
