@@ -34,6 +34,7 @@ class _Sizes:
 
     graph: fx.Graph
     nodes: dict[sympy.Basic, fx.Node] = field(default_factory=dict)
+    of_data: set[fx.Node] = field(default_factory=set)
 
     def add_slots(self, symbols: Iterable[sympy.Symbol]) -> None:
         """One placeholder per symbol, before all others."""
@@ -68,6 +69,20 @@ class _Sizes:
                 note(read).type, note(read).site = ScalarType(size), note(node).site
                 note(read).backward = note(node).backward
                 self.nodes[size] = read
+
+    def keep(self, node: fx.Node) -> None:
+        """Use the node for the number that it reads from data, or computes of such numbers."""
+        type_ = note(node).type
+        assert isinstance(type_, ScalarType)
+        self.nodes.setdefault(type_.expr, node)
+        self.of_data.add(node)
+
+    def computed_of_data(self, node: fx.Node) -> bool:
+        """Whether Python computes the node of numbers read from data alone.
+
+        Such stay as they are: floats in another order, as sympy has them, round to other numbers.
+        """
+        return bool(node.all_input_nodes) and self.of_data.issuperset(node.all_input_nodes)
 
     def _compute(self, expr: sympy.Basic, user: fx.Node) -> fx.Node:
         tracer = fx.proxy.GraphAppendingTracer(self.graph)
@@ -198,11 +213,11 @@ class LocalizeShapes:
         captured: list[fx.Node] = []
         laid: _Laid = {}
         for node in nodes:
-            if is_host_size(node):
+            if is_host_size(node) and not sizes.computed_of_data(node):
                 captured.append(node)
                 continue
             if isinstance(note(node).type, ScalarType):  # a number read from data, say by `.item()`
-                sizes.nodes.setdefault(note(node).type.expr, node)  # type: ignore[union-attr]
+                sizes.keep(node)
             if node.op == "call_function":
                 _localize_call(node, sizes)
                 _lay_operands(node, laid)

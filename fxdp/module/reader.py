@@ -137,6 +137,7 @@ class CallReader:
         first = {name: self._state.first(name) for name in changed}
         pairs = [(dict(zip(names, kind.values, strict=True)), dict(kind.attributes)) for kind in kinds]
         own, *rows = [values | first | attributes for values, attributes in pairs]
+        own |= {a.name: (type(a.value).__name__, Open.INPUT) for a in call.inputs.attributes}
         return own, rows
 
     def watch(self, buffers: Iterable[str]) -> None:

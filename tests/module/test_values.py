@@ -68,6 +68,15 @@ def test_numbers_in_arithmetic_are_inputs_from_their_second_value(name: str, val
     assert programs(Net(ARITHMETIC[name]), [(value,) for value in values]) == 2
 
 
+@pytest.mark.parametrize("name", ["chain", "both_ways"])
+def test_floats_are_computed_in_the_code_s_order(name: str) -> None:
+    model = Net(ARITHMETIC[name]).double()
+    compiled = fxdp.compile(model, compute="eager")
+    x = X.double()
+    for value in torch.rand(40).double().tolist():
+        assert compiled(x, value).item() == model(x, value).item()
+
+
 def test_an_attribute_that_is_set_each_step(caplog: pytest.LogCaptureFixture) -> None:
     class Attribute(nn.Linear):
         temperature = 1.0
@@ -77,7 +86,7 @@ def test_an_attribute_that_is_set_each_step(caplog: pytest.LogCaptureFixture) ->
 
     model = Attribute(8, 8)
     compiled = fxdp.compile(model, compute="eager")
-    for temperature in (1.0, 0.5, 0.25, 1.0, 3.0):
+    for temperature in (1.5, 0.5, 0.25, 1.0, 3.0):
         model.temperature = temperature
         compare(compiled, model, X)
     assert compiled._programs.compiled == 2

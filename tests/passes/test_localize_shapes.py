@@ -146,8 +146,8 @@ mesh(dp=2)
   %offset: int(offset) = size(offset)
   %x: f32[B, 3] {dp=S(0)} = input(x)
   %item_default: int(s0) = aten.item(%x)
-  %add_1: int(s0 + 1) = add(1, %item_default)
-  %zeros_default: f32[s0 + 1] {dp=R} = aten.zeros([%add_1])
+  %add: int(s0 + 1) = add(%item_default, 1)
+  %zeros_default: f32[s0 + 1] {dp=R} = aten.zeros([%add])
   return output 0=%zeros_default
 """,
     )
