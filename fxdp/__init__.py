@@ -36,6 +36,7 @@ from fxdp.module.dry_run import dry_run
 from fxdp.options import Options
 from fxdp.oracle.report import Report
 from fxdp.oracle.verify import verify_model
+from fxdp.ranks.launcher import launch
 from fxdp.reports.plan import Plan
 from fxdp.reports.rows import CommRow
 from fxdp.rules.custom import register_rule
@@ -68,6 +69,7 @@ __all__ = [
     "VerifierError",
     "check_rule",
     "compile",
+    "launch",
     "plan",
     "register_rule",
     "skip",

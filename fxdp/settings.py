@@ -67,6 +67,19 @@ class Settings:
         )
 
 
+def become(place: Launch) -> None:
+    """Make this process a rank: set what torchrun would, for a store that another process has."""
+    os.environ.update(
+        RANK=str(place.rank),
+        WORLD_SIZE=str(place.world_size),
+        LOCAL_RANK=str(place.local_rank),
+        LOCAL_WORLD_SIZE=str(place.world_size),
+        MASTER_ADDR=place.master_addr,
+        MASTER_PORT=str(place.master_port),
+        TORCHELASTIC_USE_AGENT_STORE="True",
+    )
+
+
 def _launch(env: Mapping[str, str]) -> Launch | None:
     if "RANK" not in env or "WORLD_SIZE" not in env:
         return None

@@ -65,6 +65,8 @@ class Reply:
 def serve(descriptor: int) -> None:
     """Carry out the orders that come over `descriptor`, until pytest closes the connection."""
     orders = Connection(descriptor)
+    if "PYTEST_XDIST_WORKER" in os.environ:  # a whole run: ranks of many tests need it
+        _know_inductor()
     gc.set_threshold(*COLLECT_AFTER)
     gc.freeze()  # what is imported is no garbage: ranks collect theirs after each task
     children: set[int] = set()
@@ -93,6 +95,13 @@ def serve(descriptor: int) -> None:
     for pid in children:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+
+
+def _know_inductor() -> None:
+    """What each rank that compiles would import, and ask of this machine by running programs."""
+    from torch._inductor import compile_fx, cpu_vec_isa  # noqa: F401
+
+    cpu_vec_isa.pick_vec_isa()
 
 
 def _prepared(task: Task) -> Reply:

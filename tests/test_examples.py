@@ -14,7 +14,6 @@ from unittest import mock
 import pytest
 import torch.distributed as dist
 
-from fxdp.demo.launch import launch
 from tests.rank_pool import RankPool
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
@@ -60,9 +59,10 @@ def test_digits_have_the_same_curve_on_three_ranks(ranks: RankPool) -> None:
     assert curves[1] == pytest.approx(curves[0], rel=1e-4)
 
 
-def test_an_op_of_ones_own_is_proven_and_sends_only_its_gradient(capfd: pytest.CaptureFixture[str]) -> None:
-    assert launch([sys.executable, str(EXAMPLES / "custom_op.py")], 1, timeout=120) == 0
-    shown = capfd.readouterr().out
+def test_an_op_of_ones_own_is_proven_and_sends_only_its_gradient(ranks: RankPool) -> None:
+    (outcome,) = ranks.spawn(1, _shown, "custom_op.py", init=False, timeout=120)
+    assert outcome.status == 0, outcome.output
+    shown = outcome.result
     assert "S(0), S(0), R -> S(0), P(sum)" in shown
     assert "four ranks compute what one device does" in shown
     assert re.findall(r"    (\w+): \d+ bytes", shown) == ["all_reduce", "all_reduce"]

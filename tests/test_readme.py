@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-import sys
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import fxdp
-from fxdp.demo.launch import launch
-from tests.integrations.frameworks import TinyLM, forget_accelerate, launched, sentences
+from tests.integrations.frameworks import TinyLM, forget_accelerate, launched, lightning_module, sentences
 from tests.rank_pool import RankPool
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -43,22 +43,29 @@ RECIPES = dict(re.findall(r"<!-- (\w+) -->\n```python\n(.*?)```", README, re.DOT
 """By trainer; what they name without making it is in the tests."""
 
 
-def _printed(block: str, ranks: int, folder: Path, capfd: pytest.CaptureFixture[str]) -> str:
+def _run(program: Path) -> None:
+    runpy.run_path(str(program), run_name="__main__")
+
+
+def _printed(block: str, ranks: RankPool, world: int, folder: Path) -> str:
+    """What rank 0 prints, alone or as torchrun starts it."""
     program = folder / "train.py"
     program.write_text(block)
-    assert launch([sys.executable, str(program)], ranks, timeout=240) == 0
-    return capfd.readouterr().out
+    outcomes = ranks.spawn(world, _run, program, timeout=240, init=False, launched=world > 1)
+    for outcome in outcomes:
+        assert outcome.status == 0, outcome.output
+    return outcomes[0].output
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_the_example_runs(ranks: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert ("all_reduce" in _printed(EXAMPLE, ranks, tmp_path, capfd)) == (ranks > 1)
+@pytest.mark.parametrize("world", [1, 2])
+def test_the_example_runs(world: int, ranks: RankPool, tmp_path: Path) -> None:
+    assert ("all_reduce" in _printed(EXAMPLE, ranks, world, tmp_path)) == (world > 1)
 
 
-def test_the_pipeline_runs(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_pipeline_runs(ranks: RankPool, tmp_path: Path) -> None:
     block = PIPELINE.replace('schedule="1f1b"', 'schedule="1f1b", compute="eager"')  # quicker to compile
     assert block != PIPELINE
-    shown = _printed(block, 2, tmp_path, capfd)
+    shown = _printed(block, ranks, 2, tmp_path)
     assert "rank 1: .  F0 B0 B0 F1 B1 B1 F2 B2 B2 F3 B3 B3" in shown
     assert "op='send'" in shown
     assert "forward_0_mb3 = self.forward_0(microbatch_3)" in shown
@@ -80,7 +87,12 @@ def test_the_skips_run() -> None:
     assert torch.equal(names["model"](x), names["model"][1](x[:, ::2]).repeat_interleave(2, 1) + x)
 
 
-AFTERWARDS = {"trainer": ("trainer.state.global_step", 2), "accelerate": ("type(model)", fxdp.CompiledModule)}
+AFTERWARDS = {
+    "trainer": ("trainer.state.global_step", 2),
+    "accelerate": ("type(model)", fxdp.CompiledModule),
+    "lightning": ("trainer.global_step", 2),
+}
+QUICKER = {"data))": 'data), compute="eager")', "FxdpStrategy(), ": 'FxdpStrategy(compute="eager"), '}
 
 
 def _recipe(name: str, folder: str) -> Any:
@@ -94,7 +106,13 @@ def _recipe(name: str, folder: str) -> Any:
             from transformers import TrainingArguments
 
             names["args"] = TrainingArguments(folder, max_steps=2, use_cpu=True, report_to=[])
-        exec(RECIPES[name].replace("data))", 'data), compute="eager")'), names)  # quicker to compile
+        if name == "lightning":
+            names["module"] = lightning_module()
+        block = RECIPES[name]
+        for written, quicker in QUICKER.items():
+            block = block.replace(written, quicker)
+        with contextlib.chdir(folder):  # where Lightning writes, unasked
+            exec(block, names)
     forget_accelerate()
     return eval(AFTERWARDS[name][0], names)
 

@@ -20,16 +20,11 @@ from torch import Tensor, nn
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 import fxdp
-from fxdp.integrations.batch_parts import BatchParts, PartCollate
+from fxdp.integrations.batch_parts import BatchParts, loader_arguments
 
 A = TypeVar("A")
 
 _PLAIN = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
-_LOADER = (
-    "num_workers", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context", "generator",
-    "prefetch_factor", "persistent_workers", "pin_memory_device", "in_order",
-)  # fmt: skip
-"""What a `DataLoader` is made of, beside dataset, batches and what makes a batch of samples."""
 
 
 def compile_accelerator(accelerator: A, **options: Any) -> A:
@@ -152,9 +147,7 @@ def _loader_of_parts(prepared: Any, rank: int, world: int) -> Any:
         use_stateful_dataloader=prepared.use_stateful_dataloader,
         _drop_last=prepared._drop_last,
         _non_blocking=prepared._non_blocking,
-        batch_sampler=BatchParts(shard.batch_sampler, rank, world, shard.split_batches),
-        collate_fn=PartCollate(prepared.collate_fn, prepared.dataset),
-        **{name: getattr(prepared, name) for name in _LOADER if hasattr(prepared, name)},
+        **loader_arguments(prepared, BatchParts(shard.batch_sampler, rank, world, shard.split_batches)),
     )
 
 

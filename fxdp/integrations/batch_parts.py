@@ -26,9 +26,18 @@ class BatchParts(BatchSampler):
     batches : the indices of all ranks, the same on each of them.
     rank, world : whose part.
     split : whether one of these batches is one device's; if not, `world` of them in a row are.
+    agree : makes all ranks' batches of an epoch those of the first rank, where samplers draw by themselves.
     """
 
-    def __init__(self, batches: Any, rank: int, world: int, split: bool = False) -> None:
+    def __init__(
+        self,
+        batches: Any,
+        rank: int,
+        world: int,
+        split: bool = False,
+        agree: Callable[[list[Any]], list[Any]] | None = None,
+    ) -> None:
+        self._agree = agree
         self.batch_sampler = batches
         self.process_index, self.num_processes = rank, world
         self.split_batches = split
@@ -50,7 +59,7 @@ class BatchParts(BatchSampler):
         return 1 if self.split_batches else self.num_processes
 
     def __iter__(self) -> Iterator[list[Any]]:
-        batches = iter(self.batch_sampler)
+        batches = iter(self.batch_sampler if self._agree is None else self._agree(list(self.batch_sampler)))
         while taken := list(islice(batches, self._taken)):
             if len(taken) == self._taken or not self.drop_last:
                 yield part([i for batch in taken for i in batch], self.process_index, self.num_processes)
@@ -65,6 +74,19 @@ def part(samples: Sequence[Any], rank: int, world: int) -> list[Any]:
     least, more = divmod(len(samples), world)
     start = rank * least + min(rank, more)
     return list(samples[start : start + least + (rank < more)])
+
+
+_MADE_OF = (
+    "num_workers", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context", "generator",
+    "prefetch_factor", "persistent_workers", "pin_memory_device", "in_order",
+)  # fmt: skip
+"""What a `DataLoader` is made of, beside dataset, batches and what makes a batch of samples."""
+
+
+def loader_arguments(loader: Any, batches: BatchParts) -> dict[str, Any]:
+    """The arguments of a loader like this one that gives the ranks' parts."""
+    found = {name: getattr(loader, name) for name in _MADE_OF if hasattr(loader, name)}
+    return found | {"batch_sampler": batches, "collate_fn": PartCollate(loader.collate_fn, loader.dataset)}
 
 
 class PartCollate:

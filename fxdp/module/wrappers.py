@@ -22,6 +22,7 @@ from fxdp.torch_compat import READ_BY_WRAPPERS, running_ddp
 _TRAINERS = (
     "fxdp.integrations.transformers.compile_trainer(trainer)",
     "fxdp.integrations.accelerate.compile_accelerator(accelerator)",
+    "Trainer(strategy=fxdp.integrations.lightning.FxdpStrategy())",
 )
 _WRAPPING = ("torch.distributed.fsdp.", "torch.distributed._composable.")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
+import runpy
 import sys
 from pathlib import Path
 
@@ -19,12 +19,17 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def test_the_module_is_the_command() -> None:
-    shown = subprocess.run(
-        [sys.executable, "-m", "fxdp", "--help"], capture_output=True, text=True, check=True
-    )
-    assert "demo" in shown.stdout
-    assert shown.stdout.startswith("usage: fxdp")
+def test_the_module_is_the_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In a process of its own: `tests/demo/test_demo.py`."""
+    monkeypatch.setattr(sys, "argv", ["fxdp", "--help"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module("fxdp", run_name="__main__")
+    assert ended.value.code == 0
+    shown = capsys.readouterr().out
+    assert "demo" in shown
+    assert shown.startswith("usage: fxdp")
 
 
 @pytest.mark.parametrize(

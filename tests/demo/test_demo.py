@@ -17,9 +17,8 @@ def _demo(out: Path, *options: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("mesh", "options"),
     [
-        ("dp=1", ["--compute", "eager", "--batch", "3", "--dtype", "float64"]),
-        ("dp=2", ["--compute", "inductor"]),
-        ("dp=2", ["--compute", "eager", "--batch", "3", "--dtype", "float64"]),
+        ("dp=1", ["--compute", "eager"]),
+        ("dp=2", ["--compute", "inductor", "--batch", "3", "--dtype", "float64"]),
     ],
 )
 def test_the_losses_are_those_of_one_device(tmp_path: Path, mesh: str, options: list[str]) -> None:
@@ -30,9 +29,3 @@ def test_the_losses_are_those_of_one_device(tmp_path: Path, mesh: str, options: 
     assert "communication of one step" in shown.stdout
     assert ("all_reduce" in shown.stdout) == (mesh != "dp=1")
     assert out.read_bytes().startswith(b"\x89PNG")
-
-
-def test_an_unwritable_picture_is_an_error_before_training(tmp_path: Path) -> None:
-    shown = _demo(tmp_path / "missing" / "curves.png")
-    assert shown.returncode == 2
-    assert "there is no folder" in shown.stderr

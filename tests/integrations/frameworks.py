@@ -66,3 +66,33 @@ def sentences(count: int) -> list[dict[str, Tensor]]:
     for i, row in enumerate(rows):
         row["labels"][: i % 5] = -100
     return rows
+
+
+def lightning_module(kind: str = "plain") -> Any:
+    """A LightningModule, or one that no program of all steps can hold."""
+    from lightning.pytorch import LightningModule
+
+    class Lit(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = TinyLM()
+            self.norms: list[str] = []
+            self.automatic_optimization = kind != "manual"
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            if (kind == "counts" and batch_idx % 2) or (kind == "steps" and self.global_step):
+                return None
+            loss = self.net(**batch)["loss"]
+            self.log("loss", loss, on_step=True, on_epoch=True)
+            return {"loss": loss, "logits": self.net(batch["input_ids"])["logits"].square().mean().sqrt()}
+
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.log_dict({"val_loss": self.net(**batch)["loss"]})
+
+        def on_before_optimizer_step(self, optimizer: Any) -> None:
+            self.norms.append(f"{torch.nn.utils.get_total_norm([p.grad for p in self.parameters()]):.9f}")
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.AdamW(self.parameters(), lr=1e-2)
+
+    return Lit().double()

@@ -1,0 +1,232 @@
+"""Lightning: `Trainer(strategy=FxdpStrategy())`, and Fabric: `Fabric(strategy=FxdpFabricStrategy())`.
+
+Of a LightningModule each whole step is a program, `training_step` as well as `validation_step`: the loss is
+that of the whole batch on every rank, whatever the parts. What a step logs becomes an output of the program,
+and is logged after it. Of a module that Fabric sets up the forward is a program.
+
+Loaders keep their order; batches are cut into the ranks' parts, without repeating samples in the last one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
+
+from lightning.fabric.strategies.ddp import DDPStrategy as FabricDDPStrategy
+from lightning.pytorch import LightningModule
+from lightning.pytorch.strategies import DDPStrategy
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
+
+import fxdp
+from fxdp.integrations.batch_parts import BatchParts, loader_arguments
+
+
+class FxdpStrategy(DDPStrategy):
+    """Trains a LightningModule by fxdp; the options are those of `fxdp.compile`.
+
+    A module of which a part is compiled already runs as it is; then its loss should be one of `loss_fn=`.
+    """
+
+    strategy_name = "fxdp"
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self._options = options
+        self._steps: dict[str, Callable[..., Any]] = {}
+
+    def setup(self, trainer: Any) -> None:
+        """Keep the loaders' own samplers: Lightning's would shuffle, and repeat samples."""
+        trainer._accelerator_connector.use_distributed_sampler = False
+        super().setup(trainer)
+
+    def process_dataloader(self, dataloader: Any) -> Any:
+        """The loader of this rank's parts."""
+        return _parts_of(dataloader, self)
+
+    def configure_ddp(self) -> None:
+        """Nothing is wrapped."""
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's own, of the whole batch."""
+        with self.precision_plugin.train_step_context():
+            return self._step("training_step")(*args, **kwargs)
+
+    def validation_step(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's own, of the whole batch."""
+        with self.precision_plugin.val_step_context():
+            return self._step("validation_step")(*args, **kwargs)
+
+    def test_step(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's own, of the whole batch."""
+        with self.precision_plugin.test_step_context():
+            return self._step("test_step")(*args, **kwargs)
+
+    def predict_step(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's own; its outputs are this rank's rows."""
+        with self.precision_plugin.predict_step_context():
+            return self._step("predict_step")(*args, **kwargs)
+
+    def _step(self, name: str) -> Callable[..., Any]:
+        if name not in self._steps:  # made at the first step, when the module has all its attributes
+            module = self.lightning_module
+            assert module is not None
+            own = getattr(module, name)
+            inside = _is_compiled_inside(module)
+            self._steps[name] = own if inside else _compiled_step(own, module, self._options)
+        return self._steps[name]
+
+    def teardown(self) -> None:
+        """Forget the programs of this fit."""
+        self._steps.clear()
+        super().teardown()
+
+
+class FxdpFabricStrategy(FabricDDPStrategy):
+    """Lets `fabric.setup` compile modules; the options are those of `fxdp.compile`."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self._options = options
+        self._backward_sync_control = None  # each backward is exact: there is nothing to block
+
+    @property
+    def distributed_sampler_kwargs(self) -> Any:
+        """None: keep the loaders' own samplers."""
+        return None
+
+    def process_dataloader(self, dataloader: Any) -> Any:
+        """The loader of this rank's parts."""
+        return _parts_of(dataloader, self)
+
+    def setup_module(self, module: nn.Module) -> Any:
+        """The compiled module."""
+        return module if isinstance(module, fxdp.CompiledModule) else fxdp.compile(module, **self._options)
+
+
+class LoggingStep(nn.Module):
+    """A step of a LightningModule: what it returns, and what it logs."""
+
+    def __init__(self, own: Callable[..., Any], module: LightningModule) -> None:
+        super().__init__()
+        self.module = module
+        self._own = own
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's step, with the size of the whole batch for what is logged without one."""
+        tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        size = next((t.shape[0] for t in tensors if t.ndim), 1)  # a symbol: that of the whole batch
+        logged: list[Any] = []
+
+        def log(name: str, value: Any, *rest: Any, **how: Any) -> None:
+            if rest:
+                raise fxdp.CaptureError(f"self.log({name!r}, ...): expected its options as keyword arguments")
+            if not isinstance(value, (Tensor, int, float)):
+                raise fxdp.CaptureError(
+                    f"self.log({name!r}, ...) was given a {type(value).__name__}; expected a number or "
+                    "tensor. Update and log metrics in on_train_batch_end or on_validation_batch_end"
+                )
+            given = how.get("batch_size")
+            logged.append((name, value, {**how, "batch_size": size if given is None else given}))
+
+        with _unreadable(self.module, log):
+            return self._own(*args, **kwargs), logged
+
+
+def _compiled_step(
+    own: Callable[..., Any], module: LightningModule, options: dict[str, Any]
+) -> Callable[..., Any]:
+    if not module.automatic_optimization:
+        raise fxdp.InputError(
+            f"{type(module).__name__} optimizes by itself, in its training_step; expected one that returns "
+            "its loss, or a network compiled in the module: self.net = fxdp.compile(net, loss_fn=...)"
+        )
+    compiled = fxdp.compile(LoggingStep(own, module), **options)
+
+    @functools.wraps(own)
+    def step(*args: Any, **kwargs: Any) -> Any:
+        numbers = {name: _Unread(name) for name in kwargs if name in ("batch_idx", "dataloader_idx")}
+        first, *rest = args
+        output, logged = compiled(first, *[_Unread("batch_idx") for _ in rest], **{**kwargs, **numbers})
+        for name, value, how in logged:
+            module.log(name, value, **how)
+        return output
+
+    return step
+
+
+class _Unread:
+    """Stands for what a program of all steps must not read."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Unread)
+
+    def __hash__(self) -> int:
+        return hash(_Unread)
+
+    def _refuse(self, *_: Any) -> NoReturn:
+        raise _unknown(self._name)
+
+    __bool__ = __index__ = __int__ = __float__ = __mod__ = __add__ = __mul__ = _refuse
+    __lt__ = __gt__ = __le__ = __ge__ = _refuse
+
+
+class _NoTrainer:
+    """The trainer, whose counters would stay as the first step found them."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise _unknown(f"self.trainer.{name}")
+
+
+def _unknown(name: str) -> fxdp.CaptureError:
+    return fxdp.CaptureError(
+        f"the step reads {name}, which a program of all steps does not know; expected that in a hook such as "
+        "on_train_batch_start, which may write it into a buffer for the step"
+    )
+
+
+@contextlib.contextmanager
+def _unreadable(module: LightningModule, log: Callable[..., None]) -> Iterator[None]:
+    """Inside, `self.log` is the given one, and the trainer with its counters cannot be read."""
+    names = vars(module)
+    trainer = names["_trainer"]
+    names.update(_trainer=_NoTrainer(), log=log)
+    try:
+        yield
+    finally:
+        names["_trainer"] = trainer
+        del names["log"]
+
+
+def _is_compiled_inside(module: nn.Module) -> bool:
+    parts = (part for m in module.modules() for part in m._modules.values())
+    return any(isinstance(part, fxdp.CompiledModule) for part in parts)
+
+
+def _parts_of(loader: Any, strategy: Any) -> Any:
+    """A loader of this rank's parts of one device's batches; one whose sampler knows its rank stays as it is.
+
+    Raises
+    ------
+    InputError : it reads a stream, of which nobody knows the batches.
+    """
+    done = (DistributedSampler, BatchParts)
+    if strategy.world_size == 1 or not isinstance(loader, DataLoader):
+        return loader
+    if isinstance(loader.sampler, done) or isinstance(loader.batch_sampler, done):
+        return loader
+    if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
+        raise fxdp.InputError(
+            "the loader reads an IterableDataset, or makes no batches; expected a dataset with a length and "
+            "indices, of which each rank can be given its part of a batch"
+        )
+    parts = BatchParts(
+        loader.batch_sampler, strategy.global_rank, strategy.world_size, agree=strategy.broadcast
+    )
+    return DataLoader(loader.dataset, **loader_arguments(loader, parts))

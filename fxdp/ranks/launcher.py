@@ -1,0 +1,173 @@
+"""`launch`: a function on several ranks of this machine, started from a script or a notebook's cell.
+
+    parent ── store ──┬── rank 0   fn(*args), in the environment that torchrun would give it
+                      ├── rank 1   fn(*args)
+                      └── ...      each answers with its result, or the text of its error
+
+Ranks are forks: so a function of a cell, which no other process could import, is there with all it names.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import pickle
+import signal
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from fxdp.errors import InputError, RankFailedError, StateError
+from fxdp.ranks.failure import report_errors
+from fxdp.settings import Launch, Settings, become
+from fxdp.torch_compat import TCPStore
+
+_GRACE_S = 2.0
+"""For the other ranks, after one has failed: they fail, too, and the first is not always the cause."""
+
+
+@dataclass(frozen=True)
+class _Answer:
+    result: bytes = b""
+    error: str = ""
+    follows: bool = False
+    """Whether the error is only that another rank failed."""
+
+
+@dataclass(frozen=True)
+class _Child:
+    process: Any
+    answers: Connection
+
+
+def launch(
+    fn: Callable[..., Any], *args: Any, nproc: int = 2, timeout: float | None = None, **kwargs: Any
+) -> list[Any]:
+    """Run `fn(*args, **kwargs)` on `nproc` ranks of this machine; gives their results in rank order.
+
+    In `fn` there is a process group, as under torchrun: `fxdp.compile(model)` takes all its ranks. They are
+    forks of this process: they see its variables, which stay as they are. On GPUs each rank has its own.
+
+    Raises
+    ------
+    RankFailedError : a rank raised an error or died, and is named with its traceback; or time was up.
+    StateError : this process is a rank already, or uses CUDA, which forks cannot.
+    InputError : there is no function to run, or a number of ranks below 1.
+    """
+    _check(fn, nproc)
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    places = [Launch(rank, nproc, rank, "127.0.0.1", store.port) for rank in range(nproc)]
+    with _started(places, lambda: fn(*args, **kwargs)) as children:
+        answers = _collected(children, timeout)
+        failed = {rank: answer for rank, answer in answers.items() if answer.error}
+        if failed:
+            rank = min(failed, key=lambda rank: failed[rank].follows)
+            raise RankFailedError(f"rank {rank} of {nproc} {failed[rank].error}")
+        late = [str(rank) for rank in range(nproc) if rank not in answers]
+        if late:
+            raise RankFailedError(
+                f"stopped after {timeout:g} s, as ranks {', '.join(late)} of {nproc} had no result yet"
+            )
+        return [pickle.loads(answers[rank].result) for rank in range(nproc)]
+
+
+def _check(fn: Any, nproc: Any) -> None:
+    if not callable(fn):
+        raise InputError(
+            f"launch was given a {type(fn).__name__}, expected a function and its arguments: "
+            "launch(train, 3, nproc=2)"
+        )
+    if not isinstance(nproc, int) or nproc < 1:
+        raise InputError(f"nproc is {nproc!r}, expected a number of at least 1")
+    place = Settings.from_environment().launch
+    if place is not None or dist.is_initialized():
+        who = f"rank {place.rank} of {place.world_size}" if place else f"rank {dist.get_rank()}"
+        raise StateError(
+            f"this process is {who} already (of torchrun, or of a process group); expected one that is no "
+            "rank: call the function itself"
+        )
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        raise StateError(
+            "this process uses CUDA, which its forks could not; expected launch before anything is on a GPU "
+            "(restart the notebook), or torchrun"
+        )
+
+
+@contextlib.contextmanager
+def _started(places: Sequence[Launch], run: Callable[[], Any]) -> Iterator[list[_Child]]:
+    """The ranks; at the end none is left."""
+    context = multiprocessing.get_context("fork")
+    children: list[_Child] = []
+    try:
+        for place in places:
+            ours, theirs = context.Pipe(duplex=False)
+            process = context.Process(target=_be_rank, args=(place, run, theirs), name=f"rank {place.rank}")
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12, where there are threads
+                process.start()
+            theirs.close()
+            children.append(_Child(process, ours))
+        yield children
+    finally:
+        for child in children:
+            child.answers.close()
+            if child.process.is_alive():
+                child.process.kill()
+            child.process.join()
+
+
+def _be_rank(place: Launch, run: Callable[[], Any], answers: Connection) -> None:
+    become(place)
+    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // place.world_size))
+    try:
+        with report_errors():
+            cuda = torch.cuda.is_available()
+            if cuda:
+                torch.cuda.set_device(place.local_rank % torch.cuda.device_count())
+            dist.init_process_group("nccl" if cuda else "gloo")
+            answer = _Answer(pickle.dumps(run()))
+    except BaseException as error:
+        text = f"raised {type(error).__name__}: {error}\n{traceback.format_exc()}"
+        answer = _Answer(error=text, follows=isinstance(error, (RankFailedError, dist.DistError)))
+    with contextlib.suppress(BrokenPipeError):
+        answers.send(answer)
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _collected(children: Sequence[_Child], timeout: float | None) -> dict[int, _Answer]:
+    """Each rank's answer; after an error the others get less time, and what is late has none."""
+    answers: dict[int, _Answer] = {}
+    deadline = float("inf") if timeout is None else time.monotonic() + timeout
+    while len(answers) < len(children):
+        waiting = {child.answers: rank for rank, child in enumerate(children) if rank not in answers}
+        left = deadline - time.monotonic()
+        ready = wait(list(waiting), None if left == float("inf") else max(0.0, left))
+        if not ready:
+            break
+        for connection in ready:
+            rank = waiting[connection]  # type: ignore[index]
+            answers[rank] = _received(children[rank])
+        if any(answer.error for answer in answers.values()):
+            deadline = min(deadline, time.monotonic() + _GRACE_S)
+    return answers
+
+
+def _received(child: _Child) -> _Answer:
+    try:
+        answer = child.answers.recv()
+    except (EOFError, OSError):
+        child.process.join()
+        code = child.process.exitcode
+        how = f"died of {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        return _Answer(error=how)
+    assert isinstance(answer, _Answer)
+    return answer
