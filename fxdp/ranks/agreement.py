@@ -21,6 +21,7 @@ from fxdp.errors import AgreementError, RankFailedError
 from fxdp.ir.model_tensors import held
 from fxdp.ranks.failure import convert
 from fxdp.ranks.joined import Joined
+from fxdp.ranks.raw_bytes import as_bytes, pack, plain, unpack
 
 _BUCKET_BYTES = 25 * 1024 * 1024
 
@@ -108,10 +109,12 @@ def broadcast_tensors(joined: Joined, tensors: Sequence[Tensor], bucket_bytes: i
         return
     with torch.no_grad():
         for bucket in _buckets(_distinct(map(held, tensors)), bucket_bytes):
-            flat = torch.cat([_as_bytes(tensor) for tensor in bucket])
+            flat = pack(bucket)
             _guarded(joined, lambda flat=flat: _broadcast(joined, flat))  # type: ignore[misc]
             if joined.links.rank != 0:
-                _copy_back(bucket, flat)
+                values = unpack(flat, [t.shape for t in bucket], [t.dtype for t in bucket])
+                for tensor, value in zip(bucket, values, strict=True):
+                    tensor.copy_(value)
 
 
 def tensor_lines(tensors: Mapping[str, Tensor]) -> list[str]:
@@ -140,7 +143,7 @@ def _cut(tensor: Tensor) -> str:
 
 def content_digest(tensor: Tensor) -> str:
     """A hash of a tensor's values."""
-    return hashlib.sha256(_as_bytes(tensor.detach()).cpu().numpy().tobytes()).hexdigest()[:16]
+    return hashlib.sha256(as_bytes(plain(tensor.detach())).cpu().numpy().tobytes()).hexdigest()[:16]
 
 
 def _broadcast(joined: Joined, flat: Tensor) -> None:
@@ -173,20 +176,6 @@ def _buckets(tensors: Sequence[Tensor], limit: int) -> Iterator[list[Tensor]]:
         size += bytes_
     if bucket:
         yield bucket
-
-
-def _as_bytes(tensor: Tensor) -> Tensor:
-    plain = tensor.resolve_conj().resolve_neg().contiguous()
-    return plain.as_strided((plain.numel(),), (1,)).view(torch.uint8)  # one element may have any stride
-
-
-def _copy_back(bucket: Sequence[Tensor], flat: Tensor) -> None:
-    start = 0
-    for tensor in bucket:
-        end = start + tensor.numel() * tensor.element_size()
-        content = flat[start:end].clone()  # a view of another dtype needs an aligned start
-        tensor.copy_(content.view(tensor.dtype).reshape(tensor.shape))
-        start = end
 
 
 def _guarded(joined: Joined, action: Callable[[], None]) -> None:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from fxdp.ir.ops.moments import combine
 from fxdp.ir.ops.parts import join_parts
+from fxdp.ranks.raw_bytes import as_bytes, plain
 from fxdp.runtime.streams import Streams
 
 
@@ -53,8 +54,8 @@ class Send(nn.Module):
         if value.numel() == 0:
             return Pending(None, value)
         with self._streams.on(stream):
-            copy = _plain(value)
-            work = dist.isend(_bytes(copy), self._ranks[peer], group=self._group, tag=tag)
+            copy = plain(value)
+            work = dist.isend(as_bytes(copy), self._ranks[peer], group=self._group, tag=tag)
         return Pending(work, value, copy)
 
 
@@ -78,18 +79,8 @@ class Receive(nn.Module):
         if value.numel() == 0:
             return Pending(None, value)
         with self._streams.on(stream):
-            work = dist.irecv(_bytes(value), self._ranks[peer], group=self._group, tag=tag)
+            work = dist.irecv(as_bytes(value), self._ranks[peer], group=self._group, tag=tag)
         return Pending(work, value)
-
-
-def _plain(value: Tensor) -> Tensor:
-    """The value as its memory has it: no strides, no conjugation or sign left to do."""
-    return value.resolve_conj().resolve_neg().contiguous()
-
-
-def _bytes(value: Tensor) -> Tensor:
-    """The memory of a plain value; the one stride of a single element may be anything."""
-    return value.as_strided((value.numel(),), (1,)).view(torch.uint8)
 
 
 def wait(pending: Pending) -> Tensor:
@@ -131,21 +122,3 @@ def accumulate(total: Tensor, value: Tensor, op: str, own: bool) -> Tensor:
 def concatenate(parts: Sequence[Tensor], dim: int, outer: int, sizes: Sequence[int]) -> Tensor:
     """This rank's part of a sharded value from those of its micro-batches."""
     return join_parts(parts, dim, outer, sizes)
-
-
-def pack(values: Sequence[Tensor]) -> Tensor:
-    """Values of any dtype as one row of bytes."""
-    return torch.cat([_bytes(_plain(value)) for value in values])
-
-
-def unpack(
-    packed: Tensor, shapes: Sequence[Sequence[int]], dtypes: Sequence[torch.dtype]
-) -> tuple[Tensor, ...]:
-    """The values of `pack`."""
-    values, start = [], 0
-    for shape, dtype in zip(shapes, dtypes, strict=True):
-        end = start + torch.Size(shape).numel() * dtype.itemsize
-        # a copy of its own: a view of another dtype needs an aligned start
-        values.append(packed[start:end].clone().view(dtype).reshape(tuple(shape)))
-        start = end
-    return tuple(values)

@@ -17,6 +17,7 @@ from fxdp.ir.slots import Gradient, Parameter, ResultSlot
 from fxdp.pipeline.cut.partition import Part, Partition, Total
 from fxdp.pipeline.schedule.schedule import Schedule
 from fxdp.pipeline.write.step_graph import StepGraph
+from fxdp.ranks import raw_bytes
 from fxdp.runtime import p2p
 
 
@@ -108,7 +109,7 @@ class Finish:
         label = f"results_of{rank}"
         if self.step.rank == rank:
             values = [self.step.value(n, None) for n in names]
-            packed = self.step.function(p2p.pack, (values,), label)
+            packed = self.step.function(raw_bytes.pack, (values,), label)
             for peer in peers:
                 self.step.send(packed, peer, self.tag, label, backward=False)
                 self.step.record("results", (rank, peer), None, [size], torch.uint8, backward=False)
@@ -121,7 +122,7 @@ class Finish:
         self, packed: fx.Node, names: Sequence[str], shapes: list[list[int]], dtypes: list[torch.dtype],
         rank: int,
     ) -> None:  # fmt: skip
-        values = self.step.function(p2p.unpack, (packed, shapes, dtypes), f"unpacked_of{rank}")
+        values = self.step.function(raw_bytes.unpack, (packed, shapes, dtypes), f"unpacked_of{rank}")
         self.step.keep_items(values, names)
 
     def _delivered(self, rank: int, peer: int) -> tuple[str, ...]:

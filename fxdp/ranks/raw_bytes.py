@@ -1,0 +1,36 @@
+"""Tensors of any dtype as rows of bytes, as which they travel between ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def plain(value: Tensor) -> Tensor:
+    """The value as its memory has it: no strides, no conjugation or sign left to do."""
+    return value.resolve_conj().resolve_neg().contiguous()
+
+
+def as_bytes(value: Tensor) -> Tensor:
+    """The memory of a plain value; the one stride of a single element may be anything."""
+    return value.as_strided((value.numel(),), (1,)).view(torch.uint8)
+
+
+def pack(values: Sequence[Tensor]) -> Tensor:
+    """Values of any dtype as one row of bytes."""
+    return torch.cat([as_bytes(plain(value)) for value in values])
+
+
+def unpack(
+    packed: Tensor, shapes: Sequence[Sequence[int]], dtypes: Sequence[torch.dtype]
+) -> tuple[Tensor, ...]:
+    """The values of `pack`."""
+    values, start = [], 0
+    for shape, dtype in zip(shapes, dtypes, strict=True):
+        end = start + torch.Size(shape).numel() * dtype.itemsize
+        # a copy of its own: a view of another dtype needs an aligned start
+        values.append(packed[start:end].clone().view(dtype).reshape(tuple(shape)))
+        start = end
+    return tuple(values)
