@@ -110,7 +110,8 @@ def compile(
     model : any module that can be captured as one graph; it is not changed.
     mesh : a DeviceMesh with axes named `pp`, `dp`, `dp_replicate` or `dp_shard`. None: all ranks of the
         process group, or of torchrun, or this process alone.
-    loss_fn : then `compiled(*inputs, target=y)` returns `loss_fn(model(*inputs), y)`, a scalar.
+    loss_fn : then `compiled(*inputs, target=y)` returns `loss_fn(model(*inputs), y)`, a scalar. In evaluation
+        a call without `target=` returns the model's own output.
     strategy : `"replicate"`: every rank holds all parameters. `"shard"`: every rank holds its rows of each
         parameter, of its gradient and of the optimizer's state; the model's parameters become `DTensor`s, of
         which an optimizer is made afterwards. They are dealt out along the axis `dp_shard`, or the only one.

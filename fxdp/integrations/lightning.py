@@ -91,7 +91,7 @@ class FxdpFabricStrategy(FabricDDPStrategy):
     def __init__(self, **options: Any) -> None:
         super().__init__()
         self._options = options
-        self._backward_sync_control = None  # each backward is exact: there is nothing to block
+        self._backward_sync_control: Any = _NothingToBlock()
 
     @property
     def distributed_sampler_kwargs(self) -> Any:
@@ -105,6 +105,14 @@ class FxdpFabricStrategy(FabricDDPStrategy):
     def setup_module(self, module: nn.Module) -> Any:
         """The compiled module."""
         return module if isinstance(module, fxdp.CompiledModule) else fxdp.compile(module, **self._options)
+
+
+class _NothingToBlock:
+    """Each backward sums its gradients over the ranks: accumulated ones are exact at any time."""
+
+    def no_backward_sync(self, module: nn.Module, enabled: bool) -> contextlib.AbstractContextManager[None]:
+        """What `fabric.no_backward_sync` does."""
+        return contextlib.nullcontext()
 
 
 class LoggingStep(nn.Module):

@@ -50,10 +50,9 @@ def compile_trainer(trainer: T, *, pad: Any = None, **options: Any) -> T:
             "it by torchrun --nproc-per-node"
         )
     accelerator = compile_accelerator(found.accelerator, pad=None if pad is None else ((), pad), **options)
-    loss = LossOfTrainer(found.model, found.compute_loss, found.args)
     found.args.average_tokens_across_devices = True  # count the labels of the whole batch
-    compiled = fxdp.compile(loss, pad=None if pad is None else ((), {"inputs": pad}), **options)
-    found.compute_loss = _Losses(compiled)
+    options |= {"pad": None if pad is None else ((), {"inputs": pad})}
+    found.compute_loss = _Losses(found, found.compute_loss, options)
     predict = found.prediction_step
 
     def prediction_step(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -87,7 +86,11 @@ class LossOfTrainer(nn.Module):
 class _Losses:
     """`Trainer.compute_loss`, of the whole batch."""
 
-    compiled: fxdp.CompiledModule
+    trainer: Any
+    compute_loss: Callable[..., Any]
+    options: dict[str, Any]
+    _model: nn.Module | None = None
+    _compiled: Any = None
 
     def __call__(
         self,
@@ -96,6 +99,10 @@ class _Losses:
         return_outputs: bool = False,
         num_items_in_batch: Tensor | None = None,
     ) -> Any:
-        return self.compiled(
+        if self._model is not self.trainer.model:  # also where `model_init=` makes one for each `train`
+            self._model = self.trainer.model
+            loss = LossOfTrainer(self._model, self.compute_loss, self.trainer.args)
+            self._compiled = fxdp.compile(loss, **self.options)
+        return self._compiled(
             inputs=inputs, num_items_in_batch=num_items_in_batch, return_outputs=return_outputs
         )

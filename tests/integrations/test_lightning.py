@@ -47,6 +47,7 @@ def _trained(folder: str, compiled: bool) -> list[str]:
             torch.manual_seed(dist.get_rank())  # the first rank's order counts
             strategy = FxdpStrategy(compute="eager") if compiled else "auto"
             how = {"max_epochs": epochs, "accumulate_grad_batches": 2, "gradient_clip_val": 0.2}
+            how["limit_val_batches"] = 1.0 if resume is None else 0  # once will do: it compiles a program
             trainer = _trainer(folder, strategy, callbacks=[_shows(shown)], **how)
             torch.manual_seed(dist.get_rank())
             module = lightning_module()
