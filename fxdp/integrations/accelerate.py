@@ -21,6 +21,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 import fxdp
 from fxdp.integrations.batch_parts import BatchParts, loader_arguments
+from fxdp.integrations.checks import check_replicated
 
 A = TypeVar("A")
 
@@ -37,6 +38,7 @@ def compile_accelerator(accelerator: A, **options: Any) -> A:
     InputError : the accelerator shards models, or has a plugin that takes the place of this one.
     """
     found: Any = accelerator
+    check_replicated(options)
     if found.distributed_type not in _PLAIN or found.parallelism_config is not None:
         raise fxdp.InputError(
             f"the Accelerator is made for {found.distributed_type}, which shards or wraps models itself; "

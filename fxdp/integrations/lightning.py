@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 import fxdp
 from fxdp.integrations.batch_parts import BatchParts, loader_arguments
+from fxdp.integrations.checks import check_replicated
 
 
 class FxdpStrategy(DDPStrategy):
@@ -35,6 +36,7 @@ class FxdpStrategy(DDPStrategy):
 
     def __init__(self, **options: Any) -> None:
         super().__init__()
+        check_replicated(options)
         self._options = options
         self._steps: dict[str, Callable[..., Any]] = {}
 
@@ -90,6 +92,7 @@ class FxdpFabricStrategy(FabricDDPStrategy):
 
     def __init__(self, **options: Any) -> None:
         super().__init__()
+        check_replicated(options)
         self._options = options
         self._backward_sync_control: Any = _NothingToBlock()
 
