@@ -73,7 +73,7 @@ class Compiling:
         """The compiled model, on its device and with autocast around it where there is mixed precision."""
         place = self.accelerator.device_placement if device_placement is None else device_placement
         compiled = self._compiled_of(model, place)
-        if getattr(compiled, "_is_accelerate_prepared", False):
+        if vars(compiled).get("_is_accelerate_prepared", False):
             self._model(compiled)
             return compiled
         # two attributes that Accelerate sets are the compiled module's own, not the model's

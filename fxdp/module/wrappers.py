@@ -1,6 +1,7 @@
 """What must not be put around a compiled module, found by what it asks of the module inside.
 
-    DistributedDataParallel, torch.compile      read an attribute of the module in their constructor
+    DistributedDataParallel, torch.compile      read an attribute of the module in their constructor, as does
+                                                Accelerate before it wraps
     fully_shard, replicate                      register a hook before its forward
     DistributedDataParallel around a parent     is running when the compiled module is called
 
@@ -24,6 +25,8 @@ _TRAINERS = (
     "fxdp.integrations.accelerate.compile_accelerator(accelerator)",
     "Trainer(strategy=fxdp.integrations.lightning.FxdpStrategy())",
 )
+_ASKED = {**READ_BY_WRAPPERS, "_is_accelerate_prepared": "accelerator.prepare"}
+"""Also Accelerate's, as Trainer uses it: it would scale losses, where it does not wrap, too."""
 _WRAPPING = ("torch.distributed.fsdp.", "torch.distributed._composable.")
 
 
@@ -36,7 +39,7 @@ class Bare(StandIn):
     """
 
     def __getattr__(self, name: str) -> Any:
-        wrapper = READ_BY_WRAPPERS.get(name)
+        wrapper = _ASKED.get(name)
         if wrapper is not None:
             raise _refused(f"{wrapper}(compiled)")
         return super().__getattr__(name)

@@ -80,7 +80,7 @@ def _misused(folder: str) -> list[str]:
     with launched():
         trainer = _trainer(folder)
         trainer.model = trainer.model_wrapped = fxdp.compile(trainer.model)
-        for action in (lambda: compile_trainer(trainer), trainer.train):
+        for action in (lambda: compile_trainer(trainer), trainer.train, trainer.evaluate):
             try:
                 action()
             except fxdp.InputError as error:
@@ -90,7 +90,9 @@ def _misused(folder: str) -> list[str]:
 
 
 def test_a_compiled_model_needs_the_integration(ranks: RankPool, tmp_path: Path) -> None:
-    for twice, wrapped in ranks.run(2, _misused, str(tmp_path)):
+    for twice, *wrapped in ranks.run(2, _misused, str(tmp_path)):
         assert "compile_trainer(Trainer(model, ...))" in twice
-        assert "DistributedDataParallel(compiled)" in wrapped
-        assert "fxdp.integrations.transformers.compile_trainer(trainer)" in wrapped
+        assert len(wrapped) == 2
+        for said in wrapped:
+            assert said.startswith("accelerator.prepare(compiled): ")
+            assert "fxdp.integrations.transformers.compile_trainer(trainer)" in said
