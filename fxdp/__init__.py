@@ -7,13 +7,10 @@ loss = compiled(x, y); loss.backward(); optimizer.step()
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
-
-from fxdp import skip
 from fxdp.errors import (
     AgreementError,
     CaptureError,
@@ -30,17 +27,21 @@ from fxdp.errors import (
     StateError,
     VerifierError,
 )
-from fxdp.ir.placements import P, R, S
-from fxdp.module.compiled import CompiledModule
-from fxdp.module.dry_run import dry_run
-from fxdp.options import Options
-from fxdp.oracle.report import Report
-from fxdp.oracle.verify import verify_model
-from fxdp.ranks.launcher import launch
-from fxdp.reports.plan import Plan
-from fxdp.reports.rows import CommRow
-from fxdp.rules.custom import register_rule
-from fxdp.rules.proof import Sample, check_rule
+
+# `fxdp --help` and the errors need no torch, whose import takes seconds: all else is imported when asked for
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from fxdp import skip
+    from fxdp.ir.placements import P, R, S
+    from fxdp.module.compiled import CompiledModule
+    from fxdp.oracle.report import Report
+    from fxdp.ranks.launcher import launch
+    from fxdp.reports.plan import Plan
+    from fxdp.reports.rows import CommRow
+    from fxdp.rules.custom import register_rule
+    from fxdp.rules.proof import Sample, check_rule
 
 __version__ = "0.1.0"
 
@@ -75,6 +76,40 @@ __all__ = [
     "skip",
     "verify",
 ]
+
+
+_HOMES = {
+    "CommRow": "reports.rows",
+    "CompiledModule": "module.compiled",
+    "P": "ir.placements",
+    "Plan": "reports.plan",
+    "R": "ir.placements",
+    "Report": "oracle.report",
+    "S": "ir.placements",
+    "Sample": "rules.proof",
+    "check_rule": "rules.proof",
+    "launch": "ranks.launcher",
+    "register_rule": "rules.custom",
+}
+"""Where the names are that are imported when they are asked for."""
+
+
+def __getattr__(name: str) -> Any:
+    """A public name, or a room, which `import fxdp` has not imported yet."""
+    if name in _HOMES:
+        globals()[name] = found = getattr(import_module(f"fxdp.{_HOMES[name]}"), name)
+        return found
+    if not name.startswith("_"):
+        try:
+            return import_module(f"fxdp.{name}")
+        except ModuleNotFoundError as error:
+            if error.name != f"fxdp.{name}":
+                raise
+    raise AttributeError(f"module 'fxdp' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
 
 
 def compile(
@@ -158,6 +193,9 @@ def compile(
     ScheduleError : an unknown schedule.
     StageError, ScheduleError : at the first call, stages or a schedule that do not fit the model.
     """
+    from fxdp.module.compiled import CompiledModule
+    from fxdp.options import Options
+
     options = Options(
         loss_fn=loss_fn, strategy=strategy, reshard_after_forward=reshard_after_forward,
         batch_dims=batch_dims, pad=pad, bucket_mb=bucket_mb, rng=rng, uneven=uneven, compute=compute,
@@ -190,6 +228,9 @@ def plan(
     CaptureError : the model cannot be captured as one graph.
     MeshError, InputError : as `compile` and the compiled module's first call.
     """
+    from fxdp.module.dry_run import dry_run
+    from fxdp.options import Options
+
     mesh = {"dp": 2} if mesh is None else mesh
     return dry_run(model, args, {} if kwargs is None else kwargs, mesh, Options(**options))
 
@@ -238,6 +279,9 @@ def verify(
     PlacementError : an op cannot be made exact.
     MeshError, InputError : as `compile` and the compiled module's first call; splits that do not fit.
     """
+    from fxdp.options import Options
+    from fxdp.oracle.verify import verify_model
+
     mesh = {"dp": 4} if mesh is None else mesh
     return verify_model(
         model, args, {} if kwargs is None else kwargs, mesh, Options(**options),

@@ -1,6 +1,6 @@
 """The command line: `fxdp verify`, `fxdp plan`, `fxdp explain`, `fxdp rules`, `fxdp demo`; one file each.
 
-Each file of a command has `HELP`, `declare(parser)` and `run(asked) -> exit code`.
+Each file of a command has `declare(parser)` and `run(asked) -> exit code`; `parser.py` has a line on each.
 """
 
 from fxdp.cli.parser import main

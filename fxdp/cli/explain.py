@@ -10,8 +10,6 @@ from fxdp.module.dry_run import local_program
 from fxdp.options import Options
 from fxdp.reports.explain import explain
 
-HELP = "why each value of a model is placed as it is, and why each collective exists"
-
 
 def declare(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""

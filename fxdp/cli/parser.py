@@ -10,31 +10,37 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-from rich.console import Console
-
-from fxdp.demo.options import add_demo_arguments, demo_options
 from fxdp.errors import FxdpError
 
-_COMMANDS = ("verify", "plan", "explain", "rules")
-"""Each is a file beside this one."""
+_COMMANDS = {
+    "verify": "prove that the program of a model equals one device, on virtual ranks in this process",
+    "plan": "what a step of a model exchanges on a mesh and why, without a process group",
+    "explain": "why each value of a model is placed as it is, and why each collective exists",
+    "rules": "list what fxdp does with each op of torch",
+}
+"""Each is a file beside this one, imported if it is asked for: torch alone takes seconds."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    asked = _parser().parse_args(arguments)
+    asked = _parser(arguments).parse_args(arguments)
     try:
         return _demo(asked, arguments) if asked.command == "demo" else int(asked.run(asked))
     except FxdpError as error:
         if asked.debug:
             raise
+        from rich.console import Console
+
         Console(stderr=True).print(f"fxdp: error: {error}", style="red", markup=False, soft_wrap=True)
         return 2
     except KeyboardInterrupt:
         return 130
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
+    """The commands, and the options of the one that the arguments name."""
+    named = next((word for word in arguments if not word.startswith("-")), "")
     parser = argparse.ArgumentParser(prog="fxdp", description="Automatic data parallelism for torch models.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     demo = commands.add_parser(
@@ -42,18 +48,24 @@ def _parser() -> argparse.ArgumentParser:
         help="train a small GPT on real text on local ranks, beside one device",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    add_demo_arguments(demo)
-    for name in _COMMANDS:
-        module = importlib.import_module(f"fxdp.cli.{name}")
-        command = commands.add_parser(name, help=module.HELP, description=module.__doc__)
-        module.declare(command)
-        command.set_defaults(run=module.run)
+    if named == "demo":
+        from fxdp.demo.options import add_demo_arguments
+
+        add_demo_arguments(demo)
+    for name, text in _COMMANDS.items():
+        command = commands.add_parser(name, help=text)
+        if name == named:
+            module = importlib.import_module(f"fxdp.cli.{name}")
+            command.description = module.__doc__
+            module.declare(command)
+            command.set_defaults(run=module.run)
     for command in commands.choices.values():
         command.add_argument("--debug", action="store_true", help="show tracebacks of errors")
     return parser
 
 
 def _demo(asked: argparse.Namespace, arguments: Sequence[str]) -> int:
-    from fxdp.demo.run import run_demo  # matplotlib-free, but it imports the compiler
+    from fxdp.demo.options import demo_options
+    from fxdp.demo.run import run_demo
 
     return run_demo(demo_options(asked), [sys.executable, "-m", "fxdp", *arguments])

@@ -16,8 +16,6 @@ from fxdp.reports.rows import format_bytes
 from fxdp.reports.schedule_text import schedule_text
 from fxdp.reports.tables import communication_table, stage_table, timings_line
 
-HELP = "what a step of a model exchanges on a mesh and why, without a process group"
-
 
 def declare(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""

@@ -11,8 +11,6 @@ from fxdp.errors import InputError
 from fxdp.reports.tables import rules_table
 from fxdp.rules.op_table import markdown, rule_rows
 
-HELP = "list what fxdp does with each op of torch"
-
 
 def declare(parser: argparse.ArgumentParser) -> None:
     """The command's arguments."""

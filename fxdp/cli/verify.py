@@ -10,8 +10,6 @@ from fxdp.errors import InputError
 from fxdp.options import Options
 from fxdp.oracle.verify import verify_model
 
-HELP = "prove that the program of a model equals one device, on virtual ranks in this process"
-
 
 def declare(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
