@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from fxdp import skip
     from fxdp.ir.placements import P, R, S
+    from fxdp.module.checkpoint.saving import load, save
     from fxdp.module.compiled import CompiledModule
     from fxdp.oracle.report import Report
     from fxdp.ranks.launcher import launch
@@ -71,8 +72,10 @@ __all__ = [
     "check_rule",
     "compile",
     "launch",
+    "load",
     "plan",
     "register_rule",
+    "save",
     "skip",
     "verify",
 ]
@@ -89,7 +92,9 @@ _HOMES = {
     "Sample": "rules.proof",
     "check_rule": "rules.proof",
     "launch": "ranks.launcher",
+    "load": "module.checkpoint.saving",
     "register_rule": "rules.custom",
+    "save": "module.checkpoint.saving",
 }
 """Where the names are that are imported when they are asked for."""
 

@@ -1,0 +1,81 @@
+"""The folder of a checkpoint on disk: written beside the one before, and put in its place by renaming.
+
+    run.new         written by all ranks                       a kill here leaves `run`
+    run             -> run.previous      \\  by rank 0          a kill between leaves `run.previous`,
+    run.new         -> run               /                     which is found where `run` is not there
+    run.previous    removed
+
+So a folder under the name that was asked for, or under `.previous`, is whole, whenever a saver was killed.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import Metadata
+
+_METADATA = ".metadata"  # torch writes it last
+
+
+def new_folder(path: Path) -> Path:
+    """Where a checkpoint is written before it takes its name."""
+    return path.with_name(path.name + ".new")
+
+
+def _previous_folder(path: Path) -> Path:
+    return path.with_name(path.name + ".previous")
+
+
+def begin(path: Path) -> str | None:
+    """Make the new folder; in words why that cannot be, or None."""
+    if path.exists() and not (path / _METADATA).is_file() and (not path.is_dir() or any(path.iterdir())):
+        return f"{path} is there already and is no checkpoint; expected a path that does not exist"
+    try:
+        if new_folder(path).exists():  # of a saver that was killed
+            shutil.rmtree(new_folder(path))
+        new_folder(path).mkdir(parents=True)
+    except OSError as error:
+        return f"{path.parent} is not writable ({error}); expected a folder in which files can be made"
+    return None
+
+
+def publish(path: Path) -> None:
+    """Give the new folder its name, and remove the one before it."""
+    previous = _previous_folder(path)
+    if path.exists():
+        if previous.exists():
+            shutil.rmtree(previous)
+        path.rename(previous)
+    new_folder(path).rename(path)
+    if previous.exists():
+        shutil.rmtree(previous)
+
+
+def find(path: Path) -> Path:
+    """The folder to load: the one before, where a saver was killed between two renamings."""
+    previous = _previous_folder(path)
+    return previous if previous.is_dir() and not path.exists() else path
+
+
+def read_metadata(folder: Path) -> tuple[Metadata | None, str]:
+    """What lies in a folder, and in words what is wrong with it."""
+    if not (folder / _METADATA).is_file():
+        there = "is no checkpoint, or a part of one: it has no" if folder.is_dir() else "does not exist, nor"
+        return None, f"{folder} {there} {_METADATA}"
+    try:
+        found = FileSystemReader(folder).read_metadata()
+    except Exception as error:  # unpickling what is no metadata raises anything
+        return None, f"{folder / _METADATA} cannot be read ({type(error).__name__}: {error})"
+    cut = _cut_files(folder, found)
+    return found, f"{folder} is a part of a checkpoint: {', '.join(cut)} missing or cut off" if cut else ""
+
+
+def _cut_files(folder: Path, metadata: Metadata) -> list[str]:
+    """The files that are shorter than what should lie in them."""
+    ends: dict[str, int] = {}
+    for place in (metadata.storage_data or {}).values():
+        ends[place.relative_path] = max(ends.get(place.relative_path, 0), place.offset + place.length)
+    sizes = {name: (folder / name).stat().st_size if (folder / name).is_file() else -1 for name in ends}
+    return sorted(name for name, end in ends.items() if sizes[name] < end)

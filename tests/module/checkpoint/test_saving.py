@@ -1,0 +1,212 @@
+"""Checkpoints: training goes on on other ranks as if nothing had been, and a kill leaves one that loads."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
+from torch.distributed.checkpoint import state_dict as names
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn import functional as F
+
+import fxdp
+from fxdp.errors import InputError
+from tests.rank_pool import RankPool
+
+_AHEAD = range(3, 8)
+
+
+class Net(nn.Module):
+    """Tied, frozen, without dims, a buffer, fewer rows than ranks, and one that no loss depends on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(7, 5)
+        self.inner = nn.Linear(5, 9)
+        self.norm = nn.BatchNorm1d(9)
+        self.outer = nn.Linear(9, 5, bias=False)
+        self.frozen = nn.Linear(5, 5).requires_grad_(False)
+        self.scale = nn.Parameter(torch.tensor(1.5))
+        self.unused = nn.Parameter(torch.ones(3, 2))
+        self.head = nn.Linear(5, 7, bias=False)
+        self.head.weight = self.table.weight
+
+    def forward(self, words: Tensor, target: Tensor) -> Tensor:
+        h = self.outer(torch.relu(self.norm(self.inner(self.table(words)))))
+        return F.cross_entropy(self.head(self.frozen(h) * self.scale), target)
+
+
+def _made(axes: tuple[str, ...], seed: int) -> tuple[fxdp.CompiledModule, torch.optim.Optimizer]:
+    torch.set_default_dtype(torch.float64)
+    torch.manual_seed(seed)
+    world = dist.get_world_size()
+    sizes = (world,) if len(axes) == 1 else (2, world // 2)
+    mesh = init_device_mesh("cpu", sizes, mesh_dim_names=axes)
+    strategy = "replicate" if axes == ("dp",) else "shard"
+    compiled = fxdp.compile(Net(), mesh, strategy=strategy, compute="eager")
+    return compiled, torch.optim.AdamW(compiled.parameters(), 1e-2)
+
+
+def _losses(compiled: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> list[float]:
+    losses = []
+    for step in steps:
+        generator = torch.Generator().manual_seed(step)
+        whole = [torch.randint(0, 7, (7,), generator=generator) for _ in range(2)]
+        own = [t.tensor_split(dist.get_world_size())[dist.get_rank()] for t in whole]
+        loss = compiled(*own)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+def _drawn() -> list[float]:
+    return [torch.rand(()).item(), random.random(), float(np.random.rand())]
+
+
+def _by_torch(compiled: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    return {
+        "model": names.get_model_state_dict(compiled),
+        "optimizer": names.get_optimizer_state_dict(compiled, optimizer),
+    }
+
+
+def _saving(folder: Path) -> tuple[list[float], list[float]]:
+    compiled, optimizer = _made(("dp_shard",), dist.get_rank())
+    fxdp.save(folder / "own", compiled, optimizer)  # to be replaced
+    _losses(compiled, optimizer, range(3))
+    fxdp.save(folder / "own", compiled, optimizer, step=3)
+    pending: Any = dcp.async_save(_by_torch(compiled, optimizer), checkpoint_id=folder / "torch")
+    drawn = _drawn()
+    pending.result()
+    return _losses(compiled, optimizer, _AHEAD), drawn
+
+
+def _resuming(folder: Path, axes: tuple[str, ...]) -> tuple[list[list[float]], list[float]]:
+    compiled, optimizer = _made(axes, 9)
+    assert fxdp.load(folder / "own", compiled, optimizer) == 3
+    drawn = _drawn()
+    losses = [_losses(compiled, optimizer, _AHEAD)]
+    state = _by_torch(compiled, optimizer)
+    dcp.load(state, checkpoint_id=folder / "torch")
+    names.set_model_state_dict(compiled, state["model"])
+    # torch wants state of the parameter that never got a gradient, too
+    options = names.StateDictOptions(strict=False)
+    names.set_optimizer_state_dict(compiled, optimizer, state["optimizer"], options=options)
+    return [*losses, _losses(compiled, optimizer, _AHEAD)], drawn
+
+
+def test_training_goes_on_with_other_ranks_meshes_and_strategies(ranks: RankPool, tmp_path: Path) -> None:
+    saved = ranks.run(2, _saving, tmp_path, timeout=240)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["own", "torch"]
+    for world, *axes in ((1, "dp"), (3, "dp_shard"), (4, "dp_replicate", "dp_shard")):
+        for rank, (rows, drawn) in enumerate(ranks.run(world, _resuming, tmp_path, tuple(axes), timeout=240)):
+            for losses in rows:
+                assert losses == pytest.approx(saved[0][0], abs=1e-9, rel=0)
+            assert drawn == saved[rank if rank < 2 else 0][1]
+
+
+def _alone(seed: int = 0) -> tuple[fxdp.CompiledModule, torch.optim.Optimizer]:
+    torch.manual_seed(seed)
+    compiled = fxdp.compile(nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 2)), strategy="shard")
+    return compiled, torch.optim.AdamW(compiled.parameters())
+
+
+def _values(module: nn.Module) -> list[Tensor]:
+    return [p.detach().clone() for p in module.parameters()]
+
+
+def test_a_checkpoint_of_another_model_is_refused_whole(tmp_path: Path) -> None:
+    fxdp.save(tmp_path / "run", *_alone(), step=7)
+    other = fxdp.compile(nn.Sequential(nn.Linear(5, 3), nn.Linear(4, 2, bias=False), nn.Linear(1, 1)))
+    before = _values(other)
+    with pytest.raises(InputError) as caught:
+        fxdp.load(tmp_path / "run", other)
+    for line in (
+        "extra: model.1.bias",
+        "missing: model.2.bias",
+        "missing: model.2.weight",
+        "model.0.bias is [4], expected [3]",
+        "model.0.weight is [4, 5], expected [3, 5]",
+    ):
+        assert line in str(caught.value)
+    assert all(map(torch.equal, before, _values(other)))
+
+
+def test_the_optimizer_of_a_checkpoint_must_be_like_the_one_it_is_for(tmp_path: Path) -> None:
+    compiled, optimizer = _alone()
+    fxdp.save(tmp_path / "run", compiled, optimizer, step=7)
+    assert not optimizer.state  # that of a step, which was not taken
+    assert fxdp.load(tmp_path / "run", compiled, optimizer) == 7
+    assert not optimizer.state
+    sum(p.sum() for p in compiled.parameters()).backward()  # type: ignore[union-attr]
+    optimizer.step()
+    fxdp.save(tmp_path / "run", compiled, optimizer, step=8)
+    groups = [{"params": [p]} for p in compiled.parameters()]
+    with pytest.raises(InputError, match="1 groups of parameters of an optimizer, expected 4"):
+        fxdp.load(tmp_path / "run", compiled, torch.optim.AdamW(groups))
+    turned = torch.optim.AdamW(list(compiled.parameters())[::-1])
+    with pytest.raises(InputError, match="parameter groups are"):
+        fxdp.load(tmp_path / "run", compiled, turned)
+    with pytest.raises(InputError, match=r"missing: optimizer\.state\.0\.bias\.max_exp_avg_sq"):
+        fxdp.load(tmp_path / "run", compiled, torch.optim.AdamW(compiled.parameters(), amsgrad=True))
+    fxdp.save(tmp_path / "run", compiled)
+    with pytest.raises(InputError, match="0 groups of parameters of an optimizer, expected 1"):
+        fxdp.load(tmp_path / "run", compiled, optimizer)
+
+
+def test_what_is_no_checkpoint_says_so(tmp_path: Path) -> None:
+    compiled, optimizer = _alone()
+    with pytest.raises(InputError, match="does not exist"):
+        fxdp.load(tmp_path / "run", compiled)
+    fxdp.save(tmp_path / "run", compiled, optimizer)
+    (data,) = (tmp_path / "run").glob("*.distcp")
+    data.write_bytes(data.read_bytes()[:-9])
+    with pytest.raises(InputError, match=f"part of a checkpoint: {data.name} missing or cut off"):
+        fxdp.load(tmp_path / "run", compiled)
+    (tmp_path / "run" / ".metadata").unlink()
+    with pytest.raises(InputError, match=r"is no checkpoint, or a part of one: it has no \.metadata"):
+        fxdp.load(tmp_path / "run", compiled)
+    with pytest.raises(InputError, match="is there already and is no checkpoint"):
+        fxdp.save(tmp_path / "run", compiled)
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match="is not writable"):
+        fxdp.save(tmp_path / "file" / "run", compiled)
+    with pytest.raises(InputError, match=r"what fxdp\.compile returned, got a Linear"):
+        fxdp.save(tmp_path / "run", nn.Linear(1, 1))  # type: ignore[arg-type]
+
+
+def _save_until_killed(path: Path, after: float) -> None:
+    """Save on and on, every value the number of its step, and be killed in the midst of it."""
+    compiled, _ = _alone()
+    step = fxdp.load(path, compiled)
+    threading.Timer(after, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    while True:
+        step += 1
+        with torch.no_grad():
+            for parameter in compiled.parameters():
+                parameter.fill_(step)
+        fxdp.save(path, compiled, step=step)
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_kill_leaves_a_checkpoint(ranks: RankPool, tmp_path: Path, world: int) -> None:
+    compiled, _ = _alone()
+    torch.nn.utils.vector_to_parameters(torch.zeros(34), compiled.parameters())
+    fxdp.save(tmp_path / "run", compiled)
+    after = random.uniform(0, 0.2)
+    outcomes = ranks.spawn(world, _save_until_killed, tmp_path / "run", after, init=world > 1)
+    assert -9 in [outcome.status for outcome in outcomes]  # the other one may find out before its end
+    step = fxdp.load(tmp_path / "run", compiled)
+    assert all(bool((p == step).all()) for p in compiled.parameters())
