@@ -33,6 +33,8 @@ def way_of(node: fx.Node, mesh: Mesh) -> Way:
     found, type_ = conversion_of(node), note(node).type
     if found is None or len(found.ways) == 1 or mesh.device_type != "cpu" or _is_part(found.axis, mesh):
         return "group"
+    if node.target in ORDERED:  # of any size: what is small goes by messages all the same
+        return "memory" if mesh.shared_memory else "group"
     if not isinstance(type_, TensorType) or not is_static(type_):
         return "group"  # ranks with more samples than others would choose otherwise than these
     if fits_messages(type_bytes(type_), mesh.size):

@@ -209,7 +209,7 @@ TABLE: tuple[Conversion, ...] = (
         on_ranks=rows.gathered_rows,
         start=lambda at, x, each, after: (rows.start_gather_rows, (x, each, at.world, at.group, after)),
         finish=lambda at, pending, each, after: (rows.finish_gather_rows, (pending, each, at.world)),
-        words="gathered for use",
+        words="gathered for use", ways=("group", "memory"),
         along=lambda have, want: rows_axis(have),
         suits=lambda have, want: not has_terms(have),
     ),
@@ -219,7 +219,7 @@ TABLE: tuple[Conversion, ...] = (
         on_ranks=rows.scattered_rows,
         start=lambda at, x, each, after: (rows.start_scatter_rows, (x, each, at.world, at.group, after)),
         finish=lambda at, pending, each, after: (rows.finish_scatter_rows, (pending,)),
-        words="reduced and dealt out",
+        words="reduced and dealt out", ways=("group", "memory"),
         along=lambda have, want: rows_axis(want),
         # along one of two axes a sum is a term of the whole one
         suits=lambda have, want: has_terms(want) == (rows_axis(want) is not None),

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fxdp.ir.ops.library import library
+from fxdp.ir.ops.library import aten, library
 from fxdp.torch_compat import OpOverload
 
 _c10d = torch.ops._c10d_functional
@@ -78,21 +78,16 @@ def _finish_gather(pending: Tensor, sizes: Sequence[int], world: int) -> Tensor:
 def _start_scatter(
     values: Sequence[Tensor], sizes: Sequence[int], world: int, group: str, after: Sequence[Tensor]
 ) -> Tensor:
-    packed = values[0].new_empty(world, sum(sizes))
-    for value, block in zip(values, torch.split(packed, list(sizes), 1), strict=True):
-        _deal(value.reshape(-1), block)
+    packed = dealt_rows(values, sum(sizes), world)
     return _c10d.reduce_scatter_tensor(packed.view(-1), "sum", world, group)  # type: ignore[no-any-return]
 
 
-def _deal(flat: Tensor, block: Tensor) -> None:
-    """A flat value cut into the block's lines, the rest of which is filled with zeros."""
-    size = block.shape[1]
-    full = flat.numel() // size if size else 0
-    block[:full] = flat[: full * size].view(full, size)
-    if full < len(block):
-        rest = flat[full * size :]
-        block[full:] = 0
-        block[full, : len(rest)] = rest
+def dealt_rows(values: Sequence[Tensor], size: int, world: int) -> Tensor:
+    """A line of `size` elements per rank: its rows of each value, one after another, padded by zeros."""
+    packed = values[0].new_empty(world, size)
+    if filled := [value for value in values if value.numel()]:  # the kernel wants no empty ones
+        aten._chunk_cat.out(filled, 0, world, out=packed)
+    return packed
 
 
 def _finish_scatter(pending: Tensor) -> Tensor:
@@ -169,10 +164,7 @@ def scattered_rows(
         total = torch.stack(list(values)).sum(0)
         return [padded_rows(total, world, rank) for rank in range(world)]
     sums = [torch.stack([own[place] for own in values]).sum(0) for place in range(len(each))]
-    blocks = [total.new_empty(world, size) for total, size in zip(sums, each, strict=True)]
-    for total, block in zip(sums, blocks, strict=True):
-        _deal(total.reshape(-1), block)
-    return [torch.cat([block[rank] for block in blocks]) for rank in range(world)]
+    return list(dealt_rows(sums, sum(each), world))
 
 
 def summed_rows(values: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:

@@ -18,7 +18,7 @@ from torch import Tensor
 from fxdp.errors import StateError
 from fxdp.ir.carriers import fits_messages
 from fxdp.ranks.links.messages import LinkBrokenError, Messages, Round
-from fxdp.ranks.links.shared_memory import Reduction, SharedMemory
+from fxdp.ranks.links.shared_memory import Reduction, RowExchange, SharedMemory
 from fxdp.torch_compat import Work
 
 _SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
@@ -84,10 +84,24 @@ class MessageGroup(dist.ProcessGroup):
         """Start gathering the ranks' tensors along the first dim."""
         (output,), (tensor,) = outputs, inputs
         self.handed_bytes += tensor.nbytes
-        return _Gather(self, tensor, output)
+        if self._memory is None or fits_messages(tensor.nbytes, self._size):
+            return _Gather(self, tensor, output)
+        return _LargeExchange(self, self._memory, self._memory.start_gather, tensor, output)
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
+    ) -> Work:
+        """Start a sum over the ranks of which each gets the part of its number along the first dim."""
+        (output,), (tensor,) = outputs, inputs
+        self.handed_bytes += tensor.nbytes
+        if self._memory is None or fits_messages(tensor.nbytes, self._size):
+            return _Scatter(self, tensor, output)
+        return _LargeExchange(self, self._memory, self._memory.start_scatter, tensor, output)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced  # type: ignore[assignment]
     """torch's name before 2.13"""
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced  # type: ignore[assignment]
+    """the same"""
 
     def start(self, tensor: Tensor) -> Round:
         """Send a tensor's elements."""
@@ -131,6 +145,25 @@ class _LargeReduction(Work):
         return True
 
 
+class _LargeExchange(Work):
+    """A gather or scatter through shared memory that was started; `wait` finishes it."""
+
+    def __init__(
+        self, group: MessageGroup, memory: SharedMemory, start: Callable[[Tensor, Tensor], RowExchange],
+        tensor: Tensor, output: Tensor,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self._group = group
+        self._memory = memory
+        with group.explained():
+            self._begun = start(tensor, output)
+
+    def wait(self, timeout: Any = None) -> bool:
+        with self._group.explained():
+            self._memory.finish(self._begun)
+        return True
+
+
 class _Pending(Work):
     """A collective that was started; `wait` finishes it."""
 
@@ -167,6 +200,16 @@ class _Gather(_Pending):
 
     def _finish(self, parts: list[Tensor]) -> None:
         torch.stack(parts, out=self._output.view(len(parts), *self._tensor.shape))
+
+
+class _Scatter(_Pending):
+    def __init__(self, group: MessageGroup, tensor: Tensor, output: Tensor) -> None:
+        super().__init__(group, tensor)
+        self._output = output
+
+    def _finish(self, parts: list[Tensor]) -> None:
+        own, size = self._group.rank(), len(parts)
+        self._output.copy_(reduce(torch.add, [part.chunk(size)[own] for part in parts]))
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:

@@ -59,3 +59,24 @@ def _counted() -> tuple[int, int, int, int]:
 def test_what_is_handed_over_is_counted(ranks: RankPool) -> None:
     for rounds, handed, rounds_after, handed_after in ranks.run(2, _counted):
         assert (rounds_after - rounds, handed_after - handed) == (1, 40)
+
+
+def _rows(length: int) -> list[bool]:
+    """Gathers and scatters of few and of many elements, all started before one is waited for."""
+    joined = resolve_mesh(None, "cpu")
+    ops, name, rank = torch.ops._c10d_functional, joined.mesh.group("messages"), dist.get_rank()
+    equal, terms = [], _terms(torch.float64, (4, length))
+    for _ in range(3):
+        gathered = ops.all_gather_into_tensor(terms[rank][0].contiguous(), 4, name)
+        scattered = ops.reduce_scatter_tensor(terms[rank].reshape(-1), "sum", 4, name)
+        total = ops.all_reduce(terms[rank], "sum", name)
+        wanted = ((terms[0] + terms[1]) + terms[2]) + terms[3]
+        equal.append(torch.equal(ops.wait_tensor(total), wanted))
+        equal.append(torch.equal(ops.wait_tensor(scattered), wanted[rank]))
+        equal.append(torch.equal(ops.wait_tensor(gathered), torch.cat([term[0] for term in terms])))
+    return equal
+
+
+def test_rows_go_by_messages_and_through_memory(ranks: RankPool) -> None:
+    for length in (3, 20_000):
+        assert ranks.run(4, _rows, length) == [[True] * 9] * 4
