@@ -95,3 +95,20 @@ def test_a_gpt_in_two_stages(ranks: RankPool) -> None:
     shown = _pipeline(ranks, 2, "gpt_pipeline.py")
     assert "stage 1 on rank 1" in shown
     assert "rank 0: F0 F1 .  .  B0 B0 F2" in shown
+
+
+def _losses(shown: str) -> dict[int, float]:
+    return {int(step): float(loss) for step, loss in re.findall(r"step (\d+): loss ([\d.]+)", shown)}
+
+
+def test_a_killed_run_goes_on_with_more_ranks(ranks: RankPool, tmp_path: Path) -> None:
+    options = ["train_sharded.py", "--steps", "20", "--compute", "eager", "--folder"]
+    whole, _ = ranks.run(2, _shown, *options, str(tmp_path / "whole"))
+    killed = ranks.spawn(1, _shown, *options, str(tmp_path), "--kill-after", "13", init=False)
+    assert [outcome.status for outcome in killed] == [-9]
+    resumed, *others = ranks.run(3, _shown, *options, str(tmp_path), "--resume")
+    assert resumed.startswith("going on after step 10 with 3 ranks")
+    assert others == ["", ""]
+    assert set(_losses(resumed)) == {15, 20}
+    for step, loss in _losses(resumed).items():
+        assert loss == pytest.approx(_losses(whole)[step], rel=1e-4)
