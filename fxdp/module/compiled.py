@@ -27,6 +27,7 @@ from fxdp.module.model_checks import OptimizerWatch, check_model, device_type
 from fxdp.module.padding import common_lengths, padded, spread_pad
 from fxdp.module.programs import Programs, Served
 from fxdp.module.reader import CallReader
+from fxdp.module.sharded_optimizers import ShardedOptimizers
 from fxdp.module.sharded_parameters import shard_parameters
 from fxdp.module.wrappers import Bare, refuse_surroundings
 from fxdp.options import Options
@@ -61,6 +62,7 @@ class CompiledModule(Bare):
             self._joined = with_rows(self._joined)
             self._mesh = self._joined.mesh
             shard_parameters(module, self._joined)
+            ShardedOptimizers(module, self._joined)
         if options.idle and not is_cut(self._mesh, options):
             _log.warning(
                 "%s: without effect, as the mesh has no pp axis of several ranks and microbatches is 1",
@@ -308,6 +310,8 @@ class CompiledModule(Bare):
         twin._options, twin._joined, twin._mesh = self._options, self._joined, self._mesh
         twin._served, twin._started, twin._generation = None, False, 0
         twin._watch = None
+        if twin._options.shards:
+            ShardedOptimizers(twin._model, twin._joined)
         twin._build()
         return twin
 

@@ -20,6 +20,7 @@ from fxdp.errors import InputError
 from fxdp.ir.mesh import SHARD
 from fxdp.ir.model_tensors import held, is_sharded, stand_in_for
 from fxdp.ir.ops.parameter_rows import elements_each, own_rows
+from fxdp.module.sharded_optimizers import adopt_parameters
 from fxdp.ranks.agreement import agree, broadcast_tensors, model_lines
 from fxdp.ranks.joined import Joined
 from fxdp.torch_compat import sharded_tensor
@@ -29,6 +30,7 @@ def shard_parameters(module: nn.Module, joined: Joined) -> None:
     """Replace the parameters of `module` by `DTensor`s of which each rank holds its rows, rank 0's values.
 
     All ranks call this together. Tied parameters stay tied; a parameter without dims stays as it is.
+    Optimizers that have the model's parameters get the new ones.
 
     Raises
     ------
@@ -44,7 +46,9 @@ def shard_parameters(module: nn.Module, joined: Joined) -> None:
     axis = mesh.shard_axis
     world = mesh.size_along(axis)
     place = mesh.rank if axis is None else mesh.coordinates[axis]
-    _replace(module, _dealt(list(module.parameters()), joined.device_mesh, world, place))
+    made = _dealt(list(module.parameters()), joined.device_mesh, world, place)
+    _replace(module, made)
+    adopt_parameters(made)
 
 
 def _dealt(

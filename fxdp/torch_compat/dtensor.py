@@ -56,8 +56,12 @@ def sharded_tensor(local: torch.Tensor, whole: torch.Tensor, mesh: DeviceMesh, a
     names = mesh.mesh_dim_names or ()
     placements = [Shard(0) if name == axis or len(names) == 1 else Replicate() for name in names]
     stride = torch.empty(whole.shape, device="meta").stride()
-    made = DTensor.from_local(local, mesh, placements, run_check=False, shape=whole.shape, stride=stride)
-    return nn.Parameter(made, requires_grad=whole.requires_grad)
+    # of memory of its own first, as in `that_pickles`: so the parameter can be pickled and copied
+    own = torch.empty_like(local)
+    made = DTensor.from_local(own, mesh, placements, run_check=False, shape=whole.shape, stride=stride)
+    parameter = nn.Parameter(made, requires_grad=whole.requires_grad)
+    parameter._local_tensor = local  # type: ignore[attr-defined]
+    return parameter
 
 
 def dtensor_like(tensor: DTensor, local: torch.Tensor) -> DTensor:
@@ -66,10 +70,10 @@ def dtensor_like(tensor: DTensor, local: torch.Tensor) -> DTensor:
 
 
 def that_pickles(tensor: DTensor) -> DTensor:
-    """The same value over the same memory, fit for `torch.save`.
+    """The same value over the same memory, fit for `torch.save` and `copy.deepcopy`.
 
     A `DTensor` that is made of a view takes over where that begins in its memory, though it has none itself,
-    and then torch looks for its own memory to pickle it.
+    and then torch looks for its own memory to pickle or copy it.
     """
     local = local_shard(tensor)
     made = dtensor_like(tensor, torch.empty_like(local))

@@ -1,4 +1,4 @@
-"""Of what runs: the code of graphs, and the autograd nodes around it."""
+"""Of what runs: the code of graphs, the autograd nodes around it, and the steps of optimizers."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import torch
 from torch import fx, nn
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.graph import _BoxedCodeGen
+from torch.optim import Optimizer
 
-__all__ = ["backward_class", "boxed_code", "graph_module", "release_saved_tensors"]
+__all__ = ["backward_class", "boxed_code", "graph_module", "release_saved_tensors", "surround_step"]
 
 
 def graph_module(root: nn.Module, graph: fx.Graph, name: str = "GraphModule") -> fx.GraphModule:
@@ -39,3 +40,19 @@ def release_saved_tensors(ctx: Any) -> None:
     # its results would be in memory
     if not torch._C._autograd._get_current_graph_task_keep_graph():
         ctx.maybe_clear_saved_tensors()
+
+
+def surround_step(optimizer: Optimizer, before: Callable[..., Any], after: Callable[..., Any]) -> None:
+    """Call a function last before each step of an optimizer, and another first after it.
+
+    Others may have registered theirs in the meantime: to be called again before each step.
+    """
+    sides: tuple[tuple[Any, Callable[..., Any], Callable[..., Any], bool], ...] = (
+        (optimizer._optimizer_step_pre_hooks, optimizer.register_step_pre_hook, before, True),
+        (optimizer._optimizer_step_post_hooks, optimizer.register_step_post_hook, after, False),
+    )
+    for hooks, register, hook, last in sides:
+        place = next((place for place, known in hooks.items() if known is hook), None)
+        if place is None:
+            place = register(hook).id
+        hooks.move_to_end(place, last=last)

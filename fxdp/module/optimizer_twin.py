@@ -1,0 +1,76 @@
+"""An optimizer's twin: what a step works on in the optimizer's place, and how states are dealt out.
+
+    optimizer   param_groups  w: DTensor   state of w: step, exp_avg: DTensor   what users and checkpoints see
+    twin        param_groups  w: Tensor    state of w: step, exp_avg: Tensor    what step() works on
+
+The twin is of the same class, has the same options, and lives for one step. So a step that raises leaves the
+optimizer as it was, and nothing has to be put back.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from fxdp.ir.mesh import SHARD
+from fxdp.ir.model_tensors import held
+from fxdp.ir.ops.parameter_rows import own_rows
+from fxdp.torch_compat import sharded_tensor
+
+
+def twin_of(optimizer: Optimizer) -> Optimizer:
+    """Another optimizer like this one, without parameters and state."""
+    twin = object.__new__(type(optimizer))
+    groups = [{**group, "params": []} for group in optimizer.param_groups]
+    vars(twin).update(vars(optimizer), param_groups=groups, state=defaultdict(dict))
+    return twin
+
+
+def keep_options(optimizer: Optimizer, twin: Optimizer) -> None:
+    """What the twin's step has written into its groups belongs to the optimizer."""
+    for group, stepped in zip(optimizer.param_groups, twin.param_groups, strict=True):
+        group.update({name: value for name, value in stepped.items() if name != "params"})
+
+
+def shard_axis(parameter: DTensor) -> int:
+    """The axis of a sharded parameter's mesh along which its rows are dealt out."""
+    names = parameter.device_mesh.mesh_dim_names or ()
+    return names.index(SHARD) if len(names) > 1 else 0
+
+
+def ranks_of(parameter: DTensor) -> tuple[int, int]:
+    """How many ranks hold rows of a parameter, and which of them this rank is."""
+    axis = shard_axis(parameter)
+    return parameter.device_mesh.size(axis), parameter.device_mesh.get_local_rank(axis)
+
+
+def rows_of(parameter: DTensor, value: Tensor) -> Tensor:
+    """This rank's rows of a value that belongs to a parameter, whole or sharded."""
+    if not isinstance(value, DTensor):
+        return own_rows(value, *ranks_of(parameter)).clone()
+    if value.placements != parameter.placements:
+        value = value.redistribute(parameter.device_mesh, parameter.placements)
+    return held(value)
+
+
+def dealt(parameter: DTensor, local: Tensor, rows: int) -> DTensor:
+    """The `DTensor` with a parameter's placement of which this rank holds `local`."""
+    whole = torch.empty((rows, *local.shape[1:]), dtype=local.dtype, device="meta")
+    made = sharded_tensor(local, whole, parameter.device_mesh, SHARD).detach()
+    assert isinstance(made, DTensor)
+    return made
+
+
+def dealt_states(parameter: DTensor, states: Mapping[str, Any]) -> dict[str, Any]:
+    """States with whole values of the parameter's shape dealt out as the parameter is."""
+    found = dict(states)
+    for name, value in states.items():
+        if isinstance(value, Tensor) and not isinstance(value, DTensor) and value.shape == parameter.shape:
+            found[name] = dealt(parameter, rows_of(parameter, value), len(parameter))
+    return found

@@ -1,0 +1,225 @@
+"""The step of a matrix optimizer on sharded parameters: each matrix is stepped whole, by one rank.
+
+    rows of value, gradient, state   rank 0: a0 b0 c0   rank 1: a1 b1 c1      as every rank holds them
+    to the owners, in one message    rank 0: a0 a1      rank 1: b0 b1 c0 c1   who owns what: greedy, by size
+    the optimizer's own step         rank 0: a          rank 1: b c           plain tensors
+    rows back, in one message        rank 0: a0 b0 c0   rank 1: a1 b1 c1
+
+Between steps every rank holds its rows of all states, as it does of the parameters. So memory is even, and a
+checkpoint is resumed on any number of ranks; torch's `set_optimizer_state_dict` wants each parameter's state
+on every rank. The price is that states travel, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any, TypeAlias
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from fxdp.errors import InputError
+from fxdp.ir.model_tensors import held
+from fxdp.ir.ops.parameter_rows import own_rows, row_range
+from fxdp.module.optimizer_twin import dealt, keep_options, ranks_of, rows_of, shard_axis, twin_of
+from fxdp.ranks.failure import guard
+from fxdp.ranks.joined import Joined
+from fxdp.ranks.raw_bytes import pack, unpack
+
+_Type: TypeAlias = "tuple[tuple[int, ...], torch.dtype, str]"
+"""Shape, dtype and type of device."""
+
+
+@dataclass
+class _Matrix:
+    """A parameter that is stepped, and what one rank knows of it."""
+
+    parameter: DTensor
+    owner: int
+    states: dict[str, Tensor]
+    """What the optimizer has, by name; sharded where a state has the parameter's rows."""
+    whole: Tensor | None = None
+    """On its owner: value and gradient."""
+    layout: dict[str, _Type] = field(default_factory=dict)
+    """The whole states' shapes and dtypes."""
+
+    def has_rows(self, shape: Sequence[int]) -> bool:
+        """Whether a state of this shape is dealt out."""
+        return len(shape) > 0 and shape[0] == len(self.parameter)
+
+    def on(self, kind: _Type, rank: int, ranks: int) -> _Type:
+        """What a rank holds of a value."""
+        shape, dtype, device = kind
+        if not self.has_rows(shape):
+            return kind
+        first, last = row_range(shape[0], ranks, rank)
+        return (last - first, *shape[1:]), dtype, device
+
+
+def dealt_owners(sizes: Sequence[int], ranks: int) -> list[int]:
+    """The owner of each of several things: the largest first, each to the rank that has least.
+
+    So no rank has more than the mean and the largest one.
+    """
+    load, owners = [0] * ranks, [0] * len(sizes)
+    for i in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
+        owners[i] = load.index(min(load))
+        load[owners[i]] += sizes[i]
+    return owners
+
+
+class OwnerStep:
+    """One step of a matrix optimizer; all ranks make it together, with gradients of the same parameters.
+
+    Raises
+    ------
+    InputError : its parameters are sharded over several meshes.
+    RankFailedError : another rank failed or died.
+    """
+
+    twin: Optimizer
+    """Its parameters are whole: those that this rank owns, and plain ones."""
+
+    def __init__(self, optimizer: Optimizer, joined: Joined) -> None:
+        self._optimizer, self._joined = optimizer, joined
+        self.twin = twin_of(optimizer)
+        stepped = [p for g in optimizer.param_groups for p in g["params"] if p.grad is not None]
+        sharded = [p for p in stepped if isinstance(p, DTensor)]
+        if any(p.device_mesh != sharded[0].device_mesh for p in sharded):
+            raise InputError(
+                f"{type(optimizer).__name__} has parameters that are sharded over different meshes; expected "
+                "those of one mesh: make an optimizer for each"
+            )
+        self._matrices: list[_Matrix] = []
+        if sharded:
+            self._group = sharded[0].device_mesh.get_group(shard_axis(sharded[0]))
+            self._ranks, self._rank = ranks_of(sharded[0])
+            owners = dealt_owners([p.numel() for p in sharded], self._ranks)
+            self._matrices = [_matrix(p, o, optimizer) for p, o in zip(sharded, owners, strict=True)]
+            with torch.no_grad(), guard(joined):
+                self._collect()
+        self._fill_twin()
+
+    def finish(self) -> None:
+        """Every rank gets its rows of what the owners have stepped."""
+        keep_options(self._optimizer, self.twin)
+        wholes = {m.whole for m in self._matrices}
+        for parameter, states in self.twin.state.items():
+            if parameter not in wholes:
+                self._optimizer.state[parameter] = states
+        if self._matrices:
+            with torch.no_grad(), guard(self._joined):
+                self._agree_on_layouts()
+                self._return()
+
+    def _fill_twin(self) -> None:
+        of = {m.parameter: m for m in self._matrices}
+        for group, own in zip(self._optimizer.param_groups, self.twin.param_groups, strict=True):
+            for parameter in group["params"]:
+                if not isinstance(parameter, DTensor):
+                    own["params"].append(parameter)
+                    if parameter in self._optimizer.state:
+                        self.twin.state[parameter] = self._optimizer.state[parameter]
+                elif parameter in of and (whole := of[parameter].whole) is not None:
+                    own["params"].append(whole)
+
+    def _collect(self) -> None:
+        """Bring the rows of each matrix to its owner."""
+        sent: list[list[Tensor]] = [[] for _ in range(self._ranks)]
+        for m in self._matrices:
+            gradient = m.parameter.grad
+            assert gradient is not None
+            rows = [held(v) for v in m.states.values() if isinstance(v, DTensor)]
+            sent[m.owner] += [held(m.parameter), rows_of(m.parameter, gradient), *rows]
+        mine = [m for m in self._matrices if m.owner == self._rank]
+        kinds = [(m, kind) for m in mine for kind in (_kind(m.parameter), _kind(m.parameter), *_row_kinds(m))]
+        due = [[m.on(kind, rank, self._ranks) for m, kind in kinds] for rank in range(self._ranks)]
+        parts = iter(zip(*self._exchange(sent, due), strict=True))
+        for m in mine:
+            m.whole, gradient = torch.cat(next(parts)), torch.cat(next(parts))
+            m.whole.grad = gradient
+            own = {n: torch.cat(next(parts)) if isinstance(v, DTensor) else v for n, v in m.states.items()}
+            if own:
+                self.twin.state[m.whole] = own
+
+    def _agree_on_layouts(self) -> None:
+        """Only an owner knows which states its step has made."""
+        for m in self._matrices:
+            if m.whole is not None:
+                m.layout = {n: _kind(v) for n, v in self.twin.state[m.whole].items()}
+        if all(m.states for m in self._matrices):
+            for m in self._matrices:
+                m.layout = {n: _kind(v) for n, v in m.states.items()}
+            return
+        told: list[Any] = [None] * self._ranks
+        dist.all_gather_object(told, [m.layout for m in self._matrices], group=self._group)
+        for i, m in enumerate(self._matrices):
+            m.layout = told[m.owner][i]
+
+    def _return(self) -> None:
+        """Bring rows of values and states back from the owners, and states without rows to all."""
+        sent: list[list[Tensor]] = [[] for _ in range(self._ranks)]
+        due: list[list[_Type]] = [[] for _ in range(self._ranks)]
+        for m in self._matrices:
+            due[m.owner] += [
+                m.on(kind, self._rank, self._ranks) for kind in (_kind(m.parameter), *m.layout.values())
+            ]
+            if m.whole is None:
+                continue
+            own = self.twin.state[m.whole]
+            for value in (m.whole, *[own[name] for name in m.layout]):
+                for rank in range(self._ranks):
+                    rows = m.has_rows(value.shape)
+                    sent[rank].append(own_rows(value, self._ranks, rank) if rows else value)
+        got = [iter(parts) for parts in self._exchange(sent, due)]
+        for m in self._matrices:
+            held(m.parameter).copy_(next(got[m.owner]))
+            states = self._optimizer.state[m.parameter]
+            for name, kind in m.layout.items():
+                states[name] = _kept(m, m.states.get(name), next(got[m.owner]), kind)
+
+    def _exchange(self, sent: list[list[Tensor]], due: list[list[_Type]]) -> list[tuple[Tensor, ...]]:
+        """What each rank has sent to this one."""
+        device = held(self._matrices[0].parameter).device
+        nothing = torch.empty(0, dtype=torch.uint8, device=device)
+        packed = [pack([v.to(device) for v in values]) if values else nothing for values in sent]
+        sizes = [sum(prod(shape) * dtype.itemsize for shape, dtype, _ in kinds) for kinds in due]
+        got = torch.empty(sum(sizes), dtype=torch.uint8, device=device)
+        dist.all_to_all_single(got, torch.cat(packed), sizes, [len(p) for p in packed], group=self._group)
+        return [
+            unpack(part, [k[0] for k in kinds], [k[1] for k in kinds])
+            for part, kinds in zip(torch.split(got, sizes), due, strict=True)
+        ]
+
+
+def _kept(m: _Matrix, known: Tensor | None, value: Tensor, kind: _Type) -> Tensor:
+    """A state after the step: the tensor that was there before, as others may know it."""
+    if known is not None:
+        held(known).copy_(value)
+        return known
+    shape, _, device = kind
+    return dealt(m.parameter, value, shape[0]) if m.has_rows(shape) else value.to(device)
+
+
+def _matrix(parameter: DTensor, owner: int, optimizer: Optimizer) -> _Matrix:
+    """What is known of a parameter; states that were loaded whole are dealt out."""
+    made = _Matrix(parameter, owner, {})
+    for name, value in optimizer.state.get(parameter, {}).items():
+        placed = isinstance(value, DTensor) and value.placements == parameter.placements
+        if not placed and made.has_rows(value.shape):
+            value = dealt(parameter, rows_of(parameter, value), len(parameter))
+        made.states[name] = value
+    return made
+
+
+def _row_kinds(m: _Matrix) -> list[_Type]:
+    return [_kind(v) for v in m.states.values() if isinstance(v, DTensor)]
+
+
+def _kind(value: Tensor) -> _Type:
+    return tuple(value.shape), value.dtype, value.device.type

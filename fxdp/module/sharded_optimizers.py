@@ -1,0 +1,122 @@
+"""Optimizers on sharded parameters: which step how, and those that were made before there were any.
+
+elementwise ones of torch.optim    on this rank's rows                      `LocalStep`
+matrix ones                        on whole matrices, each on one rank      `OwnerStep`
+those of others                    on `DTensor`s, as torch does
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn, optim
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from fxdp.errors import InputError
+from fxdp.ir.model_tensors import is_sharded
+from fxdp.module.local_step import LocalStep
+from fxdp.module.optimizer_twin import dealt_states
+from fxdp.module.owner_step import OwnerStep
+from fxdp.ranks.joined import Joined
+from fxdp.torch_compat import surround_step
+
+# by exact type: a subclass may do anything in its step
+_ELEMENTWISE = frozenset(
+    {
+        optim.Adadelta, optim.Adagrad, optim.Adam, optim.Adamax, optim.AdamW, optim.ASGD, optim.NAdam,
+        optim.RAdam, optim.RMSprop, optim.Rprop, optim.SGD,
+    }
+)  # fmt: skip
+_BY_MATRIX = frozenset({optim.Adafactor, optim.Muon})
+_REFUSED = (optim.LBFGS, optim.SparseAdam)
+
+
+class ShardedOptimizers:
+    """Lets each optimizer that has parameters of a sharded module step as it would on one device.
+
+    Raises
+    ------
+    InputError (from `optimizer.step()`) : an LBFGS or SparseAdam.
+    RankFailedError (from `optimizer.step()`) : another rank failed or died.
+    """
+
+    def __init__(self, module: nn.Module, joined: Joined) -> None:
+        self._own = frozenset(id(p) for p in module.parameters() if is_sharded(p))
+        self._joined = joined
+        self._begin_hook = self._begin  # bound once, so that it is found again
+        handle = register_optimizer_step_pre_hook(self._meet)
+        weakref.finalize(module, handle.remove)
+
+    def _meet(self, optimizer: Optimizer, *_: Any) -> None:
+        """Come last before the optimizer's step and first after it.
+
+        So hooks of the user that clip gradients or average parameters see those that are stepped on.
+        """
+        if any(id(p) in self._own for group in optimizer.param_groups for p in group["params"]):
+            surround_step(optimizer, self._begin_hook, _finish)
+
+    def _begin(
+        self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """The step's arguments, with a twin in the place of the optimizer."""
+        if args[0] is not optimizer:  # another module's, in whose place a twin steps already
+            return None
+        kind = type(optimizer)
+        if isinstance(optimizer, _REFUSED):
+            raise InputError(
+                f"{kind.__name__} cannot step on sharded parameters, as it needs all gradients as one; "
+                'expected another optimizer, or strategy="replicate"'
+            )
+        by_rows = kind in _ELEMENTWISE and not optimizer.defaults.get("differentiable")
+        if not by_rows and kind not in _BY_MATRIX:
+            return None
+        args, kwargs = _with_loss(args, kwargs)
+        step = LocalStep(optimizer) if by_rows else OwnerStep(optimizer, self._joined)
+        vars(step.twin)["fxdp_step"] = step
+        return (step.twin, *args[1:]), kwargs
+
+
+def _finish(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Let the optimizer have what its twin has got."""
+    step = vars(args[0]).pop("fxdp_step", None)
+    if step is not None:
+        step.finish()
+
+
+def _with_loss(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments with a closure that was called: it makes the gradients that a twin needs to begin."""
+    closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+    if not callable(closure):
+        return args, kwargs
+    with torch.enable_grad():
+        loss = closure()
+    return args[:1], {"closure": lambda: loss}
+
+
+def adopt_parameters(made: Mapping[nn.Parameter, Tensor]) -> None:
+    """Let every optimizer that has parameters of the model have the sharded ones, and rows of its state.
+
+    Python is asked for the optimizers that live, as nothing else knows them; once. At the first step it
+    would be too late: gradients that `zero_grad()` should have cleared before would still be there.
+    """
+    for found in gc.get_objects():
+        # no isinstance: it asks the object, which may be a proxy that imports or warns
+        if issubclass(type(found), Optimizer) and "param_groups" in vars(found):
+            _adopt(found, made)
+
+
+def _adopt(optimizer: Optimizer, made: Mapping[nn.Parameter, Tensor]) -> None:
+    for group in optimizer.param_groups:
+        for i, parameter in enumerate(group["params"]):
+            new = made.get(parameter)
+            if not isinstance(new, DTensor):
+                continue
+            group["params"][i] = new
+            if parameter in optimizer.state:
+                optimizer.state[new] = dealt_states(new, optimizer.state.pop(parameter))
