@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from fxdp.capture.captured import Captured
+from fxdp.capture.inputs import Inputs
+from fxdp.capture.refusals.input_layouts import check_layouts, copies_in_order
 from fxdp.errors import InputError
 from fxdp.ir.mesh import Mesh
 from fxdp.module.cache import Recent
 from fxdp.module.call import Call, call_lines
-from fxdp.module.input_agreement import generator_state
+from fxdp.module.input_agreement import drawing_apart, drawing_strided, generator_state
 from fxdp.module.reader import CallReader
 from fxdp.module.values import digest_of
 from fxdp.options import Options
-from fxdp.ranks.agreement import Agreement, agree
+from fxdp.ranks.agreement import Agreement, agree, gather_objects
 from fxdp.ranks.failure import everywhere
 from fxdp.ranks.joined import Joined
 
@@ -74,6 +77,22 @@ class CallExchange:
             self._even[key] = True
         _, _, dims, states, strided, _ = zip(*rows, strict=True)
         return CallExchanged(batches, len(set(dims)) == 1, len(set(states)) > 1, any(strided))
+
+    def check_drawing(self, ranks: CallExchanged, captured: Captured, inputs: Inputs) -> None:
+        """Refuse a call for which the ranks would not draw what one device draws; all do this together.
+
+        Raises
+        ------
+        InputError : generators in other states, or inputs that lie otherwise than one device's.
+        """
+        if ranks.apart:
+            raise drawing_apart()
+        if ranks.strided:
+            if not ranks.told:
+                check_layouts(captured, inputs, whole_draws=True)
+            rows = gather_objects(self._joined, copies_in_order(inputs))
+            if any(rows):  # none, where padding made new ones
+                raise drawing_strided(captured, rows)
 
 
 def _batches(mesh: Mesh, sizes: Sequence[int]) -> tuple[int, ...]:

@@ -13,25 +13,22 @@ from torch import fx, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from fxdp.capture.python_values import DecidesError
-from fxdp.capture.refusals.input_layouts import check_layouts, copies_in_order
 from fxdp.compiler.prepare import check_sharding, is_cut
 from fxdp.errors import MeshError, StateError
 from fxdp.ir.mesh import Mesh
-from fxdp.ir.model_tensors import is_sharded
 from fxdp.module.call import Call
 from fxdp.module.call_exchange import CallExchange, CallExchanged
 from fxdp.module.changes import Held
 from fxdp.module.forward_signature import SignedForward, signed
-from fxdp.module.input_agreement import drawing_apart, drawing_strided
 from fxdp.module.model_checks import OptimizerWatch, check_model, device_type
 from fxdp.module.padding import common_lengths, padded, spread_pad
 from fxdp.module.programs import Programs, Served
 from fxdp.module.reader import CallReader
 from fxdp.module.sharded_optimizers import ShardedOptimizers
-from fxdp.module.sharded_parameters import shard_parameters
+from fxdp.module.sharded_parameters import shard_parameters, share_values
 from fxdp.module.wrappers import Bare, refuse_surroundings
 from fxdp.options import Options
-from fxdp.ranks.agreement import agree, broadcast_tensors, gather_objects, model_lines
+from fxdp.ranks.agreement import gather_objects
 from fxdp.ranks.failure import guard, install_hook, refusing
 from fxdp.ranks.joined import Joined
 from fxdp.ranks.resolve import resolve_mesh, with_rows
@@ -56,7 +53,7 @@ class CompiledModule(Bare):
         self._options = options
         self._joined = resolve_mesh(mesh, device_type(module))
         self._mesh = self._joined.mesh
-        _check_joined(self._joined)
+        self._joined.check_ranks()
         check_sharding(self._mesh, options)
         if options.shards:
             self._joined = with_rows(self._joined)
@@ -132,7 +129,7 @@ class CompiledModule(Bare):
                 call, served = self._make(call, batches, args, kwargs)
                 self._reader.watch(served.program.captured.numbers)
             if served.draws:
-                self._check_drawing(ranks, served, call)
+                self._exchange.check_drawing(ranks, served.program.captured, call.inputs)
             self._served = served
             self._programs.check_layouts(served, call)
             return self._programs.run(served, call, batches)
@@ -197,18 +194,6 @@ class CompiledModule(Bare):
         rows = gather_objects(self._joined, (call.batch, call.dims))
         return self._reader.read(*padded(call.inputs, common_lengths(rows, call, pads), pads))
 
-    def _check_drawing(self, ranks: CallExchanged, served: Served, call: Call) -> None:
-        """Refuse a call for which the ranks would not draw what one device draws; all do this together."""
-        if ranks.apart:
-            raise drawing_apart()
-        if ranks.strided:
-            found, inputs = served.program.captured, call.inputs
-            if not ranks.told:
-                check_layouts(found, inputs, whole_draws=True)
-            rows = gather_objects(self._joined, copies_in_order(inputs))
-            if any(rows):  # none, where padding made new ones
-                raise drawing_strided(found, rows)
-
     def _start(self) -> None:
         """Before the first exchange."""
         here = device_type(self._model)
@@ -235,11 +220,7 @@ class CompiledModule(Bare):
 
         All ranks do this together.
         """
-        if self._mesh.world > 1:
-            agree(self._joined, [*model_lines(self._model), *self._options.lines()], "models or options")
-            # sharded ones have rank 0's values since they were dealt out
-            tensors = [t for t in (*self._model.parameters(), *self._model.buffers()) if not is_sharded(t)]
-            broadcast_tensors(self._joined, [t.detach() for t in tensors])
+        share_values(self._model, self._joined, self._options.lines())
         self._shared = True
 
     def no_sync(self) -> AbstractContextManager[None]:
@@ -317,14 +298,3 @@ class CompiledModule(Bare):
 
     def __repr__(self) -> str:
         return f"fxdp.compile({self._mesh},\n{self._model!r})"
-
-
-def _check_joined(joined: Joined) -> None:
-    """A mesh of sizes alone is enough for a plan, but nobody would be there to exchange anything with."""
-    mesh = joined.mesh
-    if mesh.world > 1 and joined.links is None:
-        raise MeshError(
-            f"{mesh} has sizes but no ranks, which is enough for fxdp.plan and fxdp.verify but "
-            f"not to run; expected a DeviceMesh, as init_device_mesh({mesh.device_type!r}, ({mesh.world},), "
-            f"mesh_dim_names=('dp',)), or None for all ranks, in {mesh.world} processes started by torchrun"
-        )

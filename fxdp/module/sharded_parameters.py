@@ -9,7 +9,7 @@ So a bucket of parameters that follow one another is gathered from where it lies
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,6 +26,20 @@ from fxdp.ranks.joined import Joined
 from fxdp.torch_compat import sharded_tensor
 
 
+def share_values(module: nn.Module, joined: Joined, lines: Sequence[str] = ()) -> None:
+    """Give all ranks rank 0's values, sharded parameters aside, which have them; all call this together.
+
+    Raises
+    ------
+    AgreementError : the ranks hold different models, or differ in `lines`.
+    RankFailedError : another rank failed or died.
+    """
+    if joined.mesh.world > 1:
+        agree(joined, [*model_lines(module), *lines], "models or options")
+        tensors = [t.detach() for t in (*module.parameters(), *module.buffers()) if not is_sharded(t)]
+        broadcast_tensors(joined, tensors)
+
+
 def shard_parameters(module: nn.Module, joined: Joined) -> None:
     """Replace the parameters of `module` by `DTensor`s of which each rank holds its rows, rank 0's values.
 
@@ -38,9 +52,7 @@ def shard_parameters(module: nn.Module, joined: Joined) -> None:
     RankFailedError : another rank failed or died.
     """
     mesh = joined.mesh
-    if mesh.world > 1:
-        agree(joined, model_lines(module), "models")
-        broadcast_tensors(joined, [t.detach() for t in (*module.parameters(), *module.buffers())])
+    share_values(module, joined)
     if joined.device_mesh is None:
         return
     axis = mesh.shard_axis

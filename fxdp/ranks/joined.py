@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from torch.distributed.device_mesh import DeviceMesh
 
+from fxdp.errors import MeshError
 from fxdp.ir.mesh import Mesh
 from fxdp.ranks.links import Links
 
@@ -24,3 +25,18 @@ class Joined:
     mesh: Mesh
     links: Links | None = field(default=None, repr=False, compare=False)
     device_mesh: DeviceMesh | None = field(default=None, repr=False)
+
+    def check_ranks(self) -> None:
+        """Refuse a mesh of sizes: enough for a plan, but nobody is there to exchange anything with.
+
+        Raises
+        ------
+        MeshError : there are no links to other ranks.
+        """
+        mesh = self.mesh
+        if mesh.world > 1 and self.links is None:
+            raise MeshError(
+                f"{mesh} has sizes but no ranks, which is enough for fxdp.plan and fxdp.verify but not "
+                f"to run; expected a DeviceMesh, as init_device_mesh({mesh.device_type!r}, "
+                f"mesh_dim_names=('dp',)), or None for all ranks, in {mesh.world} processes started by torchrun"
+            )

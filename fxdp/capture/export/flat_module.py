@@ -12,9 +12,10 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from fxdp.capture.captured import Check, LayoutRead, OutputLeaf
+from fxdp.capture.containers import register_containers
 from fxdp.capture.export.skip_marks import SkipPoint
 from fxdp.capture.export.skip_tracker import captured_skips
-from fxdp.capture.inputs import Inputs, register_containers, run_model
+from fxdp.capture.inputs import Inputs, run_model
 from fxdp.capture.patches.checkpoints import repeated_updates
 from fxdp.capture.patches.module_state import Number, as_numbers, assigned_buffers
 from fxdp.capture.patches.patch_tables import hearing
