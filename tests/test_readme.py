@@ -41,6 +41,7 @@ def test_both_commands_set_up_by_themselves() -> None:
 EXAMPLE, PIPELINE, GRAPH = re.findall(r"(?<!-->\n)```python\n(.*?)```", README, re.DOTALL)
 RECIPES = dict(re.findall(r"<!-- (\w+) -->\n```python\n(.*?)```", README, re.DOTALL))
 """By trainer; what they name without making it is in the tests."""
+SHARDED = RECIPES.pop("sharded")
 
 
 def _run(program: Path) -> None:
@@ -70,6 +71,12 @@ def test_the_pipeline_runs(ranks: RankPool, tmp_path: Path) -> None:
     assert "op='send'" in shown
     assert "forward_0_mb3 = self.forward_0(microbatch_3)" in shown
     assert "self.wait_event('p2p_forward', after_forward_0_mb3)" in shown
+
+
+def test_the_sharded_model_runs(ranks: RankPool, tmp_path: Path) -> None:
+    block = SHARDED.replace('strategy="shard"', 'strategy="shard", compute="eager"')
+    assert block != SHARDED
+    assert _printed(block, ranks, 2, tmp_path).strip().endswith("torch.Size([17, 8])")
 
 
 def test_the_graph_is_shown(capsys: pytest.CaptureFixture[str]) -> None:

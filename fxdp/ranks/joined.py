@@ -38,5 +38,6 @@ class Joined:
             raise MeshError(
                 f"{mesh} has sizes but no ranks, which is enough for fxdp.plan and fxdp.verify but not "
                 f"to run; expected a DeviceMesh, as init_device_mesh({mesh.device_type!r}, "
-                f"mesh_dim_names=('dp',)), or None for all ranks, in {mesh.world} processes started by torchrun"
+                f"({mesh.world},), mesh_dim_names=('dp',)), or None for all ranks, in {mesh.world} "
+                "processes started by torchrun"
             )
