@@ -10,6 +10,11 @@ vectors of the processor. So there, and on one device with another number of thr
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from operator import is_
 from typing import Any
 
 from torch import Tensor
@@ -21,41 +26,70 @@ from fxdp.module.optimizer_twin import dealt, keep_options, rows_of, twin_of
 from fxdp.torch_compat import dtensor_like
 
 
+@dataclass
+class LocalRows:
+    """What a twin steps on, kept from step to step: to read it takes longer than to step small parameters."""
+
+    read: list[Any]
+    """What it was made of: if any of these is another object, it must be made anew."""
+    params: list[list[Tensor]]
+    state: defaultdict[Tensor, dict[str, Any]]
+    sharded: list[tuple[DTensor, Tensor]]
+    """Parameters and their rows."""
+
+    @classmethod
+    def of(cls, optimizer: Optimizer) -> LocalRows:
+        """The rows of an optimizer's parameters and state."""
+        groups = [group["params"] for group in optimizer.param_groups]
+        made = cls([], [[held(p) for p in params] for params in groups], defaultdict(dict), [])
+        for parameter in (p for params in groups for p in params):
+            states = optimizer.state.get(parameter)
+            if isinstance(parameter, DTensor):
+                made.sharded.append((parameter, held(parameter)))
+                if states:
+                    made.state[held(parameter)] = _dealt_rows(parameter, states)
+            elif states is not None:
+                made.state[parameter] = states
+        made.read = _parts(optimizer)
+        return made
+
+    def is_of(self, optimizer: Optimizer) -> bool:
+        """Whether it is still what the optimizer has."""
+        return _same(self.read, _parts(optimizer))
+
+
 class LocalStep:
     """One step of an elementwise optimizer."""
 
     twin: Optimizer
     """Its parameters are this rank's rows."""
+    rows: LocalRows
 
-    def __init__(self, optimizer: Optimizer) -> None:
+    def __init__(self, optimizer: Optimizer, last: LocalRows | None) -> None:
+        """`last` is what the step before has left."""
         self._optimizer = optimizer
+        self.rows = rows = last if last is not None and last.is_of(optimizer) else LocalRows.of(optimizer)
+        self._values = _values(rows.state)
         self.twin = twin_of(optimizer)
-        for group, own in zip(optimizer.param_groups, self.twin.param_groups, strict=True):
-            own["params"] = [self._own(parameter) for parameter in group["params"]]
-
-    def _own(self, parameter: Tensor) -> Tensor:
-        """What the twin steps on, with its gradient and state in place."""
-        states = self._optimizer.state.get(parameter)
-        if not isinstance(parameter, DTensor):
-            if states is not None:
-                self.twin.state[parameter] = states
-            return parameter
-        local, gradient = held(parameter), parameter.grad
-        local.grad = None if gradient is None else rows_of(parameter, gradient)
-        if states:
-            own = {name: _rows_in(parameter, value) for name, value in states.items()}
-            self.twin.state[local] = own
-        return local
+        self.twin.state = rows.state
+        for own, params in zip(self.twin.param_groups, rows.params, strict=True):
+            own["params"] = params
+        for parameter, local in rows.sharded:
+            gradient = parameter.grad
+            local.grad = None if gradient is None else rows_of(parameter, gradient)
 
     def finish(self) -> None:
         """Let the optimizer have the twin's state."""
         keep_options(self._optimizer, self.twin)
-        for group, own in zip(self._optimizer.param_groups, self.twin.param_groups, strict=True):
-            for parameter, local in zip(group["params"], own["params"], strict=True):
-                if local is not parameter:
-                    local.grad = None
-                if local in self.twin.state:
-                    self._keep(parameter, self.twin.state[local])
+        for _, local in self.rows.sharded:
+            local.grad = None  # or it would outlive the parameter's
+        if _same(self._values, _values(self.rows.state)):  # all was written in place
+            return
+        for group, params in zip(self._optimizer.param_groups, self.rows.params, strict=True):
+            for parameter, local in zip(group["params"], params, strict=True):
+                if local in self.rows.state:
+                    self._keep(parameter, self.rows.state[local])
+        self.rows.read = _parts(self._optimizer)
 
     def _keep(self, parameter: Tensor, own: dict[str, Any]) -> None:
         if not isinstance(parameter, DTensor):
@@ -67,6 +101,31 @@ class LocalStep:
             known = held(before) if isinstance(before, DTensor) else before
             if known is not value or name not in states:
                 states[name] = _as_seen(parameter, value)
+
+
+def _values(state: Mapping[Tensor, Mapping[str, Any]]) -> list[Any]:
+    return list(chain.from_iterable(states.values() for states in state.values()))
+
+
+def _parts(optimizer: Optimizer) -> list[Any]:
+    """All objects that an optimizer's step depends on, but its options."""
+    params = list(chain.from_iterable(group["params"] for group in optimizer.param_groups))
+    state = optimizer.state
+    return [*params, *map(held, params), *state, *state.values(), *_values(state)]
+
+
+def _same(some: Sequence[Any], others: Sequence[Any]) -> bool:
+    """Whether these are the very same objects."""
+    return len(some) == len(others) and all(map(is_, some, others))
+
+
+def _dealt_rows(parameter: DTensor, states: dict[str, Any]) -> dict[str, Any]:
+    """This rank's rows of states, which become views of them: whole values may have been loaded."""
+    rows = {name: _rows_in(parameter, value) for name, value in states.items()}
+    for name, value in states.items():
+        if (held(value) if isinstance(value, DTensor) else value) is not rows[name]:
+            states[name] = _as_seen(parameter, rows[name])
+    return rows
 
 
 def _rows_in(parameter: DTensor, value: Any) -> Any:

@@ -20,7 +20,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from fxdp.errors import InputError
 from fxdp.ir.model_tensors import is_sharded
-from fxdp.module.local_step import LocalStep
+from fxdp.module.local_step import LocalRows, LocalStep
 from fxdp.module.optimizer_twin import dealt_states
 from fxdp.module.owner_step import OwnerStep
 from fxdp.ranks.joined import Joined
@@ -49,6 +49,7 @@ class ShardedOptimizers:
     def __init__(self, module: nn.Module, joined: Joined) -> None:
         self._own = frozenset(id(p) for p in module.parameters() if is_sharded(p))
         self._joined = joined
+        self._rows: weakref.WeakKeyDictionary[Optimizer, LocalRows] = weakref.WeakKeyDictionary()
         self._begin_hook = self._begin  # bound once, so that it is found again
         handle = register_optimizer_step_pre_hook(self._meet)
         weakref.finalize(module, handle.remove)
@@ -77,9 +78,14 @@ class ShardedOptimizers:
         if not by_rows and kind not in _BY_MATRIX:
             return None
         args, kwargs = _with_loss(args, kwargs)
-        step = LocalStep(optimizer) if by_rows else OwnerStep(optimizer, self._joined)
+        step = self._local_step(optimizer) if by_rows else OwnerStep(optimizer, self._joined)
         vars(step.twin)["fxdp_step"] = step
         return (step.twin, *args[1:]), kwargs
+
+    def _local_step(self, optimizer: Optimizer) -> LocalStep:
+        step = LocalStep(optimizer, self._rows.get(optimizer))
+        self._rows[optimizer] = step.rows
+        return step
 
 
 def _finish(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
