@@ -155,6 +155,8 @@ def compile(
     strategy : `"replicate"`: every rank holds all parameters. `"shard"`: every rank holds its rows of each
         parameter, of its gradient and of the optimizer's state; the model's parameters become `DTensor`s, of
         which an optimizer is made afterwards. They are dealt out along the axis `dp_shard`, or the only one.
+        A model may be on the meta device: it never gets whole, and its values are drawn module by module by
+        `reset_parameters()` and `_init_weights()`, or loaded.
     reshard_after_forward : of sharded parameters, whether whole values go after the forward and are gathered
         once more for the backward; False keeps them until it has read them.
     batch_dims : the batch dim of each input, a pytree prefix of `(args, kwargs)` of int or None (no batch

@@ -20,12 +20,12 @@ from fxdp.module.call import Call
 from fxdp.module.call_exchange import CallExchange, CallExchanged
 from fxdp.module.changes import Held
 from fxdp.module.forward_signature import SignedForward, signed
-from fxdp.module.model_checks import OptimizerWatch, check_model, device_type
+from fxdp.module.model_checks import OptimizerWatch, check_model, device_type, home_of, without_values
 from fxdp.module.padding import common_lengths, padded, spread_pad
 from fxdp.module.programs import Programs, Served
 from fxdp.module.reader import CallReader
 from fxdp.module.sharded_optimizers import ShardedOptimizers
-from fxdp.module.sharded_parameters import shard_parameters, share_values
+from fxdp.module.sharded_parameters import materialise, shard_parameters, share_values
 from fxdp.module.wrappers import Bare, refuse_surroundings
 from fxdp.options import Options
 from fxdp.ranks.agreement import gather_objects
@@ -51,14 +51,18 @@ class CompiledModule(Bare):
         super().__init__(module)
         self._forward = signed(CompiledModule.__dict__["forward"], module, options.loss_fn is not None)
         self._options = options
-        self._joined = resolve_mesh(mesh, device_type(module))
+        self._unset = set()
+        self._joined = resolve_mesh(mesh, home_of(module, mesh, options.shards))
         self._mesh = self._joined.mesh
         self._joined.check_ranks()
         check_sharding(self._mesh, options)
         if options.shards:
             self._joined = with_rows(self._joined)
             self._mesh = self._joined.mesh
-            shard_parameters(module, self._joined)
+            if device_type(module) == "meta":
+                self._unset = materialise(module, self._joined)
+            else:
+                shard_parameters(module, self._joined)
             ShardedOptimizers(module, self._joined)
         if options.idle and not is_cut(self._mesh, options):
             _log.warning(
@@ -77,6 +81,8 @@ class CompiledModule(Bare):
     _joined: Joined
     _mesh: Mesh
     _served: Served | None
+    _unset: set[str]
+    """Parameters and buffers that have no values, as the model comes from the meta device."""
     _started: bool
     """Whether the ranks have agreed on the model and the options."""
     _generation: int
@@ -115,6 +121,8 @@ class CompiledModule(Bare):
         RankFailedError : another rank failed.
         """
         refuse_surroundings(self._model)
+        if self._unset:
+            raise without_values(self._unset)
         with guard(self._joined):
             if not self._started:
                 self._start()
@@ -223,6 +231,17 @@ class CompiledModule(Bare):
         share_values(self._model, self._joined, self._options.lines())
         self._shared = True
 
+    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """Load into the model; of a whole tensor a rank takes its rows where the parameter is sharded.
+
+        Raises
+        ------
+        InputError : whole tensors of other shapes than a sharded parameter's.
+        """
+        result = super().load_state_dict(state_dict, *args, **kwargs)
+        self._unset -= state_dict.keys()
+        return result
+
     def no_sync(self) -> AbstractContextManager[None]:
         """For loops that accumulate gradients, as with `DistributedDataParallel`; it changes nothing here.
 
@@ -290,7 +309,7 @@ class CompiledModule(Bare):
         twin._forward = self._forward
         twin._options, twin._joined, twin._mesh = self._options, self._joined, self._mesh
         twin._served, twin._started, twin._generation = None, False, 0
-        twin._watch = None
+        twin._watch, twin._unset = None, set(self._unset)
         if twin._options.shards:
             ShardedOptimizers(twin._model, twin._joined)
         twin._build()

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
+from collections.abc import Collection
 from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from fxdp.errors import InputError, StateError
@@ -55,6 +57,35 @@ def device_type(model: nn.Module) -> str:
     if len(types) > 1:
         raise InputError(f"the model's parameters and buffers are on several device types {types}; use one")
     return types[0] if types else "cpu"
+
+
+def home_of(model: nn.Module, mesh: Any, shards: bool) -> str:
+    """Where the model will live: where it is, or for one on the meta device where the mesh is.
+
+    Raises
+    ------
+    InputError : it has no values, and nobody would give it some.
+    """
+    here = device_type(model)
+    if here != "meta":
+        return here
+    if not shards:
+        raise InputError(
+            "the model is on the meta device and has no values; expected strategy='shard', which draws them "
+            "part by part, or a model on its device"
+        )
+    if isinstance(mesh, DeviceMesh):
+        return mesh.device_type
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def without_values(names: Collection[str]) -> StateError:
+    """The error about tensors that a model from the meta device has no values for."""
+    return StateError(
+        f"the model comes from the meta device, and nothing gave values to {', '.join(sorted(names))}; "
+        "expected that their modules have a method reset_parameters(), or the model _init_weights(module), "
+        "which draw them, or that all are loaded by load_state_dict() or fxdp.load() before the first call"
+    )
 
 
 def _children(model: nn.Module) -> list[tuple[str, nn.Module]]:

@@ -20,8 +20,9 @@ from fxdp.errors import InputError
 from fxdp.ir.mesh import SHARD
 from fxdp.ir.model_tensors import held, is_sharded, stand_in_for
 from fxdp.ir.ops.parameter_rows import elements_each, own_rows
+from fxdp.module.initial_values import initialise
 from fxdp.module.sharded_optimizers import adopt_parameters
-from fxdp.ranks.agreement import agree, broadcast_tensors, model_lines
+from fxdp.ranks.agreement import agree, broadcast_tensors, gather_objects, model_lines
 from fxdp.ranks.joined import Joined
 from fxdp.torch_compat import sharded_tensor
 
@@ -51,43 +52,85 @@ def shard_parameters(module: nn.Module, joined: Joined) -> None:
     AgreementError : the ranks hold different models.
     RankFailedError : another rank failed or died.
     """
-    mesh = joined.mesh
     share_values(module, joined)
+    made = _in_rows(module.parameters(), joined)
+    if made:
+        _replace(module, made)
+        adopt_parameters(made)
+
+
+def materialise(module: nn.Module, joined: Joined) -> set[str]:
+    """The same for a model on the meta device, with initial values; the names of tensors that got none.
+
+    Raises
+    ------
+    AgreementError : the ranks hold different models.
+    RankFailedError : another rank failed or died.
+    """
+    agree(joined, model_lines(module), "models")
+    device = torch.device(joined.mesh.device_type)
+    rows = _in_rows(module.parameters(), joined, device)
+    made: dict[Tensor, Tensor] = dict(rows.items())
+    for tensor in (*module.parameters(), *module.buffers()):
+        if tensor not in made:
+            value = torch.zeros(tensor.shape, dtype=tensor.dtype, device=device)
+            is_parameter = isinstance(tensor, nn.Parameter)
+            made[tensor] = nn.Parameter(value, tensor.requires_grad) if is_parameter else value
+    own = torch.get_rng_state()
+    first = gather_objects(joined, own)[0]
+    torch.set_rng_state(first)
+    unset = set(initialise(module, made, _keep))
+    if not torch.equal(own, first):  # ranks were seeded apart: the model is rank 0's, and nothing else
+        torch.set_rng_state(own)
+    named = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
+    names = {name for name, tensor in named if tensor in unset}
+    _replace(module, made)
+    adopt_parameters(rows)
+    return names
+
+
+def _keep(made: Tensor, whole: Tensor) -> None:
+    held(made).detach().copy_(_own_rows_of(made, whole) if isinstance(made, DTensor) else whole)
+
+
+def _in_rows(
+    parameters: Iterable[nn.Parameter], joined: Joined, device: torch.device | None = None
+) -> dict[nn.Parameter, Tensor]:
+    """The `DTensor` for each parameter that has rows; of one dtype all lie in one buffer.
+
+    Those of the meta device have no values yet; their rows are made on `device`.
+    """
     if joined.device_mesh is None:
-        return
+        return {}
+    mesh, device_mesh = joined.mesh, joined.device_mesh
     axis = mesh.shard_axis
     world = mesh.size_along(axis)
     place = mesh.rank if axis is None else mesh.coordinates[axis]
-    made = _dealt(list(module.parameters()), joined.device_mesh, world, place)
-    _replace(module, made)
-    adopt_parameters(made)
-
-
-def _dealt(
-    parameters: Iterable[nn.Parameter], device_mesh: Any, world: int, place: int
-) -> dict[nn.Parameter, nn.Parameter]:
-    """The `DTensor` for each parameter that has rows; of one dtype all lie in one buffer."""
     alike: dict[tuple[torch.dtype, torch.device], list[nn.Parameter]] = {}
     for parameter in parameters:
         if parameter.dim() > 0:
-            alike.setdefault((parameter.dtype, parameter.device), []).append(parameter)
-    made = {}
-    for (dtype, device), members in alike.items():
+            alike.setdefault((parameter.dtype, device or parameter.device), []).append(parameter)
+    made: dict[nn.Parameter, Tensor] = {}
+    for (dtype, where), members in alike.items():
         each = [elements_each(p.shape, world) for p in members]
-        flat = torch.zeros(sum(each), dtype=dtype, device=device)
+        flat = torch.zeros(sum(each), dtype=dtype, device=where)
         for parameter, room in zip(members, torch.split(flat, each), strict=True):
             rows = own_rows(parameter.detach(), world, place)
             local = room[: rows.numel()].view(rows.shape)
-            local.copy_(rows)
+            if not rows.is_meta:
+                local.copy_(rows)
             made[parameter] = sharded_tensor(local, parameter, device_mesh, SHARD)
     return made
 
 
-def _replace(module: nn.Module, made: Mapping[nn.Parameter, nn.Parameter]) -> None:
+def _replace(module: nn.Module, made: Mapping[Any, Tensor]) -> None:
+    """Put parameters and buffers in the place of others."""
     for owner in module.modules():
-        for name, parameter in owner._parameters.items():
-            if parameter is not None and parameter in made:
-                owner._parameters[name] = made[parameter]
+        registries: tuple[dict[str, Any], ...] = (owner._parameters, owner._buffers)
+        for registry in registries:
+            for name, tensor in registry.items():
+                if tensor is not None and tensor in made:
+                    registry[name] = made[tensor]
 
 
 @contextlib.contextmanager
@@ -126,8 +169,11 @@ def dealt_out(module: nn.Module, state: Mapping[str, Any]) -> dict[str, Any]:
 
 def _rows_like(parameter: DTensor, whole: Tensor) -> Tensor:
     """This rank's rows of a whole value, as the parameter holds them."""
+    rows = _own_rows_of(parameter, whole).to(held(parameter))
+    return sharded_tensor(rows, parameter, parameter.device_mesh, SHARD).detach()
+
+
+def _own_rows_of(parameter: DTensor, whole: Tensor) -> Tensor:
     mesh, names = parameter.device_mesh, parameter.device_mesh.mesh_dim_names or ()
     axis = names.index(SHARD) if len(names) > 1 else 0
-    rows = own_rows(whole, mesh.size(axis), mesh.get_local_rank(axis))
-    rows = rows.to(held(parameter))
-    return sharded_tensor(rows, parameter, mesh, SHARD).detach()
+    return own_rows(whole, mesh.size(axis), mesh.get_local_rank(axis))
