@@ -19,7 +19,7 @@ from fxdp.ir import conversions
 from fxdp.ir.draws import graph_draws, node_draws
 from fxdp.ir.graphs import attribute_of
 from fxdp.ir.mesh import Mesh
-from fxdp.ir.notes import is_host_size, note, tensor_operands
+from fxdp.ir.notes import is_host_size, note
 from fxdp.ir.placements import Partial, Placement, Replicate, Rows, Shard
 from fxdp.ir.slots import Input, ResultSlot, Size, Slot, Tangent
 from fxdp.ir.types import ScalarType, TensorType, local_shape
@@ -150,7 +150,7 @@ class LockStep:
         if found is not None:
             self._one.execute(found)
             return True
-        sources = tensor_operands(node)
+        sources = [s for s in node.all_input_nodes if not isinstance(note(s).type, ScalarType)]
         if any(s.name not in self._one.values for s in sources):
             return False
         if node.target in conversions.CONVERSIONS:

@@ -182,3 +182,20 @@ def test_bytes_of_the_plan() -> None:
     biases = {"inner.bias", "frozen.bias"}  # no gradient depends on them
     backward = sum(row.bytes for row in rows if row.op == "gather_rows" and row.phase == "backward")
     assert backward == sum(padded[name] for name in read - biases)
+
+
+class Fused(nn.Module):
+    """One weight cut in two, as a projection of queries and keys is: the backward cuts its own gather."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.both = nn.Parameter(torch.randn(6, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, second = self.both.split([4, 2])
+        return ((x @ first.t()).relu() @ first).square().mean() + (x @ second.t()).square().mean()
+
+
+def test_a_weight_that_is_cut_is_cut_again_in_the_backward() -> None:
+    report = fxdp.verify(Fused(), (torch.randn(5, 4, requires_grad=True),), mesh={"dp": 2}, strategy="shard")
+    assert report.ok, str(report)
