@@ -294,7 +294,34 @@ def _refused() -> None:
         optimizer.step(lambda: 0.0)
 
 
+def _several() -> float:
+    """One optimizer of two modules, one of them a copy; groups that come later, no state, a failing step."""
+    one, first = _shard(_model()), _model()
+    other, second = copy.deepcopy(one), _model()
+    for make in (OPTIMIZERS["adamw"], OPTIMIZERS["adafactor foreach"]):
+        both = [make([*a.parameters(), *b.parameters()]) for a, b in ((one, other), (first, second))]
+        _give_gradients(one, first, 0)
+        _give_gradients(other, second, 1)
+        for optimizer in both:
+            optimizer.step()
+    later = [optim.AdamW(list(net.parameters())[:2]) for net in (one, first)]
+    for optimizer, net in zip(later, (one, first), strict=True):
+        optimizer.step()
+        optimizer.add_param_group({"params": list(net.parameters())[2:]})
+        optimizer.step()
+        optimizer.state.clear()
+        optimizer.step()
+    options = later[0].param_groups[0]
+    options["betas"] = "two"
+    with pytest.raises(ValueError, match="unpack"):
+        later[0].step()
+    assert all(any(p is own for own in one.parameters()) for p in options["params"])
+    pairs = (one, first), (other, second)
+    return max(_worst(a.parameters(), b.parameters()) for a, b in pairs)
+
+
 def _around() -> None:
+    assert _several() == 0.0
     assert max(_loop()) <= 1e-12
     assert _hooks_and_closures() == 0.0
     assert max(_made_before()) == 0.0
