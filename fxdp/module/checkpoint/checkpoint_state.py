@@ -45,6 +45,10 @@ def state_of(model: nn.Module, optimizer: Optimizer | None) -> dict[str, Any]:
         if fresh:
             optimizer.state.clear()
             state["optimizer"]["state"] = {}
+        # some optimizers begin with state for frozen parameters, too, which torch does not load
+        frozen = {name for name, p in model.named_parameters() if not p.requires_grad}
+        kept = state["optimizer"]["state"]
+        state["optimizer"]["state"] = {name: own for name, own in kept.items() if name not in frozen}
     return state
 
 

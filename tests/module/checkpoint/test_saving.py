@@ -166,6 +166,15 @@ def test_the_optimizer_of_a_checkpoint_must_be_like_the_one_it_is_for(tmp_path: 
         fxdp.load(tmp_path / "run", compiled, optimizer)
 
 
+def test_state_of_frozen_parameters_stays_out(tmp_path: Path) -> None:
+    compiled, _ = _alone()
+    compiled.get_parameter("0.bias").requires_grad_(False)
+    for step in (1, 2):
+        optimizer = torch.optim.Adagrad(compiled.parameters())
+        fxdp.save(tmp_path / "run", compiled, optimizer, step=step)
+        assert fxdp.load(tmp_path / "run", compiled, torch.optim.Adagrad(compiled.parameters())) == step
+
+
 def test_what_is_no_checkpoint_says_so(tmp_path: Path) -> None:
     compiled, optimizer = _alone()
     with pytest.raises(InputError, match="does not exist"):
