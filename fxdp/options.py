@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -12,6 +13,7 @@ from torch import Tensor
 from fxdp.errors import InputError
 from fxdp.pipeline.schedule.catalogue import check_name
 
+_log = logging.getLogger("fxdp")
 _CHOICES = {
     "strategy": ("replicate", "shard"),
     "rng": ("sharded", "single-device"),
@@ -99,11 +101,15 @@ class Options:
         """Bytes of a gradient bucket."""
         return max(1, int(self.bucket_mb * 1024 * 1024))
 
-    @property
-    def idle(self) -> list[str]:
-        """The options given that have no effect on a program without stages and micro-batches."""
+    def warn_idle(self) -> None:
+        """Say which options given have no effect on a program without stages and micro-batches."""
         given = {"stages": self.stages not in (None, 1), "checkpoint": self.checkpoint != "never"}
-        return [f"{name}={getattr(self, name)!r}" for name, is_given in given.items() if is_given]
+        idle = [f"{name}={getattr(self, name)!r}" for name, is_given in given.items() if is_given]
+        if idle:
+            _log.warning(
+                "%s: without effect, as the mesh has no pp axis of several ranks and microbatches is 1",
+                ", ".join(idle),
+            )
 
     def lines(self) -> list[str]:
         """The options as text that must be equal on all ranks."""

@@ -13,11 +13,12 @@ from fxdp.ir.mesh import Mesh
 from fxdp.module.cache import Recent
 from fxdp.module.call import Call, call_lines
 from fxdp.module.input_agreement import drawing_apart, drawing_strided, generator_state
+from fxdp.module.padding import common_lengths, padded, spread_pad
 from fxdp.module.reader import CallReader
 from fxdp.module.values import digest_of
 from fxdp.options import Options
 from fxdp.ranks.agreement import Agreement, agree, gather_objects
-from fxdp.ranks.failure import everywhere
+from fxdp.ranks.failure import everywhere, refusing
 from fxdp.ranks.joined import Joined
 
 _CALLS = 1024
@@ -46,6 +47,7 @@ class CallExchange:
         self._joined = joined
         self._mesh = joined.mesh
         self._uneven, self._whole_draws = options.uneven, options.single_device_rng
+        self._pad = options.pad
         self._reader = reader
         self._agreement = Agreement(joined)
         self._even: Recent[Any, bool] = Recent(_CALLS)
@@ -77,6 +79,13 @@ class CallExchange:
             self._even[key] = True
         _, _, dims, states, strided, _ = zip(*rows, strict=True)
         return CallExchanged(batches, len(set(dims)) == 1, len(set(states)) > 1, any(strided))
+
+    def padded(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+        """The call with the sizes that all ranks agree on; all ranks do this together."""
+        with refusing(self._joined):
+            pads = spread_pad(self._pad, args, kwargs)
+        rows = gather_objects(self._joined, (call.batch, call.dims))
+        return self._reader.read(*padded(call.inputs, common_lengths(rows, call, pads), pads))
 
     def check_drawing(self, ranks: CallExchanged, captured: Captured, inputs: Inputs) -> None:
         """Refuse a call for which the ranks would not draw what one device draws; all do this together.

@@ -14,21 +14,26 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from fxdp.capture.python_values import DecidesError
 from fxdp.compiler.prepare import check_sharding, is_cut
-from fxdp.errors import MeshError, StateError
+from fxdp.errors import StateError
 from fxdp.ir.mesh import Mesh
 from fxdp.module.call import Call
 from fxdp.module.call_exchange import CallExchange, CallExchanged
 from fxdp.module.changes import Held
 from fxdp.module.forward_signature import SignedForward, signed
-from fxdp.module.model_checks import OptimizerWatch, check_model, device_type, home_of, without_values
-from fxdp.module.padding import common_lengths, padded, spread_pad
+from fxdp.module.model_checks import (
+    OptimizerWatch,
+    check_home,
+    check_model,
+    device_type,
+    home_of,
+    without_values,
+)
 from fxdp.module.programs import Programs, Served
 from fxdp.module.reader import CallReader
 from fxdp.module.sharded_optimizers import ShardedOptimizers
 from fxdp.module.sharded_parameters import materialise, shard_parameters, share_values
 from fxdp.module.wrappers import Bare, refuse_surroundings
 from fxdp.options import Options
-from fxdp.ranks.agreement import gather_objects
 from fxdp.ranks.failure import guard, install_hook, refusing
 from fxdp.ranks.joined import Joined
 from fxdp.ranks.resolve import resolve_mesh, with_rows
@@ -64,11 +69,8 @@ class CompiledModule(Bare):
             else:
                 shard_parameters(module, self._joined)
             ShardedOptimizers(module, self._joined)
-        if options.idle and not is_cut(self._mesh, options):
-            _log.warning(
-                "%s: without effect, as the mesh has no pp axis of several ranks and microbatches is 1",
-                ", ".join(options.idle),
-            )
+        if not is_cut(self._mesh, options):
+            options.warn_idle()
         self._served = None
         self._started = False
         self._generation = 0
@@ -149,7 +151,7 @@ class CompiledModule(Bare):
         ranks = self._exchange.of(call)
         if not self._shared:
             self._share()
-        return (call if ranks.alike else self._pad(call, args, kwargs)), ranks
+        return (call if ranks.alike else self._exchange.padded(call, args, kwargs)), ranks
 
     def _make(
         self, call: Call, batches: tuple[int, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -195,21 +197,9 @@ class CompiledModule(Bare):
         """
         return refusing(self._joined) if self._exchange.certain else nullcontext()
 
-    def _pad(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-        """The call with the sizes that all ranks agree on; all ranks do this together."""
-        with refusing(self._joined):
-            pads = spread_pad(self._options.pad, args, kwargs)
-        rows = gather_objects(self._joined, (call.batch, call.dims))
-        return self._reader.read(*padded(call.inputs, common_lengths(rows, call, pads), pads))
-
     def _start(self) -> None:
         """Before the first exchange."""
-        here = device_type(self._model)
-        if here != self._mesh.device_type:
-            raise MeshError(
-                f"the model was moved to {here} after it was compiled for {self._mesh.device_type}; expected "
-                "it to stay there: move the model first, then call fxdp.compile"
-            )
+        check_home(self._model, self._mesh.device_type)
         if self._mesh.world > 1:
             install_hook()
         self._share()
@@ -241,15 +231,6 @@ class CompiledModule(Bare):
         result = super().load_state_dict(state_dict, *args, **kwargs)
         self._unset -= state_dict.keys()
         return result
-
-    def no_sync(self) -> AbstractContextManager[None]:
-        """For loops that accumulate gradients, as with `DistributedDataParallel`; it changes nothing here.
-
-        Each backward sums its gradients over the ranks, inside of this context, too. So after any of them
-        `grad` holds what one device would have accumulated so far, and the numbers of such a loop are exact.
-        To communicate once for several parts of a batch, give them in one call with `microbatches=`.
-        """
-        return nullcontext()
 
     @property
     def plan(self) -> Plan:

@@ -16,7 +16,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
-from fxdp.errors import InputError, StateError
+from fxdp.errors import InputError, MeshError, StateError
 from fxdp.ir.model_tensors import held, is_sharded
 from fxdp.module.stand_in import StandIn
 
@@ -86,6 +86,21 @@ def without_values(names: Collection[str]) -> StateError:
         "expected that their modules have a method reset_parameters(), or the model _init_weights(module), "
         "which draw them, or that all are loaded by load_state_dict() or fxdp.load() before the first call"
     )
+
+
+def check_home(model: nn.Module, home: str) -> None:
+    """Refuse a model that has left the type of device for which it was compiled.
+
+    Raises
+    ------
+    MeshError : names both.
+    """
+    here = device_type(model)
+    if here != home:
+        raise MeshError(
+            f"the model was moved to {here} after it was compiled for {home}; expected it to stay there: "
+            "move the model first, then call fxdp.compile"
+        )
 
 
 def _children(model: nn.Module) -> list[tuple[str, nn.Module]]:

@@ -10,6 +10,7 @@ All would sum gradients twice, shard what programs read, or trace what is compil
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NoReturn
 
 import torch
@@ -31,7 +32,7 @@ _WRAPPING = ("torch.distributed.fsdp.", "torch.distributed._composable.")
 
 
 class Bare(StandIn):
-    """A stand-in around which nothing can be put.
+    """A stand-in around which nothing can be put, in loops that are written for what would be.
 
     Raises
     ------
@@ -50,6 +51,15 @@ class Bare(StandIn):
             owner = type(getattr(hook, "__self__", hook)).__name__
             raise _refused(f"fully_shard, replicate or what else has the hook of a {owner}")
         return super().register_forward_pre_hook(hook, *args, **kwargs)
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """For loops that accumulate gradients, as with `DistributedDataParallel`; it changes nothing here.
+
+        Each backward sums its gradients over the ranks, inside of this context, too. So after any of them
+        `grad` holds what one device would have accumulated so far, and the numbers of such a loop are exact.
+        To communicate once for several parts of a batch, give them in one call with `microbatches=`.
+        """
+        return nullcontext()
 
     def compile(self, *_: Any, **__: Any) -> NoReturn:
         """Refused: it is compiled already."""
