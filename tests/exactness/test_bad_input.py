@@ -219,7 +219,7 @@ def test_meshes_and_options(ranks: RankPool) -> None:
     words = {
         "axis": ["MeshError", "data", "'dp'"],
         "unnamed": ["MeshError", "mesh_dim_names"],
-        "device": ["Error", "meta", "cpu"],
+        "device": ["InputError", "meta", "strategy='shard'"],
         "kind": ["MeshError", "DeviceMesh"],
         "sizes": ["MeshError", "dp=0"],
         "option": ["InputError", "magic", "replicate", "bucket_mb"],
