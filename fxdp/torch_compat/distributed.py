@@ -2,10 +2,57 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+
+import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroup, TCPStore, Work, _register_process_group
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
+from torch.distributed.distributed_c10d import _new_process_group_helper, _world
 
-__all__ = ["TCPStore", "Work", "flatten_state_dict", "register_group"]
+__all__ = ["TCPStore", "Work", "flatten_state_dict", "new_named_group", "register_group"]
+
+
+def new_named_group(
+    name: str, ranks: Sequence[int], backend: str, timeout: timedelta, description: str
+) -> ProcessGroup:
+    """A process group of `ranks` (global, in this order); they alone call this, with one name for all.
+
+    `dist.new_group` names a group by how many groups this process has, which a group of the user's on some
+    of the ranks makes different from rank to rank: they would wait for each other under different names.
+    """
+    world = dist.GroupMember.WORLD
+    assert isinstance(world, ProcessGroup)
+    place = ranks.index(world.rank())
+    with _not_split_from(world, len(ranks) < world.size()):
+        group, _ = _new_process_group_helper(
+            len(ranks),
+            place,
+            list(ranks),
+            dist.Backend(backend),
+            world.get_group_store(),
+            name,  # type: ignore[arg-type]
+            timeout=timeout,
+            group_desc=description,
+        )
+    assert isinstance(group, ProcessGroup)
+    _world.pg_group_ranks[group] = {rank: i for i, rank in enumerate(ranks)}  # as `new_group` does after it
+    return group
+
+
+@contextmanager
+def _not_split_from(world: ProcessGroup, some: bool) -> Iterator[None]:
+    """Without the device that `world` is bound to: with it NCCL splits groups from `world`, by all ranks."""
+    device = world.bound_device_id
+    if not some or device is None:
+        yield
+        return
+    world.bound_device_id = None
+    try:
+        yield
+    finally:
+        world.bound_device_id = device
 
 
 def register_group(name: str, group: ProcessGroup) -> None:

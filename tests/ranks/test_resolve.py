@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from fxdp.errors import MeshError, StateError
 from fxdp.ranks.joined import Joined
@@ -100,6 +100,36 @@ def _resolve_part() -> tuple[Any, ...]:
     return _describe(resolve_mesh(parts["dp"], "cpu"))
 
 
+def _beside_groups_of_the_user() -> list[float]:
+    """Sums over this rank's row, its column and all, among groups that the user makes on some ranks."""
+    rank, found = dist.get_rank(), []
+    corners = dist.new_group([0, 3])
+    whole = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp_replicate", "dp"))
+    if rank == 1:
+        dist.new_group([1], use_local_synchronization=True)
+    for part in (whole["dp_replicate"], whole["dp"], whole):
+        mesh, ops = resolve_mesh(part, "cpu").mesh, torch.ops._c10d_functional
+        if rank in (0, 3):
+            dist.new_group([0, 3], use_local_synchronization=True)
+        for name in (mesh.group(), mesh.group("reduce"), mesh.group("messages")):
+            pending = ops.all_reduce(torch.tensor([10.0**rank]), "sum", name)
+            found.append(ops.wait_tensor(pending).item())
+    if rank in (0, 3):
+        dist.all_reduce(torch.ones(1), group=corners)
+    return found
+
+
+def _in_reverse() -> list[Any]:
+    """A mesh whose ranks are not in order: their places in groups are those in the mesh."""
+    joined, ops = resolve_mesh(DeviceMesh("cpu", [2, 0, 1], mesh_dim_names=("dp",)), "cpu"), torch.ops
+    parts = []
+    for name in (joined.mesh.group(), joined.mesh.group("messages")):
+        own = torch.tensor([dist.get_rank()])
+        pending = ops._c10d_functional.all_gather_into_tensor(own, 3, name)
+        parts.append(ops._c10d_functional.wait_tensor(pending).tolist())
+    return parts
+
+
 def _wrong_meshes() -> list[str]:
     plain = init_device_mesh("cpu", (2,))
     named = init_device_mesh("cpu", (2,), mesh_dim_names=("data",))
@@ -168,6 +198,17 @@ def test_mesh_over_a_part_of_the_world(ranks: RankPool) -> None:
     results = ranks.run(4, _resolve_part)
     assert [result[3] for result in results] == [(0, 1), (0, 1), (2, 3), (2, 3)]
     assert [result[2] for result in results] == [0, 1, 0, 1]
+
+
+def test_rows_columns_and_the_whole_beside_groups_of_the_user(ranks: RankPool) -> None:
+    column, row = [[101, 1010], [11, 1100]]
+    assert ranks.run(4, _beside_groups_of_the_user) == [
+        [column[rank % 2]] * 3 + [row[rank // 2]] * 3 + [1111] * 3 for rank in range(4)
+    ]
+
+
+def test_places_in_groups_are_those_in_the_mesh(ranks: RankPool) -> None:
+    assert ranks.run(3, _in_reverse) == [[[2, 0, 1]] * 2] * 3
 
 
 def test_wrong_meshes(ranks: RankPool) -> None:

@@ -48,6 +48,7 @@ class Links:
     Attributes
     ----------
     key : the global ranks joined, those of this rank's row, and the backend.
+    name : what the names of the row's groups begin with.
     control : short messages between all ranks.
     messages : small tensors between the ranks of the row; programs reach it by `message_group_name`.
     memory : large sums between them, by the same name; None where the ranks do not share memory.
@@ -58,6 +59,7 @@ class Links:
         self,
         world: dist.ProcessGroup,
         key: tuple[tuple[int, ...], tuple[int, ...], str],
+        name: str,
         groups: dict[str, dist.ProcessGroup],
         control: Control,
         messages: Messages,
@@ -66,10 +68,11 @@ class Links:
     ) -> None:
         self._world = weakref.ref(world)  # torch alone owns groups: destroying them frees them at once
         self.key = key
+        self.name = name
         self._groups = {purpose: weakref.ref(group) for purpose, group in groups.items()}
         self.control = control
         self.messages = messages
-        self.message_group_name = f"{next(iter(groups.values())).group_name}_messages"
+        self.message_group_name = f"{name}/messages"
         self.memory = memory
         self._message_group = MessageGroup(messages, len(key[1]), self._explain, memory)
         register_group(self.message_group_name, self._message_group)

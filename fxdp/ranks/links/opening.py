@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Sequence
 from datetime import timedelta
@@ -16,6 +17,9 @@ from fxdp.ranks.links.rendezvous import KeyValueStore, connect_all, own_address
 from fxdp.ranks.links.shared_memory import SharedMemory, probe
 from fxdp.ranks.links.sockets import OpenSocket, open_sockets
 from fxdp.settings import Settings
+from fxdp.torch_compat import new_named_group
+
+_DIGEST = 16  # hex digits that name some ranks in the store: two meshes of one run never share them
 
 
 def open_links(
@@ -47,8 +51,8 @@ def open_links(
     connections = connect_all(store, prefix, rank, len(ranks), host, settings.timeout_s)
     control = Control(rank, connections, settings.timeout_s)
     place = row.index(ranks[rank])
-    among = f"{prefix}/messages/{row[0]}"
-    connections = connect_all(store, among, place, len(row), host, settings.timeout_s)
+    own = f"{prefix}/{row[0]}"  # what only the ranks of this row share
+    connections = connect_all(store, f"{own}/messages", place, len(row), host, settings.timeout_s)
     messages = Messages(place, connections, settings.timeout_s)
     memory = None
     wanted = backend == "gloo" and settings.shared_memory
@@ -58,12 +62,13 @@ def open_links(
     timeout = timedelta(seconds=settings.timeout_s)
     groups = {}
     if len(row) > 1:
-        groups = {purpose: _new_group(row, backend, timeout, purpose) for purpose in ("data", "reduce")}
+        groups = {p: _new_group(own, row, backend, timeout, p) for p in ("data", "reduce")}
     if len(row) < len(ranks):
         for purpose in ("forward", "backward"):
-            groups[purpose] = _new_group(ranks, backend, timeout, purpose)
+            groups[purpose] = _new_group(prefix, ranks, backend, timeout, purpose)
     sockets = _shared_sockets(control, open_sockets() - before) if backend == "gloo" else set()
-    return Links(world, (tuple(ranks), tuple(row), backend), groups, control, messages, memory, sockets)
+    key = (tuple(ranks), tuple(row), backend)
+    return Links(world, key, own, groups, control, messages, memory, sockets)
 
 
 def add_group(links: Links, purpose: str, settings: Settings) -> None:
@@ -77,32 +82,30 @@ def add_group(links: Links, purpose: str, settings: Settings) -> None:
     if links.has(purpose):
         return
     before = open_sockets()
-    group = _new_group(row, backend, timedelta(seconds=settings.timeout_s), purpose)
+    group = _new_group(links.name, row, backend, timedelta(seconds=settings.timeout_s), purpose)
     sockets = _shared_sockets(links.control, open_sockets() - before) if backend == "gloo" else set()
     links.add(purpose, group, sockets)
 
 
 def _prefix(store: KeyValueStore, rank: int, ranks: Sequence[int]) -> str:
-    """A key prefix for the n-th links among these ranks: each rank counts for itself, all alike."""
-    name = "fxdp/" + "-".join(str(item) for item in ranks)
+    """A key prefix for the n-th links among these ranks: each rank counts for itself, all alike.
+
+    It is as long for 10,000 ranks as for two: torch's store refuses keys over 8 KiB.
+    """
+    digest = hashlib.sha256("-".join(str(item) for item in ranks).encode()).hexdigest()
+    name = f"fxdp/{digest[:_DIGEST]}"
     return f"{name}/{store.add(f'{name}/count/{rank}', 1)}"
 
 
-def _new_group(ranks: Sequence[int], backend: str, timeout: timedelta, purpose: str) -> dist.ProcessGroup:
-    whole = len(ranks) == dist.get_world_size()
+def _new_group(
+    name: str, ranks: Sequence[int], backend: str, timeout: timedelta, purpose: str
+) -> dist.ProcessGroup:
     try:
-        group = dist.new_group(
-            list(ranks),
-            timeout=timeout,
-            backend=backend,
-            use_local_synchronization=not whole,
-            group_desc=f"fxdp_{purpose}",
-        )
+        group = new_named_group(f"{name}/{purpose}", ranks, backend, timeout, f"fxdp_{purpose}")
         if backend == "gloo":
             group.barrier().wait()  # gloo may connect only on first use
     except RuntimeError as error:
         raise RankFailedError(f"making the {backend} group of ranks {list(ranks)} failed: {error}") from error
-    assert isinstance(group, dist.ProcessGroup)
     return group
 
 
