@@ -17,8 +17,8 @@ from fxdp.compiler.step_modules import step_modules, wanted_parts
 from fxdp.ir.draws import drawn_seed, graph_draws
 from fxdp.ir.model_tensors import slot_values
 from fxdp.ir.notes import note
-from fxdp.ir.slots import Buffer, Mutation, Parameter
-from fxdp.lowering.eager import forward_inputs
+from fxdp.ir.slots import Buffer, Gradient, Mutation, Parameter
+from fxdp.lowering.eager import forward_inputs, results
 from fxdp.pipeline.write.microbatches import MicrobatchSizes
 from fxdp.ranks.agreement import Agreement
 from fxdp.ranks.failure import guard
@@ -96,7 +96,12 @@ class Executables:
         seeded = mesh.size > 1 and not options.single_device_rng and graph_draws(gm.graph)
         bound = Bound.bind(gm, lowered.halves, values, world=mesh.size, rank=mesh.rank, seeded=seeded)
         bound.sharded = self._sharded(gm)
-        bound.guarded = lambda: guard(self._joined)
+        slots = [s for s, _ in results(gm.graph)]
+        bound.guarded = lambda call: guard(self._joined, call)
+        links = self._joined.links
+        # where no parameter is trained, ranks may differentiate as they like
+        if links is not None and any(isinstance(s, Gradient) and isinstance(s.of, Parameter) for s in slots):
+            bound.moment = lambda: links.history.now
         return bound
 
     def _sharded(self, gm: fx.GraphModule) -> tuple[tuple[int, DTensor], ...]:
@@ -128,7 +133,7 @@ class Executables:
         results = tuple(slot for slot, _, _ in program.partition.results)
         slots = [note(n).slot for n in program.gm.graph.find_nodes(op="placeholder")]
         buffers = [s.of for s in results if isinstance(s, Mutation) and isinstance(s.of, Buffer)]
-        return Step(
+        bound = Step(
             gm,
             results,
             {s: self._module.get_parameter(s.name) for s in slots if isinstance(s, Parameter)},
@@ -137,6 +142,10 @@ class Executables:
             step.not_differentiated,
             self._seed(),
         )
+        links = self._joined.links
+        if links is not None:
+            bound.moment, bound.handed_out = lambda: links.history.now, links.history.begin_backward
+        return bound
 
     def _seed(self) -> Callable[[], int]:
         """Numbers that all stages share are drawn by each rank for itself, so from the same seed."""

@@ -20,6 +20,7 @@ from fxdp.options import Options
 from fxdp.ranks.agreement import Agreement, agree, gather_objects
 from fxdp.ranks.failure import everywhere, refusing
 from fxdp.ranks.joined import Joined
+from fxdp.ranks.same_order import check_order
 
 _CALLS = 1024
 """Kinds and sizes of calls that are remembered as equal on all ranks."""
@@ -64,10 +65,14 @@ class CallExchange:
         key = (call.kind, call.dims, call.batch, call.numbers)
         if not self._uneven and key in self._even:
             return CallExchanged((call.batch,) * self._mesh.size, strided=call.strided, told=False)
+        links = self._joined.links
+        order = 0 if links is None else links.history.order
         state = generator_state(self._mesh.device_type) if self._whole_draws else 0
         digests = self._reader.digest(call.kind), self._reader.digest(call.dims)
-        own = (call.batch, *digests, state, int(call.strided), digest_of(call.numbers))
+        own = (call.batch, *digests, state, int(call.strided), digest_of(call.numbers), order)
         rows = self._agreement.exchange(own)
+        if len({row[6] for row in rows}) > 1:
+            check_order(self._joined)
         if len({(row[1], row[5]) for row in rows}) > 1:
             agree(self._joined, call_lines(call), "calls")
         batches = _nonempty(_batches(self._mesh, [row[0] for row in rows]))
@@ -77,7 +82,7 @@ class CallExchange:
                     InputError(f"uneven=False promises equal local batches, but the ranks have {batches}")
                 )
             self._even[key] = True
-        _, _, dims, states, strided, _ = zip(*rows, strict=True)
+        _, _, dims, states, strided, _, _ = zip(*rows, strict=True)
         return CallExchanged(batches, len(set(dims)) == 1, len(set(states)) > 1, any(strided))
 
     def padded(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:

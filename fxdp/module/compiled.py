@@ -73,7 +73,7 @@ class CompiledModule(Bare):
             options.warn_idle()
         self._served = None
         self._started = False
-        self._generation = 0
+        self._generation = self._calls = self._number = 0
         self._watch = None
         self._build()
 
@@ -89,6 +89,10 @@ class CompiledModule(Bare):
     """Whether the ranks have agreed on the model and the options."""
     _generation: int
     """How often the model's tensors were replaced."""
+    _calls: int
+    """How often it was called."""
+    _number: int
+    """Which of the compiled modules of these ranks it is, by their first calls."""
     _shared: bool
     """Whether the ranks hold rank 0's values."""
     _watch: OptimizerWatch | None
@@ -128,6 +132,9 @@ class CompiledModule(Bare):
         with guard(self._joined):
             if not self._started:
                 self._start()
+            self._calls += 1
+            if self._joined.links is not None:
+                self._joined.links.history.begin_call(self._number, self._calls)
             if self._watch is not None and self._watch.remove_when_done():
                 self._watch = None
             if not self._held.unchanged():
@@ -203,6 +210,8 @@ class CompiledModule(Bare):
         if self._mesh.world > 1:
             install_hook()
         self._share()
+        if self._joined.links is not None:
+            self._number = self._joined.links.history.add_module(type(self._model).__name__)
         self._watch_optimizers()
         self._started = True
 
@@ -289,7 +298,8 @@ class CompiledModule(Bare):
         Bare.__init__(twin, copy.deepcopy(self._model, memo))
         twin._forward = self._forward
         twin._options, twin._joined, twin._mesh = self._options, self._joined, self._mesh
-        twin._served, twin._started, twin._generation = None, False, 0
+        twin._served, twin._started = None, False
+        twin._generation = twin._calls = twin._number = 0
         twin._watch, twin._unset = None, set(self._unset)
         if twin._options.shards:
             ShardedOptimizers(twin._model, twin._joined)

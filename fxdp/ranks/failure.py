@@ -49,21 +49,26 @@ _FRAMES = 6
 class guard:  # noqa: N801  (reads as a statement: with guard(joined))
     """Around one compiled call: errors of this rank reach the others, theirs reach this one.
 
+    `backward_of` is the moment of the call whose backward it is around, if that is to be noted.
+
     Raises
     ------
     RankFailedError : another rank failed or died, now or earlier.
     StateError : the process group was destroyed.
     """
 
-    def __init__(self, joined: Joined) -> None:
+    def __init__(self, joined: Joined, backward_of: int = 0) -> None:
         self._joined = joined
         self._links = joined.links
+        self._backward_of = backward_of
 
     def __enter__(self) -> None:
         if self._links is None:
             return
         ensure_alive(self._joined)
         self._links.in_call = True
+        if self._backward_of:
+            self._links.history.begin_backward(self._backward_of)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -57,8 +57,10 @@ class Bound:
     """Pairs of position and index of the inputs that the program writes."""
     sharded: tuple[tuple[int, DTensor], ...] = ()
     """The parameters of which this rank holds rows, by position: autograd knows these, the program rows."""
-    guarded: Callable[[], AbstractContextManager[None]] = nullcontext
-    """Around each backward: errors of this rank reach the others, theirs reach this one."""
+    guarded: Callable[[int], AbstractContextManager[None]] = lambda call: nullcontext()
+    """Around each backward of a call: errors of this rank reach the others, theirs reach this one."""
+    moment: Callable[[], int] = int
+    """Which call is under way, for the ranks to run the same backwards; 0 where none need be noted."""
     takes_sizes: bool = field(init=False)
     """Whether a call must bring its sizes."""
     takes_rows: bool = field(init=False)
@@ -170,7 +172,7 @@ class _Step(torch.autograd.Function):
             numbers = program.number_positions = tuple(
                 i for i, v in enumerate(saved) if not isinstance(v, Tensor)
             )
-        ctx.program, ctx.even = program, even
+        ctx.program, ctx.even, ctx.call = program, even, program.moment()
         ctx.numbers = [saved.pop(i) for i in reversed(numbers)]
         ctx.save_for_backward(*saved)
         ctx.shapes = [(o.shape, o.device) for o in outputs]
@@ -185,7 +187,7 @@ class _Step(torch.autograd.Function):
         release_saved_tensors(ctx)
         for position, number in zip(program.number_positions or (), reversed(ctx.numbers), strict=True):
             saved.insert(position, number)
-        with torch.no_grad(), program.guarded():
+        with torch.no_grad(), program.guarded(ctx.call):
             results = list(program.backward(saved, grads, ctx.shapes, ctx.even))
             for position, parameter in program.sharded:
                 if (gradient := results[position]) is not None:

@@ -28,6 +28,8 @@ class Step:
     loss : the output that may be differentiated; None without a backward.
     differentiable : outputs that depend on parameters; differentiating them is refused, `loss` aside.
     seed : gives the seed of a step's random numbers.
+    moment : which call is under way.
+    handed_out : told the call whose gradients are handed out: what one rank leaves out, no other would miss.
     """
 
     program: fx.GraphModule
@@ -37,6 +39,8 @@ class Step:
     loss: int | None
     differentiable: frozenset[int]
     seed: Callable[[], int]
+    moment: Callable[[], int] = int
+    handed_out: Callable[[int], None] = lambda call: None
     _order: list[Parameter | Input] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -84,7 +88,7 @@ class _HandOut(torch.autograd.Function):
         values, gradients = step._execute(inputs)
         # no views of what a rank received or put together: into those a caller could not write (`loss /= 4`)
         outputs = [value.detach() for value in values]
-        ctx.step, ctx.gradients = step, gradients
+        ctx.step, ctx.gradients, ctx.call = step, gradients, step.moment()
         ctx.set_materialize_grads(False)
         known = {step.loss, *step.differentiable}
         ctx.mark_non_differentiable(*[o for i, o in enumerate(outputs) if i not in known])
@@ -107,6 +111,7 @@ class _HandOut(torch.autograd.Function):
                 "handed out by the first; call the module again for another backward"
             )
         gradients, ctx.gradients = ctx.gradients, None
+        step.handed_out(ctx.call)
         scale = grads[step.loss] if step.loss is not None else None
         if scale is None:
             return (None, None, *[None] * len(gradients))

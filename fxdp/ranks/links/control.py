@@ -8,6 +8,8 @@ the calling thread itself writes and reads one connection per peer, and a rank t
     FAILED    a rank (I, or one that I follow) raised an error: text    then end of stream
     KILLED    I stop because that rank was killed                       then end of stream
     ENDED     my process ends, I raised nothing                         then end of stream
+    ASTRAY    that rank is elsewhere in its program: text               then end of stream
+    WAITS     I wait for this round: its number, and where I am
     (nothing) I was killed                                              end of stream
 
 Each rank sends exactly one DATA or REFUSED in each round, so rounds stay in step without numbers.
@@ -23,11 +25,13 @@ import struct
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from fxdp.errors import RankFailedError
 
 _HEADER = struct.Struct("<BIi")  # kind, length of the text or data, the rank it is about
+_ROUND = struct.Struct("<q")
 _CLOSING = getattr(select, "POLLRDHUP", 0)
 _CHUNK = 1 << 16
 
@@ -42,6 +46,8 @@ class _Kind(enum.IntEnum):
     FAILED = 2
     KILLED = 3
     ENDED = 4
+    ASTRAY = 5
+    WAITS = 6
 
 
 class EndKind(enum.IntEnum):
@@ -50,6 +56,7 @@ class EndKind(enum.IntEnum):
     FAILED = _Kind.FAILED
     KILLED = _Kind.KILLED
     ENDED = _Kind.ENDED
+    ASTRAY = _Kind.ASTRAY
 
 
 @dataclass(frozen=True)
@@ -63,6 +70,8 @@ class Ending:
     def __str__(self) -> str:
         if self.kind is EndKind.FAILED:
             return f"rank {self.rank} failed: {self.text}"
+        if self.kind is EndKind.ASTRAY:
+            return f"rank {self.rank} {self.text}"
         if self.kind is EndKind.ENDED:
             return (
                 f"rank {self.rank} ended its process while this rank still needed it; expected the same "
@@ -82,11 +91,18 @@ class Peer:
     rounds: deque[tuple[_Kind, bytes]] = field(default_factory=deque)
     ignore: int = 0  # rounds that this rank refused: the peer's parts are dropped
     ending: Ending | None = None
+    waits: tuple[int, bytes] | None = None
+    """The round for which it waits since a second, and where it is in its program."""
     closed: bool = False
 
 
 class Control:
     """The control channel of one rank. `exchange` is for one thread; the rest is safe from any thread.
+
+    Attributes
+    ----------
+    round : how many rounds this rank has begun or refused.
+    waits_for : gives what the others are told when this rank has waited for them for a second.
 
     Raises (all methods that wait):
         RankFailedError: another rank refused, failed, ended, was killed, or did not come in time.
@@ -95,6 +111,8 @@ class Control:
     def __init__(self, rank: int, connections: dict[int, socket.socket], timeout_s: float) -> None:
         self.rank = rank
         self.size = len(connections) + 1
+        self.round = 0
+        self.waits_for: Callable[[], bytes] = bytes
         self._timeout_s = timeout_s
         self._lock = threading.RLock()
         self._own = b""
@@ -113,11 +131,13 @@ class Control:
     def start(self, data: bytes) -> None:
         """Send this rank's part of a round; `finish` must follow."""
         self._own = data
+        self.round += 1
         self._send_all(_HEADER.pack(_Kind.DATA, len(data), self.rank) + data)
 
     def finish(self) -> list[bytes]:
         """Wait for the other ranks' parts of the round that `start` began."""
         deadline = 0.0
+        told = False
         waiting = [peer for peer in self.peers if not peer.rounds or peer.unsent]
         while waiting:
             events = self._poll.poll(1000)
@@ -126,6 +146,9 @@ class Control:
             waiting = [peer for peer in waiting if not peer.rounds or peer.unsent]
             if waiting and (ending := self._ending(waiting)):
                 raise RankFailedError(str(ending))
+            if waiting and not events and not told:
+                told = True
+                self._tell_where(waiting)
             deadline = deadline or time.monotonic() + self._timeout_s
             if waiting and time.monotonic() > deadline:
                 raise RankFailedError(self._late(waiting))
@@ -134,6 +157,7 @@ class Control:
     def refuse(self, text: str) -> None:
         """Tell all ranks that this one cannot take part in the next round; does not wait for theirs."""
         content = text.encode()
+        self.round += 1
         with self._lock:
             for peer in self.peers:
                 if peer.rounds:
@@ -141,6 +165,14 @@ class Control:
                 else:
                     peer.ignore += 1
         self._send_all(_HEADER.pack(_Kind.REFUSED, len(content), self.rank) + content)
+
+    def _tell_where(self, waiting: list[Peer]) -> None:
+        """Tell those for whom this rank waits where it is: they may wait for it elsewhere."""
+        content = _ROUND.pack(self.round) + self.waits_for()
+        frame = _HEADER.pack(_Kind.WAITS, len(content), self.rank) + content
+        for peer in waiting:
+            with contextlib.suppress(OSError):
+                self._send(peer, frame)
 
     def last_words(self, ending: Ending) -> None:
         """Tell all ranks why this one stops, and send nothing any more. Later calls do nothing."""
@@ -254,6 +286,9 @@ class Control:
                 peer.ignore -= 1
             else:
                 peer.rounds.append((kind, content))
+            return
+        if kind is _Kind.WAITS:
+            peer.waits = _ROUND.unpack_from(content)[0], content[_ROUND.size :]
             return
         peer.ending = Ending(about, EndKind(kind), content.decode(errors="replace"))
 

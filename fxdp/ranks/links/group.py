@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fxdp.errors import StateError
 from fxdp.ir.carriers import fits_messages
-from fxdp.ranks.links.messages import LinkBrokenError, Messages, Round
+from fxdp.ranks.links.messages import LinkBrokenError, Messages, OutOfOrderError, Round
 from fxdp.ranks.links.shared_memory import Reduction, RowExchange, SharedMemory
 from fxdp.torch_compat import Work
 
@@ -40,7 +40,7 @@ class MessageGroup(dist.ProcessGroup):
     ----------
     messages : the connections.
     size : the number of ranks.
-    explain : turns a broken connection into the error that names the rank at fault.
+    explain : turns a broken connection, or a value of another call, into the error that names the rank.
     memory : for reductions that are too large for messages, which otherwise go by them too.
 
     Attributes
@@ -52,7 +52,7 @@ class MessageGroup(dist.ProcessGroup):
         self,
         messages: Messages,
         size: int,
-        explain: Callable[[LinkBrokenError], Exception],
+        explain: Callable[[LinkBrokenError | OutOfOrderError], Exception],
         memory: SharedMemory | None = None,
     ) -> None:
         super().__init__(messages.rank, size)  # type: ignore[call-arg]
@@ -120,10 +120,10 @@ class MessageGroup(dist.ProcessGroup):
 
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:
-        """Broken connections inside are the error of the rank at fault."""
+        """Broken connections inside, and values of other calls, are the error of the rank at fault."""
         try:
             yield
-        except LinkBrokenError as error:
+        except (LinkBrokenError, OutOfOrderError) as error:
             raise self._explain(error) from error
 
 

@@ -18,6 +18,7 @@ import logging
 import os
 import select
 import socket
+import struct
 import sys
 import threading
 import time
@@ -26,10 +27,11 @@ from collections.abc import Sequence
 
 import torch.distributed as dist
 
-from fxdp.errors import RankFailedError
+from fxdp.errors import AgreementError, RankFailedError
 from fxdp.ranks.links.control import Control, Ending, EndKind, Peer
 from fxdp.ranks.links.group import MessageGroup
-from fxdp.ranks.links.messages import LinkBrokenError, Messages
+from fxdp.ranks.links.history import SAME_ORDER
+from fxdp.ranks.links.messages import LinkBrokenError, Messages, OutOfOrderError
 from fxdp.ranks.links.shared_memory import SharedMemory
 from fxdp.ranks.links.sockets import OpenSocket, cut
 from fxdp.torch_compat import register_group
@@ -38,6 +40,7 @@ _log = logging.getLogger("fxdp")
 _LEAVE_S = 10.0  # how long data of a rank that ended may still be under way
 _STUCK_S = 20.0  # how long the main thread may stay in a call after another rank has failed
 _CAUSE_S = 5.0  # how long to wait for the cause of a broken collective
+_WHERE = struct.Struct("<qq")  # backwards begun so far, the call that waits
 
 _live: weakref.WeakSet[Links] = weakref.WeakSet()
 
@@ -53,6 +56,7 @@ class Links:
     messages : small tensors between the ranks of the row; programs reach it by `message_group_name`.
     memory : large sums between them, by the same name; None where the ranks do not share memory.
     in_call : true while the main thread is inside a compiled call.
+    history : the calls and backwards that this rank has begun.
     """
 
     def __init__(
@@ -77,6 +81,8 @@ class Links:
         self._message_group = MessageGroup(messages, len(key[1]), self._explain, memory)
         register_group(self.message_group_name, self._message_group)
         self.in_call = False
+        self.history = messages.history
+        control.waits_for = self._where
         self._sockets = sockets
         self._ending: Ending | None = None
         self._left: dict[int, float] = {}
@@ -166,9 +172,22 @@ class Links:
             return Ending(min(self._left), EndKind.ENDED)
         return self._ending
 
-    def _explain(self, broken: LinkBrokenError) -> RankFailedError:
-        """The error for a message that will not come."""
-        return RankFailedError(str(self.cause() or broken))
+    def _explain(self, error: LinkBrokenError | OutOfOrderError) -> Exception:
+        """The error for a message that will not come, or that belongs to another call."""
+        if not isinstance(error, OutOfOrderError):
+            return RankFailedError(str(self.cause() or error))
+        place, theirs, mine = error.args
+        text = (
+            f"rank {self.key[1][place]} came to a sum in {self.history.words(theirs)}, rank "
+            f"{self.key[0][self.rank]} in {self.history.words(mine)}: {SAME_ORDER}"
+        )
+        # all is known, and nobody need wait for the news: the sums of both ranks are mixed up from here on
+        self.stop(Ending(self.rank, EndKind.FAILED, text))
+        return AgreementError(text)
+
+    def _where(self) -> bytes:
+        """What the others are told while this rank waits for them before a call."""
+        return _WHERE.pack(self.history.backwards, self.history.now)
 
     def close(self) -> None:
         """Say goodbye without an error and give everything back; peers that still wait are told."""
@@ -194,6 +213,7 @@ class Links:
                     poll.unregister(descriptor)
                     self._on_hang_up(peers[descriptor])
             self._check_left()
+            self._check_left_out()
             self._check_stuck()
         self.control.last_words(Ending(self.rank, EndKind.ENDED))
         self.control.close()
@@ -219,6 +239,28 @@ class Links:
         for rank, since in self._left.items():
             if self._ending is None and now - since > _LEAVE_S:
                 self._fall(Ending(rank, EndKind.ENDED))
+
+    def _check_left_out(self) -> None:
+        """A rank waits before its next call, while this one is in a backward that the other has not begun.
+
+        It would wait in the sums of that backward for a rank that waits for it.
+        """
+        if not self.in_call or self._ending is not None:
+            return
+        for peer in self.control.peers:
+            self.control.drain(peer)
+            if peer.waits is None or peer.waits[0] <= self.control.round:
+                continue
+            backwards, call = _WHERE.unpack(peer.waits[1])
+            now = self.history.now
+            if self.history.backwards > backwards and self.control.round < peer.waits[0]:
+                rank, here = self.key[0][peer.rank], self.key[0][self.rank]
+                text = (
+                    f"left out {self.history.words(now)}, in which rank {here} waits for it: rank {rank} is "
+                    f"in {self.history.words(call)} already; {SAME_ORDER}"
+                )
+                self._fall(Ending(peer.rank, EndKind.ASTRAY, text))
+                return
 
     def _fall(self, ending: Ending) -> None:
         with self._lock:

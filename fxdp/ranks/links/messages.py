@@ -3,7 +3,8 @@
 A gloo collective hands over to another thread twice, which on busy cores takes longer than a small sum. Here
 the caller writes its value to one connection per peer (`start`), computes on, and reads the others' values
 where it needs them (`finish`). All ranks start the same rounds in the same order, so the n-th message of a
-connection belongs to the n-th round; its header says so, and how many bytes follow.
+connection belongs to the n-th round; its header says so, how many bytes follow, and in which call or backward
+the sender is (`links/history.py`): ranks that run backwards in different orders send rounds of equal sizes.
 
     rank 0   start 1   start 2   finish 1   finish 2
     rank 1   start 1   finish 1  start 2    finish 2
@@ -22,8 +23,9 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from fxdp.errors import RankFailedError
+from fxdp.ranks.links.history import History
 
-_HEADER = struct.Struct("<II")  # number of the round, bytes of the value
+_HEADER = struct.Struct("<IIq")  # number of the round, bytes of the value, the moment it belongs to
 _BUFFER = 1 << 20
 _SPIN_S = 50e-6  # how long to ask again before sleeping: waking up takes about as long
 
@@ -32,12 +34,17 @@ class LinkBrokenError(RankFailedError):
     """A connection to another rank ended while this one waited for its value."""
 
 
+class OutOfOrderError(RankFailedError):
+    """Another rank sent a value of another call or backward; `args` are its place here and both moments."""
+
+
 @dataclass(eq=False)
 class Round:
     """One exchange under way; `parts` are the other ranks' values, by rank, once it is finished."""
 
     number: int
     size: int
+    moment: int = 0
     parts: dict[int, memoryview] = field(default_factory=dict)
     done: bool = False
 
@@ -62,11 +69,13 @@ class Messages:
     Attributes
     ----------
     rounds : how many rounds were started.
+    history : what this rank is in, which each message tells.
     """
 
     def __init__(self, rank: int, connections: dict[int, socket.socket], timeout_s: float) -> None:
         self.rank = rank
         self.rounds = 0
+        self.history = History()
         self._timeout_s = timeout_s
         self._peers = [_Peer(other, connections[other]) for other in sorted(connections)]
         self._under_way: deque[Round] = deque()
@@ -76,10 +85,11 @@ class Messages:
     def start(self, value: memoryview) -> Round:
         """Send this rank's value (flat bytes) to all others without waiting; `finish` must follow."""
         self.rounds += 1
-        header = _HEADER.pack(self.rounds & 0xFFFFFFFF, len(value))
+        moment = self.history.now
+        header = _HEADER.pack(self.rounds & 0xFFFFFFFF, len(value), moment)
         for peer in self._peers:
             _send(peer, header, value)
-        begun = Round(self.rounds, len(value))
+        begun = Round(self.rounds, len(value), moment)
         self._under_way.append(begun)
         return begun
 
@@ -89,6 +99,7 @@ class Messages:
         Raises
         ------
         LinkBrokenError : a connection ended.
+        OutOfOrderError : a rank sent a value of another call or backward.
         RankFailedError : a rank did not come in time, or sent something else.
         """
         while not wanted.done:  # rounds that were begun earlier arrive earlier
@@ -114,19 +125,13 @@ class Messages:
     def _receive(self, expected: Round) -> None:
         for peer in self._peers:
             peer.frame, peer.got = bytearray(_HEADER.size + expected.size), 0
-        self._wait()
+        self._wait(expected)
         for peer in self._peers:
-            header = _HEADER.unpack_from(peer.frame)
-            if header != (expected.number & 0xFFFFFFFF, expected.size):
-                raise RankFailedError(
-                    f"rank {peer.rank} sent round {header[0]} of {header[1]} bytes; expected round "
-                    f"{expected.number} of {expected.size} bytes: the ranks' programs have come apart, which "
-                    "is a bug in fxdp"
-                )
+            _check_header(peer, expected)
             expected.parts[peer.rank] = memoryview(peer.frame)[_HEADER.size :]
         expected.done = True
 
-    def _wait(self) -> None:
+    def _wait(self, expected: Round) -> None:
         """Read the oldest round. What is still to be sent must go out before this rank stops reading."""
         waiting = self._peers
         start = 0.0
@@ -147,6 +152,8 @@ class Messages:
                     "longer)"
                 )
             if now > start + _SPIN_S:
+                for peer in waiting:  # one that sent less would be waited for in vain
+                    _check_header(peer, expected)
                 self._sleep(waiting)
 
     def _sleep(self, waiting: list[_Peer]) -> None:
@@ -157,6 +164,19 @@ class Messages:
             if events:
                 poll.register(peer.connection, events)
         poll.poll(1000)
+
+
+def _check_header(peer: _Peer, expected: Round) -> None:
+    if peer.got < _HEADER.size:
+        return
+    number, size, moment = _HEADER.unpack_from(peer.frame)
+    if moment != expected.moment:
+        raise OutOfOrderError(peer.rank, moment, expected.moment)
+    if (number, size) != (expected.number & 0xFFFFFFFF, expected.size):
+        raise RankFailedError(
+            f"rank {peer.rank} sent round {number} of {size} bytes; expected round {expected.number} of "
+            f"{expected.size} bytes: the ranks' programs have come apart, which is a bug in fxdp"
+        )
 
 
 def _send(peer: _Peer, header: bytes, value: memoryview) -> None:

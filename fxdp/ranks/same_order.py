@@ -1,0 +1,50 @@
+"""Whether all ranks have made the same calls and run their backwards in the same order."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from fxdp.errors import AgreementError
+from fxdp.ranks.agreement import Agreement
+from fxdp.ranks.joined import Joined
+from fxdp.ranks.links import Ending, EndKind
+from fxdp.ranks.links.history import SAME_ORDER, History, differing
+
+_REMEDY = (
+    f"{SAME_ORDER}. Gradients are no longer those of one device: start again from the last checkpoint"
+)
+
+
+def check_order(joined: Joined) -> None:
+    """Refuse to go on where the ranks' histories differ; all ranks do this together.
+
+    Raises
+    ------
+    AgreementError : names the first call or backward at which they part, and the ranks.
+    """
+    links = joined.links
+    assert links is not None
+    histories = Agreement(joined).exchange(links.history.recent())
+    text = f"{_difference(histories, links.history, links.ranks)}; {_REMEDY}"
+    links.stop(Ending(links.rank, EndKind.FAILED, text))
+    raise AgreementError(text)
+
+
+def _difference(histories: Sequence[Sequence[int]], known: History, ranks: Sequence[int]) -> str:
+    found = differing(histories)
+    if found is None:
+        return "the ranks ran other calls and backwards than one another, long ago"
+    counts = Counter(found.values())
+    # of two ranks none is in the majority: one that left out a backward is in its next call
+    usual = max(counts, key=lambda moment: (counts[moment], known.is_backward(moment)))
+    others = {place: moment for place, moment in found.items() if moment != usual}
+    if known.is_backward(usual) and not any(usual in histories[place][1:] for place in others):
+        return f"{_named(others, ranks)} left out {known.words(usual)}"
+    ways = {moment: [place for place, other in found.items() if other == moment] for moment in counts}
+    return ", ".join(f"{_named(places, ranks)} ran {known.words(m)}" for m, places in ways.items())
+
+
+def _named(places: Sequence[int] | dict[int, int], ranks: Sequence[int]) -> str:
+    named = ", ".join(str(ranks[place]) for place in places)
+    return f"rank {named}" if len(places) == 1 else f"ranks {named}"
