@@ -13,7 +13,7 @@ from fxdp.ir import conversions
 from fxdp.ir.graphs import reachable
 from fxdp.ir.level import Level
 from fxdp.ir.mesh import Mesh
-from fxdp.ir.notes import Cause, note, tensor_type
+from fxdp.ir.notes import Cause, members_of, note, tensor_type
 from fxdp.ir.packing import Packing, elements
 from fxdp.ir.slots import Gradient
 from fxdp.ir.types import TensorType, is_static
@@ -210,7 +210,8 @@ def _bucket_cause(chosen: _Chosen) -> Cause:
     if len(causes) == 1:
         return replace(first, gradient=True)
     text = f"{len(causes)} gradients: {first.text} to {last.text.removeprefix('gradient of ')}"
-    return Cause("output", first.producer, first.site, text, gradient=True)
+    members = members_of(causes)
+    return Cause("output", first.producer, first.site, text, gradient=True, members=members)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from torch import fx
 from fxdp.ir import conversions
 from fxdp.ir.level import Level
 from fxdp.ir.mesh import Mesh
-from fxdp.ir.notes import Cause, Note, Reason, note, tensor_operands, tensor_type
+from fxdp.ir.notes import Cause, Note, Reason, members_of, note, tensor_operands, tensor_type
 from fxdp.ir.ops.parameter_rows import elements_each, rows_each
 from fxdp.ir.packing import elements
 from fxdp.ir.placements import Placement
@@ -153,7 +153,8 @@ def _gather_cause(bucket: list[_Member]) -> Cause:
     first = note(bucket[0].steps[0]).cause
     assert first is not None
     listed = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
-    return replace(first, text=f"{listed} for {first.text}")
+    causes = [cause for m in bucket if (cause := note(m.steps[0]).cause) is not None]
+    return replace(first, text=f"{listed} for {first.text}", members=members_of(causes))
 
 
 def _scatter_cause(bucket: list[_Member]) -> Cause:
@@ -162,7 +163,7 @@ def _scatter_cause(bucket: list[_Member]) -> Cause:
     if len(causes) == 1:
         return first
     text = f"{len(causes)} gradients: {first.text} to {last.text.removeprefix('gradient of ')}"
-    return replace(first, text=text)
+    return replace(first, text=text, members=members_of(causes))
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from torch import fx
 from fxdp.ir import conversions
 from fxdp.ir.level import Level
 from fxdp.ir.mesh import Mesh
-from fxdp.ir.notes import Cause, note, tensor_type
+from fxdp.ir.notes import Cause, members_of, note, tensor_type
 from fxdp.ir.packing import Packing, elements
 from fxdp.ir.types import is_static, type_bytes
 
@@ -82,7 +82,8 @@ def _first(graph: fx.Graph, nodes: list[fx.Node]) -> fx.Node:
 def _cause(members: list[fx.Node]) -> Cause:
     causes = [cause for member in members if (cause := note(member).cause) is not None]
     text = f"{len(members)} sums: {'; '.join(dict.fromkeys(cause.text for cause in causes))}"
-    return Cause(causes[0].consumer, causes[0].producer, causes[0].site, text)
+    first = causes[0]
+    return Cause(first.consumer, first.producer, first.site, text, members=members_of(causes))
 
 
 @dataclass(frozen=True)

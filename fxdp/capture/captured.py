@@ -10,6 +10,7 @@ import torch
 from torch import fx
 from torch.utils._pytree import TreeSpec
 
+from fxdp.capture.sites import Origin
 from fxdp.ir.notes import Site
 
 
@@ -109,3 +110,7 @@ class Captured:
     """The buffers whose values the program was made for."""
     layout_reads: tuple[LayoutRead, ...] = ()
     """Where the model's code reads how its tensors lie."""
+    origin: Origin = field(default_factory=Origin)
+    """The user's lines that stand behind nodes without one of their own."""
+    model: str = ""
+    """The class of the model."""

@@ -27,6 +27,7 @@ from fxdp.capture.refusals.recorders import warn_of_recorders
 from fxdp.capture.refusals.stateful import check_memory
 from fxdp.capture.refusals.survey import Survey, survey
 from fxdp.capture.request import Request
+from fxdp.capture.sites import Origin
 from fxdp.errors import CaptureError, FxdpError, InputError
 from fxdp.ir.draws import graph_draws
 from fxdp.torch_compat import compile_lock
@@ -57,7 +58,8 @@ def capture_request(request: Request) -> Captured:
     record = tracer.program.record
     check_memory(record.changed, module, inputs, loss_fn)
     warn_of_recorders(record.hooks)
-    return replace(found, layout_reads=record.layout_reads)
+    origin = request.origin or Origin.here(loss_fn)
+    return replace(found, layout_reads=record.layout_reads, origin=origin, model=type(module).__name__)
 
 
 def capture_exported(exported: Exported, options: JointOptions | None = None) -> Captured:

@@ -10,6 +10,7 @@ from torch import nn
 
 from fxdp.capture.inputs import Inputs
 from fxdp.capture.joint.raw_joint import JointOptions
+from fxdp.capture.sites import Origin
 from fxdp.errors import CaptureError, InputError
 
 
@@ -35,6 +36,8 @@ class Request:
     random numbers may come in another order."""
     whole_draws: bool = False
     """Random numbers are one device's for the whole batch (`joint/single_sample.py`)."""
+    origin: Origin | None = None
+    """The user's lines behind the model; None: where it is captured."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be meant."""

@@ -7,9 +7,10 @@ import inspect
 import linecache
 import os
 import re
+import sys
 import traceback
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from types import FrameType
 from typing import Any
@@ -27,6 +28,7 @@ _LIBRARIES = tuple(
     for file in (inspect.getfile(torch), os.path.dirname(__file__))  # torch, fxdp
 )
 _DEMO = os.path.join(_LIBRARIES[1], "demo", "")  # user code that happens to live here
+_PROMPTS = ("<stdin>", "<string>")  # files of code that has none, but is somebody's
 _PREFIXES = ("exported.", "module.")
 
 
@@ -70,6 +72,54 @@ def site_of_frame(frame: FrameType) -> Site:
     """The line that a frame is at."""
     file = frame.f_code.co_filename
     return Site(file, frame.f_lineno, linecache.getline(file, frame.f_lineno).strip())
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The user's lines behind ops that no line of his runs: torch's own modules, torch's own losses.
+
+        nn.Sequential(nn.Linear(8, 3))      a line of torch.nn.Linear           the line that calls the model
+        loss_fn=my_loss                     no line at all                     the line `def my_loss(...)`
+    """
+
+    call: Site = field(default_factory=Site)
+    """The line that calls the compiled model, or plans it."""
+    loss: Site = field(default_factory=Site)
+    """Where the user's loss function is; the call, if the loss function is torch's."""
+
+    @classmethod
+    def here(cls, loss_fn: Any = None) -> Origin:
+        """As seen from the line that is running now."""
+        call = _innermost_user()
+        return cls(call, site_of_function(loss_fn) or call)
+
+    def of(self, site: Site) -> Site:
+        """The user's line for a node's own one; its module stays."""
+        if site.file and is_user_file(site.file):
+            return site
+        behind = self.call if site.file else self.loss
+        return replace(behind, module=site.module)
+
+
+def site_of_function(function: Any) -> Site | None:
+    """The first line of a Python function or module of the user's; None of others."""
+    function = inspect.unwrap(function) if callable(function) else function
+    code = getattr(getattr(function, "forward", function), "__code__", None)
+    if code is None or not is_user_file(code.co_filename):
+        return None
+    line = linecache.getline(code.co_filename, code.co_firstlineno).strip()
+    return Site(code.co_filename, code.co_firstlineno, line)
+
+
+def _innermost_user() -> Site:
+    """The innermost line of the user's code that is running now, of a prompt or `python -c`, too."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if (is_user_file(file) and file != contextlib.__file__) or file in _PROMPTS:
+            return site_of_frame(frame)
+        frame = frame.f_back
+    return Site()
 
 
 def module_path(name: str) -> str:

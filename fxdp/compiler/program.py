@@ -8,27 +8,23 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from torch import fx
 from torch.distributed.device_mesh import DeviceMesh
 
 from fxdp.capture.captured import Captured
+from fxdp.compiler.planning import Planning
 from fxdp.ir.dtensor_specs import annotated, data_mesh
 from fxdp.ir.graph_text import graph_text
 from fxdp.ir.mesh import Mesh
 from fxdp.options import Options
 from fxdp.pipeline.cut.partition import Part, Partition, halves_of
 from fxdp.pipeline.schedule.schedule import Schedule
-from fxdp.pipeline.schedule.transfers import Edge
 from fxdp.pipeline.write.microbatches import MicrobatchSizes
-from fxdp.pipeline.write.step_graph import Sent, StepGraph
+from fxdp.pipeline.write.step_graph import StepGraph
 from fxdp.pipeline.write.writer import Recompute, Writer
-from fxdp.reports.communication import communication
-from fxdp.reports.coverage import coverage
-from fxdp.reports.plan import Plan, program_text, replicated_ops
-from fxdp.reports.rows import CommRow
-from fxdp.reports.stages import stage_rows
+from fxdp.reports.plan import Plan, program_text
 
 
 @dataclass(frozen=True)
@@ -116,52 +112,4 @@ class Program:
 
         `sizes` are those of the rank's whole batch; without `b`, all data ranks have equally many samples.
         """
-        rows = [row for part in self.parts for row in communication(part.gm, sizes, self.mesh)]
-        plan = Plan(
-            self.text,
-            tuple(rows),
-            communication(self.causes, sizes),
-            replicated_ops(self.gm),
-            dict(self.seconds),
-            self.nodes,
-            coverage(self.causes, sizes),
-            annotated=lambda: self.graph(sizes, device_mesh),
-        )
-        return plan if self.step is None else self._with_step(plan, self.step.schedule, sizes)
-
-    def _with_step(self, plan: Plan, schedule: Schedule, sizes: Mapping[str, int]) -> Plan:
-        """The plan with what all pipeline ranks send one another, and when."""
-        equal = sizes["B"] // self.mesh.size
-        layout = MicrobatchSizes.of(
-            {"b": equal, "offset": 0, "b_max": equal, **sizes}, self.options.microbatches
-        )
-        sent: list[Sent] = []
-        for rank in range(len(schedule.ranks)):
-            writer = self.writer(layout, rank)
-            writer.write()
-            sent += writer.step.sent
-        # values are placed on ranks and micro-batches alike; sums over micro-batches alone travel nowhere
-        reduced = plan.communication if self.mesh.size > 1 else ()
-        return replace(
-            plan,
-            communication=(*reduced, *self._transfers(sent)),
-            schedule=schedule,
-            edges=tuple(Edge(e.name, e.source, e.target, e.backward, e.once) for e in self.partition.edges),
-            stages=stage_rows(self.gm, self.partition, schedule, sent),
-        )
-
-    def _transfers(self, sent: list[Sent]) -> list[CommRow]:
-        """One row per value, from and to, and direction; all micro-batches together."""
-        edges = {e.name: e for e in self.partition.edges}
-        groups: dict[tuple[str, int, int, bool], list[Sent]] = {}
-        for item in sent:
-            groups.setdefault((item.name, item.source, item.target, item.backward), []).append(item)
-        rows = []
-        for (name, source, target, backward), items in groups.items():
-            edge = edges.get(name)
-            skip = f", skip {edge.skip}" if edge is not None and edge.skip else ""
-            cause = f"{name} from pipeline rank {source} to {target}{skip}"
-            site = "" if edge is None else str(edge.site)
-            size, phase = sum(item.bytes for item in items), "backward" if backward else "forward"
-            rows.append(CommRow("send", size, len(items), cause, site, phase, by=self.mesh.backend))
-        return rows
+        return Planning(self, sizes).plan(device_mesh)

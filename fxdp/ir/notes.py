@@ -6,6 +6,7 @@ source line, and after analysis its placement, the placements its operands must 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -57,7 +58,8 @@ UNKNOWN = "unknown"
 class Cause:
     """Why a collective exists: the op that needs it, the value it converts, and the user's line.
 
-    `gradient`: it reduces gradients of parameters.
+    `gradient`: it reduces gradients of parameters. `members`: of several values that travel together, the
+    cause of each; `each` has at least one.
     """
 
     consumer: str
@@ -65,6 +67,17 @@ class Cause:
     site: Site
     text: str = ""
     gradient: bool = False
+    members: tuple[Cause, ...] = ()
+
+    @property
+    def each(self) -> tuple[Cause, ...]:
+        """The causes of all values that travel, those of one alone included."""
+        return self.members or (self,)
+
+
+def members_of(causes: Iterable[Cause]) -> tuple[Cause, ...]:
+    """The causes of all values in several messages, each once: a value may be cut in two."""
+    return tuple(dict.fromkeys(one for cause in causes for one in cause.each))
 
 
 @dataclass(slots=True)

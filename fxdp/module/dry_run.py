@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -11,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from fxdp.capture.driver import capture_request
 from fxdp.capture.refusals.input_layouts import check_layouts
+from fxdp.capture.sites import Origin
 from fxdp.compiler.prepare import is_cut, prepare
 from fxdp.compiler.program import Program
 from fxdp.module.call import check_arguments, request_of
@@ -27,9 +29,13 @@ def dry_run(
     kwargs: dict[str, Any],
     mesh: DeviceMesh | Mapping[str, int],
     options: Options,
+    origin: Origin | None = None,
 ) -> Plan:
-    """The plan for one rank's `args` and `kwargs`, as if every rank had a batch of that size."""
-    local, sizes = local_program(model, args, kwargs, mesh, options)
+    """The plan for one rank's `args` and `kwargs`, as if every rank had a batch of that size.
+
+    `origin` are the user's lines behind the model; None: the line that asks for the plan.
+    """
+    local, sizes = local_program(model, args, kwargs, mesh, options, origin)
     return local.plan(sizes)
 
 
@@ -39,6 +45,7 @@ def local_program(
     kwargs: dict[str, Any],
     mesh: DeviceMesh | Mapping[str, int],
     options: Options,
+    origin: Origin | None = None,
 ) -> tuple[Program, dict[str, int]]:
     """The program of a rank with open sizes, and the sizes that the example gives them."""
     check_arguments(args, kwargs)
@@ -49,7 +56,7 @@ def local_program(
     start = time.perf_counter()
     couple = data.size * options.microbatches > 1
     request = request_of(model, call.inputs, options, cut=is_cut(data, options), couple=couple)
-    captured = capture_request(request)
+    captured = capture_request(request if origin is None else replace(request, origin=origin))
     check_layouts(captured, call.inputs, whole_draws=options.single_device_rng)
     seconds = time.perf_counter() - start
     local = prepare(captured, data, options)

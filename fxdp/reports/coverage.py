@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 from torch import fx
 
+from fxdp.capture.sites import Origin
 from fxdp.ir import conversions
 from fxdp.ir.graph_text import target_text
 from fxdp.ir.notes import is_host_size, note, tensor_operands
@@ -62,12 +63,14 @@ class Coverage:
 _ALL = "everything splits over the ranks: only gradients and sums without a batch dim are exchanged"
 
 
-def coverage(gm: fx.GraphModule, sizes: Mapping[str, int]) -> Coverage:
+def coverage(gm: fx.GraphModule, sizes: Mapping[str, int], origin: Origin | None = None) -> Coverage:
     """The report of an EXPLICIT program at the given sizes (`B` and further symbols).
 
     Sizes that only the data decides count as the batch.
     """
-    return Coverage(tuple(_merged(_rows(gm, sizes))))
+    behind = origin or Origin()
+    rows = (row if origin is None else replace(row, site=behind.of(row.site)) for row in _rows(gm, sizes))
+    return Coverage(tuple(_merged(rows)))
 
 
 def _rows(gm: fx.GraphModule, sizes: Mapping[str, int]) -> list[CoverageRow]:

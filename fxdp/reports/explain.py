@@ -6,25 +6,35 @@ from collections.abc import Sequence
 
 from torch import fx
 
+from fxdp.capture.sites import Origin
 from fxdp.ir import conversions
 from fxdp.ir.graph_text import node_text
 from fxdp.ir.notes import has_no_rule, is_host_size, note, tensor_operands
+from fxdp.reports.parameter_table import first_read
 from fxdp.reports.rows import Explanation
 from fxdp.rules.registry import registry
 
 
-def explain(gm: fx.GraphModule, axes: Sequence[str]) -> tuple[Explanation, ...]:
-    """The nodes of an EXPLICIT program in order, without arithmetic on sizes."""
-    return tuple(_explanation(node, tuple(axes)) for node in gm.graph.nodes if _is_shown(node))
+def explain(
+    gm: fx.GraphModule, axes: Sequence[str], origin: Origin | None = None
+) -> tuple[Explanation, ...]:
+    """The nodes of an EXPLICIT program in order, without arithmetic on sizes.
+
+    With an `origin` their lines are the user's own: where torch's modules run an op, the line behind them,
+    and of a parameter or input the line that first reads it.
+    """
+    return tuple(_explanation(node, tuple(axes), origin) for node in gm.graph.nodes if _is_shown(node))
 
 
 def _is_shown(node: fx.Node) -> bool:
     return node.op != "output" and not is_host_size(node) and note(node).placement is not None
 
 
-def _explanation(node: fx.Node, axes: tuple[str, ...]) -> Explanation:
+def _explanation(node: fx.Node, axes: tuple[str, ...], origin: Origin | None) -> Explanation:
     known = note(node)
     site = known.cause.site if known.cause is not None else known.site
+    if origin is not None:
+        site = origin.of(site if node.op != "placeholder" else first_read(node))
     text = node_text(node, axes, causes=False)
     return Explanation(node.name, text, _why(node), site, node.target in conversions.COLLECTIVES)
 

@@ -13,7 +13,11 @@ from fxdp.ir.graph_text import graph_text, target_text
 from fxdp.ir.notes import has_no_rule, note
 from fxdp.pipeline.schedule.schedule import Schedule
 from fxdp.pipeline.schedule.transfers import Edge
+from fxdp.reports.collective import Collective
 from fxdp.reports.coverage import Coverage
+from fxdp.reports.details import Details
+from fxdp.reports.memory_curve import RankMemory
+from fxdp.reports.parameter_table import ParameterRow
 from fxdp.reports.rows import CommRow, StageRow
 from fxdp.reports.schedule_svg import schedule_svg
 from fxdp.reports.schedule_text import timetable
@@ -48,6 +52,7 @@ class Plan:
     edges: tuple[Edge, ...] = ()
     stages: tuple[StageRow, ...] = ()
     annotated: Callable[[], fx.GraphModule] | None = field(default=None, repr=False, compare=False)
+    details: Callable[[], Details] = field(default=Details(), repr=False, compare=False)
 
     @property
     def graph(self) -> fx.GraphModule:
@@ -75,7 +80,7 @@ class Plan:
 
     def __getstate__(self) -> dict[str, Any]:
         """Rows and texts travel between processes, the graph with its ops does not."""
-        return {**vars(self), "annotated": None}
+        return {**vars(self), "annotated": None, "details": self.details()}
 
     def timetable(self) -> str:
         """The schedule on a time axis, one line per pipeline rank, one word per unit of time.
@@ -112,6 +117,18 @@ class Plan:
     def gradient_bytes(self) -> int:
         """Bytes of all gradient reductions of a step."""
         return sum(row.bytes for row in self.communication if row.gradient)
+
+    def collectives(self) -> tuple[Collective, ...]:
+        """The collectives of one step as they run, each with what, why, where in your code, and when."""
+        return self.details().collectives
+
+    def parameters(self) -> tuple[ParameterRow, ...]:
+        """The parameters that the program reads: how they lie on the ranks, what reduces their gradients."""
+        return self.details().parameters
+
+    def memory(self) -> tuple[RankMemory, ...]:
+        """What each pipeline rank holds over a step, from op to op, before Inductor fuses any."""
+        return self.details().memory
 
     def coverage(self) -> Coverage:
         """What runs whole on every rank or travels whole, why, where, how large, and what to do about it."""

@@ -85,7 +85,7 @@ class Finish:
         shape, dtype = self.step.shape(source.type, source.placement, None), source.type.dtype
         if self.step.rank == here:
             self.step.send(self.step.value(name, None), there, self.tag, name, backward=True)
-            self.step.record(name, (here, there), None, shape, dtype, backward=True)
+            self.step.record(name, (here, there), None, shape, dtype, self.tag, backward=True)
         elif self.step.rank == there:
             pending = self.step.receive(shape, dtype, here, self.tag, name, backward=True)
             self.step.expect(name, None, pending)
@@ -112,7 +112,9 @@ class Finish:
             packed = self.step.function(raw_bytes.pack, (values,), label)
             for peer in peers:
                 self.step.send(packed, peer, self.tag, label, backward=False)
-                self.step.record("results", (rank, peer), None, [size], torch.uint8, backward=False)
+                self.step.record(
+                    "results", (rank, peer), None, [size], torch.uint8, self.tag, backward=False, values=names
+                )
         elif self.step.rank in peers:
             pending = self.step.receive([size], torch.uint8, rank, self.tag, "results", backward=False)
             packed = self.step.function(p2p.wait, (pending,), label)

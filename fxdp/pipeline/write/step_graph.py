@@ -36,6 +36,10 @@ class Sent:
     microbatch: int | None
     bytes: int
     backward: bool
+    tag: int = 0
+    """The number of the transfer in the step, at both ends."""
+    values: tuple[str, ...] = ()
+    """The values in it, by name; several where results travel in one row of bytes."""
 
 
 @dataclass
@@ -147,10 +151,11 @@ class StepGraph:
 
     def record(
         self, name: str, ends: tuple[int, int], microbatch: int | None, shape: Sequence[int],
-        dtype: torch.dtype, *, backward: bool,
+        dtype: torch.dtype, tag: int, *, backward: bool, values: Sequence[str] = (),
     ) -> None:  # fmt: skip
         """Note a transfer from the first of `ends` to the second for the plan."""
-        self.sent.append(Sent(name, *ends, microbatch, prod(shape) * dtype.itemsize, backward))
+        size = prod(shape) * dtype.itemsize
+        self.sent.append(Sent(name, *ends, microbatch, size, backward, tag, tuple(values) or (name,)))
 
     def end(self, results: tuple[Any, ...]) -> None:
         """The program's results; nothing is under way when the step ends."""

@@ -1,0 +1,142 @@
+"""From a program to what a person reads of it: a `Plan`, its rows made when they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import TYPE_CHECKING
+
+from torch.distributed.device_mesh import DeviceMesh
+
+from fxdp.ir.slots import Gradient, Parameter
+from fxdp.ir.types import type_bytes
+from fxdp.pipeline.schedule.transfers import Edge
+from fxdp.pipeline.write.microbatches import MicrobatchSizes
+from fxdp.pipeline.write.step_graph import StepGraph
+from fxdp.reports.collective import Collective
+from fxdp.reports.collective_rows import Reader, collectives_of
+from fxdp.reports.communication import communication
+from fxdp.reports.coverage import coverage
+from fxdp.reports.details import Details
+from fxdp.reports.explain import explain
+from fxdp.reports.memory_curve import RankMemory, curve, scheduled_curves
+from fxdp.reports.parameter_table import parameter_rows
+from fxdp.reports.plan import Plan, replicated_ops
+from fxdp.reports.rows import CommRow
+from fxdp.reports.sent_rows import Transfers
+from fxdp.reports.stages import stage_rows
+
+if TYPE_CHECKING:
+    from fxdp.compiler.program import Program
+
+
+@dataclass(frozen=True)
+class Planning:
+    """Makes the plan of a program at the given sizes: `B`, further symbols, and `b` if parts are unequal."""
+
+    program: Program
+    sizes: Mapping[str, int]
+
+    def plan(self, device_mesh: DeviceMesh | None = None) -> Plan:
+        """The plan; what is large is made when somebody asks."""
+        program, sizes, origin = self.program, self.sizes, self.program.captured.origin
+        scheduled, partition = program.step, program.partition
+        sent = [item for step in self._steps for item in step.sent]
+        edges = partition.edges if scheduled else ()
+        return Plan(
+            program.text,
+            tuple(map(_in_short, self._collectives)),
+            communication(program.causes, sizes, origin=origin),
+            replicated_ops(program.gm),
+            dict(program.seconds),
+            program.nodes,
+            coverage(program.causes, sizes, origin),
+            None if scheduled is None else scheduled.schedule,
+            tuple(Edge(e.name, e.source, e.target, e.backward, e.once) for e in edges),
+            () if scheduled is None else stage_rows(program.gm, partition, scheduled.schedule, sent),
+            annotated=lambda: program.graph(sizes, device_mesh),
+            details=cache(self._details),
+        )
+
+    @cached_property
+    def _steps(self) -> list[StepGraph]:
+        """The written program of each pipeline rank; none of a program that stays whole."""
+        if self.program.step is None:
+            return []
+        ranks = range(len(self.program.step.schedule.ranks))
+        writers = [self.program.writer(self._layout, rank) for rank in ranks]
+        for writer in writers:
+            writer.write()
+        return [writer.step for writer in writers]
+
+    @property
+    def _layout(self) -> MicrobatchSizes:
+        return MicrobatchSizes.of(self._local, self.program.options.microbatches)
+
+    @property
+    def _local(self) -> dict[str, int]:
+        """The sizes on a rank, of equal parts if they do not say."""
+        equal = self.sizes["B"] // self.program.mesh.size
+        return {"b": equal, "offset": 0, "b_max": equal, **self.sizes}
+
+    @cached_property
+    def _collectives(self) -> tuple[Collective, ...]:
+        """What all ranks reduce, gather and send in a step."""
+        program, cut = self.program, self.program.partition
+        reader = Reader(program.causes, self.sizes, program.captured.origin)
+        named = [
+            ("prologue", cut.prologue),
+            *((f"stage {i}", part) for i, part in enumerate(cut.parts)),
+            *((f"finish {i}", part) for i, part in enumerate(cut.epilogues)),
+        ]
+        rows = [
+            row
+            for name, part in named
+            if part is not None
+            for row in collectives_of(part.gm, reader, program.mesh, name if program.step is not None else "")
+        ]
+        transfers = Transfers(cut, reader, [step.graph for step in self._steps], program.mesh.backend)
+        return (*rows, *transfers.rows(item for step in self._steps for item in step.sent))
+
+    def _details(self) -> Details:
+        program, mesh, origin = self.program, self.program.mesh, self.program.captured.origin
+        pipeline = mesh.pipeline.size
+        return Details(
+            program.captured.model,
+            {**({"pp": pipeline} if pipeline > 1 else {}), **mesh.shape},
+            self.sizes["B"],
+            tuple(program.options.lines()),
+            self._collectives,
+            parameter_rows(program.causes, mesh, origin, self._collectives, self._readers()),
+            self._memory(),
+            explain(program.causes, mesh.axes, origin),
+        )
+
+    def _readers(self) -> dict[str, tuple[int, ...]]:
+        """The stages that read each parameter."""
+        found: dict[str, tuple[int, ...]] = {}
+        for stage, part in enumerate(self.program.partition.parts if self.program.step is not None else ()):
+            for slot in part.parameters:
+                found[slot.name] = (*found.get(slot.name, ()), stage)
+        return found
+
+    def _memory(self) -> tuple[RankMemory, ...]:
+        program, mesh = self.program, self.program.mesh
+        ranks = {axis: mesh.size_along(axis) for axis in (None, *mesh.axes)}
+        parts = [part.gm for part in program.partition.parts]
+        if program.step is None:
+            return (curve(parts[0], ranks, self._local),)
+        each = [self._layout.sizes[i] for i in range(program.options.microbatches)]
+        gradients = [0] * len(parts)
+        types = {slot: type_ for part in program.partition.parts for slot, type_ in part.parameters.items()}
+        for slot, _, stage in program.partition.results:
+            if isinstance(slot, Gradient) and isinstance(slot.of, Parameter):
+                gradients[stage] += type_bytes(types[slot.of], {})
+        return scheduled_curves(parts, ranks, each, program.step.schedule, gradients)
+
+
+def _in_short(row: Collective) -> CommRow:
+    return CommRow(
+        row.kind, row.bytes, row.count, row.text, str(row.site), row.phase, row.gradient, row.carrier
+    )

@@ -1,0 +1,166 @@
+"""The collectives of a program as data, read off its graphs: see `Collective`."""
+
+from __future__ import annotations
+
+import operator
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from torch import fx
+
+from fxdp.capture.sites import Origin, is_user_file
+from fxdp.ir import conversions
+from fxdp.ir.carriers import carrier_name
+from fxdp.ir.graph_text import target_text, type_text
+from fxdp.ir.mesh import Mesh
+from fxdp.ir.notes import Cause, Site, is_host_size, note
+from fxdp.ir.types import tensor_types, type_bytes
+from fxdp.reports.collective import Collective, Hidden, Need
+from fxdp.rules.registry import registry
+
+_PACKING = frozenset({"bucket", "coalesce", "rows"})
+"""The rules of nodes that only lay values side by side."""
+_A_RESULT = "a result of the step"
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Reads the causes of collectives off the program of one value per collective.
+
+    Attributes
+    ----------
+    causes : the program before bucketing.
+    sizes : the values of the symbols of its sizes.
+    origin : the user's lines behind what torch's own modules run.
+    """
+
+    causes: fx.GraphModule
+    sizes: Mapping[str, int]
+    origin: Origin = field(default_factory=Origin)
+
+    @cached_property
+    def nodes(self) -> dict[str, fx.Node]:
+        """The nodes by name."""
+        return {node.name: node for node in self.causes.graph.nodes}
+
+    def need(self, cause: Cause) -> Need:
+        """Why one value travels."""
+        producer, consumer = self.nodes.get(cause.producer), self.nodes.get(cause.consumer)
+        conversion = _conversion(producer, cause)
+        through = str(Site(cause.site.file, cause.site.line)) if _is_torchs(cause.site) else ""
+        return Need(
+            value=cause.producer,
+            conversion="" if conversion is None else conversion.name,
+            consumer=cause.consumer,
+            text=cause.text or cause.consumer,
+            has="" if producer is None else str(note(producer).placement),
+            wants="" if conversion is None else str(note(conversion).placement),
+            made="" if producer is None else described(producer),
+            read=_A_RESULT if consumer is None or consumer.op == "output" else described(consumer),
+            bytes=0 if producer is None else type_bytes(note(producer).type, self.sizes),
+            site=self.origin.of(cause.site),
+            through=through,
+            gradient=cause.gradient,
+        )
+
+
+def _conversion(producer: fx.Node | None, cause: Cause) -> fx.Node | None:
+    """The node that converts the value; the one that was made for this consumer, if there are several."""
+    if producer is None:
+        return None
+    made = [n for n in (*producer.users, producer) if n.target in conversions.COLLECTIVES]
+    own = [n for n in made if (found := note(n).cause) is not None and found.consumer == cause.consumer]
+    return next(iter([*own, *made]), None)
+
+
+def _is_torchs(site: Site) -> bool:
+    return bool(site.file) and not is_user_file(site.file)
+
+
+def described(node: fx.Node) -> str:
+    """An op and the rule that placed it: `aten.mm (rule product_of_two of einsum)`."""
+    known = note(node)
+    if node.op == "placeholder":
+        return "an input of the step"
+    if node.target is operator.getitem and isinstance(node.args[0], fx.Node):
+        return described(node.args[0])
+    name = known.spells or target_text(node.target)
+    rule = registry.get(node.target)
+    family = "" if rule is None else f" of {rule.family}"
+    return name if known.reason is None else f"{name} (rule {known.reason.rule}{family})"
+
+
+def collectives_of(
+    gm: fx.GraphModule, reader: Reader, mesh: Mesh | None = None, part: str = ""
+) -> tuple[Collective, ...]:
+    """The collectives of one graph, in the order in which they are issued."""
+    order = list(gm.graph.nodes)
+    position = {node: i for i, node in enumerate(order)}
+    work = [i for i, node in enumerate(order) if _computes(node)]
+    return tuple(
+        _collective(node, reader, mesh, part, _timing(node, order, position, work))
+        for node in order
+        if node.target in conversions.COLLECTIVES and _travels(node, mesh)
+    )
+
+
+def _travels(node: fx.Node, mesh: Mesh | None) -> bool:
+    """Whether there are several ranks along its axis; micro-batches, which passes count as some, are none."""
+    found = conversions.conversion_of(node)
+    return mesh is None or found is None or mesh.size_along(found.axis) > 1
+
+
+def _collective(
+    node: fx.Node, reader: Reader, mesh: Mesh | None, part: str, timing: tuple[str, str, Hidden]
+) -> Collective:
+    known, found = note(node), conversions.conversion_of(node)
+    cause = known.cause or Cause(node.name, node.name, known.site)
+    assert found is not None
+    axes = () if mesh is None else mesh.axes
+    issued, waited, hidden = timing
+    (type_, *_) = tensor_types(known.type)
+    return Collective(
+        name=node.name,
+        part=part,
+        kind=target_text(node.target),
+        words=found.words,
+        bytes=type_bytes(known.type, reader.sizes),
+        type=type_text(type_),
+        dtype=str(type_.dtype).removeprefix("torch."),
+        axis=found.axis or ", ".join(axes),
+        carrier="" if mesh is None else carrier_name(node, mesh),
+        phase="backward" if known.backward else "forward",
+        text=cause.text or cause.consumer,
+        needs=tuple(reader.need(one) for one in cause.each),
+        issued=issued,
+        waited=waited,
+        hidden=hidden,
+        gradient=cause.gradient,
+    )
+
+
+def _computes(node: fx.Node) -> bool:
+    """Whether a node is work of the model's, behind which a message can hide."""
+    if node.op != "call_function" or node.target in conversions.CONVERSIONS or is_host_size(node):
+        return False
+    reason = note(node).reason
+    return node.target is not operator.getitem and (reason is None or reason.rule not in _PACKING)
+
+
+def _timing(
+    node: fx.Node, order: Sequence[fx.Node], position: Mapping[fx.Node, int], work: Sequence[int]
+) -> tuple[str, str, Hidden]:
+    """The op after which it is issued, the one before which it is waited for, and what runs between."""
+    start = position[node]
+    end = next((position[user] for user in node.users if user.target is conversions.wait), start)
+    i, j = bisect_left(work, start), bisect_right(work, end)
+    names = [order[work[k]].name if 0 <= k < len(work) else "" for k in (i - 1, i, j - 1, j)]
+    before, first, last, after = names
+    return before, after, Hidden(j - i, first, last) if j > i else Hidden()
+
+
+def total_bytes(rows: Iterable[Collective]) -> int:
+    """Bytes of all that travels."""
+    return sum(row.bytes for row in rows)

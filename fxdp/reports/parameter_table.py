@@ -1,0 +1,124 @@
+"""The parameters of a program as data: how each lies on the ranks, and what reduces its gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from torch import fx
+
+from fxdp.capture.sites import Origin
+from fxdp.ir import conversions
+from fxdp.ir.mesh import Mesh
+from fxdp.ir.notes import Site, note, tensor_type
+from fxdp.ir.ops.parameter_rows import rows_each
+from fxdp.ir.placements import Rows
+from fxdp.ir.slots import Gradient, Parameter
+from fxdp.reports.collective import Collective
+from fxdp.reports.rows import format_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterRow:
+    """One parameter of a plan.
+
+    Attributes
+    ----------
+    name : as in the model; of tied ones the first.
+    shape, dtype : of the whole.
+    bytes, held : of the whole, and of what one rank holds.
+    placement : `R`: whole on every rank; `Rows`: its rows of dim 0.
+    gradient : whether a gradient is computed.
+    reduced_by : the collectives that carry its gradient, by name.
+    stages : the pipeline stages that read it.
+    site : the user's line that first reads it, with the path of the module.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    bytes: int
+    held: int
+    placement: str
+    gradient: bool
+    reduced_by: tuple[str, ...]
+    stages: tuple[int, ...]
+    site: Site
+
+    def __str__(self) -> str:
+        shape = "x".join(map(str, self.shape)) or "a number"
+        whole = "whole on every rank" if self.placement == "R" else f"{format_bytes(self.held)} on a rank"
+        lines = [f"{self.name}: {self.dtype} {shape}, {format_bytes(self.bytes)}, {self.placement}: {whole}"]
+        if self.stages:
+            lines.append(f"read by stage {', '.join(map(str, self.stages))}")
+        reduced = " and ".join(self.reduced_by) or "nothing: all ranks have it, or one does"
+        lines.append(f"gradient reduced by {reduced}" if self.gradient else "no gradient")
+        return "\n    ".join([*lines, f"first read at {self.site}"])
+
+
+def parameter_rows(
+    causes: fx.GraphModule, mesh: Mesh, origin: Origin, collectives: Iterable[Collective],
+    stages: Mapping[str, tuple[int, ...]],
+) -> tuple[ParameterRow, ...]:  # fmt: skip
+    """One row per parameter that the program reads, in the model's order."""
+    made = _gradients(causes)
+    carried: dict[str, list[str]] = {}
+    for row in collectives:
+        for need in row.needs:
+            carried.setdefault(need.value, []).append(row.name)
+    return tuple(
+        _row(node, slot, mesh, origin, made, carried, stages.get(slot.name, ()))
+        for node in causes.graph.find_nodes(op="placeholder")
+        if isinstance(slot := note(node).slot, Parameter)
+    )
+
+
+def _row(
+    node: fx.Node, slot: Parameter, mesh: Mesh, origin: Origin, made: Mapping[str, str],
+    carried: Mapping[str, list[str]], stages: tuple[int, ...],
+) -> ParameterRow:  # fmt: skip
+    type_, placement = tensor_type(node), note(node).placement
+    shape = tuple(int(n) for n in type_.shape)
+    held = shape
+    if isinstance(placement, Rows) and shape:
+        held = (rows_each(shape[0], mesh.size_along(placement.axis)), *shape[1:])
+    return ParameterRow(
+        name=slot.name,
+        shape=shape,
+        dtype=str(type_.dtype).removeprefix("torch."),
+        bytes=prod(shape) * type_.dtype.itemsize,
+        held=prod(held) * type_.dtype.itemsize,
+        placement=str(placement),
+        gradient=slot.name in made,
+        reduced_by=tuple(dict.fromkeys(carried.get(made.get(slot.name, ""), ()))),
+        stages=stages,
+        site=origin.of(first_read(node)),
+    )
+
+
+def first_read(node: fx.Node) -> Site:
+    """The line of the first op that reads a value, through conversions and other ops without a line."""
+    seen, pending = {node}, [node]
+    while pending:
+        for user in pending.pop(0).users:
+            if note(user).site.file:
+                return note(user).site
+            if user not in seen and user.op != "output":
+                seen.add(user)
+                pending.append(user)
+    return Site()
+
+
+def _gradients(causes: fx.GraphModule) -> dict[str, str]:
+    """By parameter, the node of its gradient before that is reduced."""
+    output = causes.graph.output_node()
+    values: Any = output.args[0]
+    found = {}
+    for value, slot in zip(values, note(output).results, strict=True):
+        if isinstance(slot, Gradient) and isinstance(slot.of, Parameter):
+            while value.target in conversions.CONVERSIONS and isinstance(value.args[0], fx.Node):
+                value = value.args[0]
+            found[slot.of.name] = value.name
+    return found

@@ -1,0 +1,175 @@
+"""What pipeline ranks send one another in a step, as data: one row per value, from and to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx
+
+from fxdp.ir import conversions
+from fxdp.ir.graph_text import type_text
+from fxdp.ir.notes import Site, note
+from fxdp.ir.slots import Gradient, Mutation, ResultSlot
+from fxdp.pipeline.cut.partition import CutEdge, Partition
+from fxdp.pipeline.write.step_graph import Sent
+from fxdp.reports.collective import Collective, Hidden, Need
+from fxdp.reports.collective_rows import Reader, described
+from fxdp.runtime import p2p
+
+_TRANSFERS = frozenset({"send_forward", "send_backward", "receive_forward", "receive_backward"})
+
+
+def slot_words(slot: ResultSlot | None) -> str:
+    """A result in a user's words: `gradient of fc.weight`."""
+    of: Any = getattr(slot, "of", None)
+    name = getattr(of, "path", "") or getattr(of, "name", "")
+    if isinstance(slot, Gradient):
+        return f"gradient of {name}"
+    return f"new value of {name}" if isinstance(slot, Mutation) else f"output {getattr(slot, 'index', '')}"
+
+
+@dataclass(frozen=True)
+class Transfers:
+    """Makes the rows of all transfers of a step.
+
+    Attributes
+    ----------
+    steps : the written program of each pipeline rank.
+    carrier : what carries them.
+    """
+
+    partition: Partition
+    reader: Reader
+    steps: Sequence[fx.Graph]
+    carrier: str
+
+    def rows(self, sent: Iterable[Sent]) -> tuple[Collective, ...]:
+        """One row per value, from and to, and direction; all micro-batches together."""
+        groups: dict[tuple[str, int, int, bool], list[Sent]] = {}
+        for item in sent:
+            groups.setdefault((item.name, item.source, item.target, item.backward), []).append(item)
+        edges = {edge.name: edge for edge in self.partition.edges}
+        made, slots = self._made(), {name: slot for slot, name, _ in self.partition.results}
+        return tuple(self._row(items, edges.get(key[0]), made, slots) for key, items in groups.items())
+
+    def _made(self) -> dict[str, fx.Node]:
+        """The nodes of all parts by name: what is sent is made in one of them."""
+        cut = self.partition
+        parts = [p for p in (cut.prologue, *cut.parts, *cut.epilogues) if p is not None]
+        return {n.name: n for part in parts for n in part.gm.graph.nodes if n.op == "call_function"}
+
+    def _row(
+        self, items: Sequence[Sent], edge: CutEdge | None, made: Mapping[str, fx.Node],
+        slots: Mapping[str, ResultSlot],
+    ) -> Collective:  # fmt: skip
+        first, size = items[0], sum(item.bytes for item in items)
+        skip = f", skip {edge.skip}" if edge is not None and edge.skip else ""
+        node = made.get(first.name)
+        packed = node is None
+        issued, waited, hidden = self._timing(items)
+        return Collective(
+            name=first.name,
+            part="",
+            kind="send",
+            words="sent to another stage",
+            bytes=size,
+            type=f"{len(first.values)} results" if node is None else type_text(note(node).type),
+            dtype="bytes" if packed or node is None else _dtype(node),
+            axis="pp",
+            carrier=self.carrier,
+            phase="backward" if first.backward else "forward",
+            text=f"{first.name} from pipeline rank {first.source} to {first.target}{skip}",
+            needs=tuple(self._need(n, first, edge, made.get(n), slots.get(n)) for n in first.values),
+            issued=issued,
+            waited=waited,
+            hidden=hidden,
+            count=len(items),
+        )
+
+    def _need(
+        self, name: str, item: Sent, edge: CutEdge | None, node: fx.Node | None, slot: ResultSlot | None
+    ) -> Need:
+        reads = f"stage {edge.target}" if edge is not None else f"pipeline rank {item.target}"
+        made = node or self._result(slot)
+        placement = "whole" if made is None or node is None else str(note(made).placement)
+        there = "the backward there" if item.backward else "the forward there"
+        return Need(
+            value=name,
+            conversion="",
+            consumer=reads,
+            text=f"{reads} for {slot_words(slot)}" if slot is not None else reads,
+            has=f"{placement} on pipeline rank {item.source}",
+            wants=f"{placement} on pipeline rank {item.target}",
+            made="" if made is None else described(made),
+            read=there if edge is not None else "a result of the step",
+            bytes=item.bytes if len(item.values) == 1 else 0,
+            site=self.reader.origin.of(edge.site if edge is not None else self._site(name, node, slot)),
+        )
+
+    def _site(self, name: str, node: fx.Node | None, slot: ResultSlot | None) -> Site:
+        """Where a value is made; of one that was cut out of a bucket, where the result is."""
+        own = self.reader.nodes.get(name)
+        for found in (node, own, self._result(slot)):
+            if found is not None and note(found).site.file:
+                return note(found).site
+        return Site()
+
+    def _result(self, slot: ResultSlot | None) -> fx.Node | None:
+        """What a result is made of, before it is reduced."""
+        output = self.reader.causes.graph.output_node()
+        values: Any = output.args[0]
+        found = next((v for v, s in zip(values, note(output).results, strict=True) if s == slot), None)
+        while found is not None and found.target in conversions.CONVERSIONS:
+            found = found.args[0]
+        return found
+
+    def _timing(self, items: Sequence[Sent]) -> tuple[str, str, Hidden]:
+        """The stage's call after which the first leaves, the one that waits for it, and what runs between."""
+        tags = {item.tag for item in items}
+        source, target = self.steps[items[0].source], self.steps[items[0].target]
+        issued = next((before for before, node in _calls(source) if _tag(node) == items[0].tag), "")
+        hidden, under_way, waits = list[str](), set[Any](), list[int]()
+        names = list[str]()
+        for _, node in _calls(target):
+            if node.target is p2p.wait:
+                waits += [len(names)] if node.args[0] in under_way else []
+                under_way.discard(node.args[0])
+            elif str(node.target).startswith("receive") and _tag(node) in tags:
+                under_way.add(node)
+            elif _is_work(node):
+                names.append(node.name)
+                hidden += [node.name] if under_way else []
+        waited = names[waits[0]] if waits and waits[0] < len(names) else ""
+        ends = (hidden[0], hidden[-1]) if hidden else ("", "")
+        return issued, waited, Hidden(len(hidden), *ends)
+
+
+def _calls(graph: fx.Graph) -> Iterable[tuple[str, fx.Node]]:
+    """Calls of modules and waits in order, each with the name of the stage's call before it."""
+    before = ""
+    for node in graph.nodes:
+        if node.op == "call_module" or node.target is p2p.wait:
+            yield before, node
+            before = node.name if _is_work(node) else before
+
+
+def _is_work(node: fx.Node) -> bool:
+    """Whether it runs a part of the model: no transfer, event or buffer."""
+    words = ("forward_", "backward_", "input_gradient_", "weight_gradient_", "finish_", "prologue")
+    return node.op == "call_module" and str(node.target).startswith(words)
+
+
+def _tag(node: fx.Node) -> Any:
+    """The number of the transfer that a node is an end of."""
+    if node.target not in _TRANSFERS:
+        return None
+    return node.args[2] if str(node.target).startswith("send") else node.args[3]
+
+
+def _dtype(node: fx.Node) -> str:
+    dtype: Any = getattr(note(node).type, "dtype", "")
+    return str(dtype).removeprefix("torch.")
+
+
