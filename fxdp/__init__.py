@@ -136,6 +136,7 @@ def compile(
     checkpoint: str = "never",
     gradients: str = "everywhere",
     batch_stats: str = "global",
+    check_replicas: int = 100,
     verify: bool = True,
     strict: bool = False,
     dump_dir: Path | str | None = None,
@@ -189,6 +190,11 @@ def compile(
         each micro-batch of each rank alone (one value per channel has no variance: it becomes the bias); the
         running statistics move once per step, by mean and unbiased variance of the whole batch, on all ranks
         alike.
+    check_replicas : after how many calls the ranks compare, by 64 bits, the parameters and buffers that
+        programs read, inputs without a batch dim, and the batch where several ranks pass the same (in a
+        pipeline); also at the first call after `eval()` or `state_dict()`, unless `uneven=False` spares its
+        exchange. Left out are parameters that are sharded, or whose gradients stay with their owners, as
+        ranks hold different values of these. 0: never.
     verify : check the invariants of the graph after each pass.
     strict : an op without a placement rule, which would run replicated, is an error.
     dump_dir : a folder for the program's text after each pass.
@@ -207,7 +213,7 @@ def compile(
         loss_fn=loss_fn, strategy=strategy, reshard_after_forward=reshard_after_forward,
         batch_dims=batch_dims, pad=pad, bucket_mb=bucket_mb, rng=rng, uneven=uneven, compute=compute,
         microbatches=microbatches, schedule=schedule, stages=stages, checkpoint=checkpoint,
-        gradients=gradients, batch_stats=batch_stats,
+        gradients=gradients, batch_stats=batch_stats, check_replicas=check_replicas,
         verify=verify, strict=strict, dump_dir=dump_dir,
     )  # fmt: skip
     return CompiledModule(model, mesh, options)

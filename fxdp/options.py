@@ -43,6 +43,7 @@ class Options:
     checkpoint: str = "never"
     gradients: str = "everywhere"
     batch_stats: str = "global"
+    check_replicas: int = 100
     verify: bool = True
     strict: bool = False
     dump_dir: Path | str | None = None

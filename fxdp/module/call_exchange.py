@@ -37,6 +37,8 @@ class CallExchanged(NamedTuple):
     """Whether their generators are in other states, where that counts."""
     strided: bool = False
     """Whether an input lies other than contiguous, where that counts."""
+    asked: bool = False
+    """Whether a rank asks to compare replicas."""
     told: bool = True
     """Whether all ranks know this; not where `uneven=False` spares the exchange."""
 
@@ -58,18 +60,21 @@ class CallExchange:
         """Whether the others wait for this rank at the next call; where not, they may have begun the step."""
         return self._uneven or not len(self._even)
 
-    def of(self, call: Call) -> CallExchanged:
-        """What all ranks pass; they must make the same kind of call."""
+    def of(self, call: Call, asks: bool = False, due: bool = False) -> CallExchanged:
+        """What all ranks pass; they must make the same kind of call.
+
+        `asks` says whether this rank asks to compare replicas, `due` whether all ranks do at this call.
+        """
         if self._mesh.world == 1:
             return CallExchanged(_nonempty((call.batch,)), strided=call.strided)
         key = (call.kind, call.dims, call.batch, call.numbers)
-        if not self._uneven and key in self._even:
+        if not self._uneven and not due and key in self._even:
             return CallExchanged((call.batch,) * self._mesh.size, strided=call.strided, told=False)
         links = self._joined.links
         order = 0 if links is None else links.history.order
         state = generator_state(self._mesh.device_type) if self._whole_draws else 0
         digests = self._reader.digest(call.kind), self._reader.digest(call.dims)
-        own = (call.batch, *digests, state, int(call.strided), digest_of(call.numbers), order)
+        own = (call.batch, *digests, state, int(call.strided), digest_of(call.numbers), order, int(asks))
         rows = self._agreement.exchange(own)
         if len({row[6] for row in rows}) > 1:
             check_order(self._joined)
@@ -82,8 +87,8 @@ class CallExchange:
                     InputError(f"uneven=False promises equal local batches, but the ranks have {batches}")
                 )
             self._even[key] = True
-        _, _, dims, states, strided, _, _ = zip(*rows, strict=True)
-        return CallExchanged(batches, len(set(dims)) == 1, len(set(states)) > 1, any(strided))
+        _, _, dims, states, strided, _, _, asked = zip(*rows, strict=True)
+        return CallExchanged(batches, len(set(dims)) == 1, len(set(states)) > 1, any(strided), any(asked))
 
     def padded(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         """The call with the sizes that all ranks agree on; all ranks do this together."""

@@ -30,6 +30,7 @@ from fxdp.module.model_checks import (
 )
 from fxdp.module.programs import Programs, Served
 from fxdp.module.reader import CallReader
+from fxdp.module.replicas import Replicas
 from fxdp.module.sharded_optimizers import ShardedOptimizers
 from fxdp.module.sharded_parameters import materialise, shard_parameters, share_values
 from fxdp.module.wrappers import Bare, refuse_surroundings
@@ -99,6 +100,7 @@ class CompiledModule(Bare):
     _held: Held
     _reader: CallReader
     _exchange: CallExchange
+    _replicas: Replicas
     _programs: Programs
 
     def _build(self) -> None:
@@ -109,6 +111,7 @@ class CompiledModule(Bare):
             self._model, chosen.batch_dims, device, self._generation, chosen.loss_fn, chosen.single_device_rng
         )
         self._exchange = CallExchange(self._joined, chosen, self._reader)
+        self._replicas = Replicas(self._model, self._joined, chosen)
         self._programs = Programs(self._model, self._joined, self._options)
 
     @SignedForward
@@ -145,6 +148,7 @@ class CompiledModule(Bare):
             if served is None:
                 call, served = self._make(call, batches, args, kwargs)
                 self._reader.watch(served.program.captured.numbers)
+                self._replicas.read_by(served.program)
             if served.draws:
                 self._exchange.check_drawing(ranks, served.program.captured, call.inputs)
             self._served = served
@@ -155,9 +159,12 @@ class CompiledModule(Bare):
         """This rank's call, and what the others pass; all ranks do this together."""
         with self._refusing():
             call = self._reader.read(args, kwargs)
-        ranks = self._exchange.of(call)
+        due = self._replicas.due(self._calls)
+        ranks = self._exchange.of(call, self._replicas.wants(self._calls), due)
         if not self._shared:
             self._share()
+        elif due or ranks.asked:
+            self._replicas.compare(self._calls, call)
         return (call if ranks.alike else self._exchange.padded(call, args, kwargs)), ranks
 
     def _make(
@@ -229,6 +236,17 @@ class CompiledModule(Bare):
         """
         share_values(self._model, self._joined, self._options.lines())
         self._shared = True
+
+    def train(self, mode: bool = True) -> CompiledModule:
+        """Switch the model's mode; each mode has its own program."""
+        if not mode and self._model.training:
+            self._replicas.ask()
+        return super().train(mode)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's own state dict; of a sharded parameter a `DTensor` of this rank's rows."""
+        self._replicas.ask()
+        return super().state_dict(*args, **kwargs)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Load into the model; of a whole tensor a rank takes its rows where the parameter is sharded.

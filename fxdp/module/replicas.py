@@ -1,0 +1,202 @@
+"""Whether what all ranks should hold alike is alike: parameters, buffers, the batch of a pipeline's ranks.
+
+Programs keep replicas equal, but a user may change one: `load_state_dict` or another learning rate on one
+rank only. The loss stays the same on all ranks, as it is summed over them, so nobody would see it. So every
+so many calls, and at the first one after `eval()` or `state_dict()`, the ranks exchange 64 bits of what they
+hold:
+
+    call 100    checksums, one number in all       equal, as a rule, and done
+                checksums by tensor                only if they differ: which ones
+                rank 0's values of each            by how much: rounding is made equal again, with a warning
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from fxdp.compiler.program import Program
+from fxdp.errors import AgreementError
+from fxdp.ir.model_tensors import held, is_sharded
+from fxdp.ir.notes import note
+from fxdp.ir.slots import Buffer, Parameter
+from fxdp.module.call import Call
+from fxdp.module.input_agreement import check_contents
+from fxdp.options import Options
+from fxdp.ranks.agreement import Agreement, broadcast_tensors
+from fxdp.ranks.failure import everywhere
+from fxdp.ranks.joined import Joined
+from fxdp.ranks.raw_bytes import as_bytes, plain
+
+_log = logging.getLogger("fxdp")
+
+_BLOCK = 4096  # words that are summed into one: the sum runs at the speed of memory
+_MIX, _MASK = 0x5851F42D4C957F2D, (1 << 62) - 1
+_SELDOM = 20  # calls between checks that somebody asks for: some loops read the state dict at each step
+_SCALE = 1 << 40  # a relative difference as an integer
+
+
+class Replicas:
+    """Compares the replicas of one model; all ranks do this together, at the same calls."""
+
+    def __init__(self, module: nn.Module, joined: Joined, options: Options) -> None:
+        self._module, self._joined = module, joined
+        self._agreement = Agreement(joined)
+        self._every = options.check_replicas if joined.mesh.world > 1 else 0
+        # where gradients stay with their owners, others hold what they have held at the beginning
+        self._whole = options.gradients == "everywhere" or joined.mesh.pipeline.size == 1
+        self._names: dict[Parameter | Buffer, None] = {}
+        self._last = 0
+        self._asked = False
+
+    def read_by(self, program: Program) -> None:
+        """From now on compare what this program reads."""
+        for node in program.gm.graph.find_nodes(op="placeholder"):
+            slot = note(node).slot
+            if isinstance(slot, (Parameter, Buffer)) and self._whole:
+                self._names[slot] = None
+
+    def ask(self) -> None:
+        """Compare at the next call, if the last time was some calls ago."""
+        self._asked = True
+
+    def due(self, call: int) -> bool:
+        """Whether the call of this number compares; the same on all ranks."""
+        return self._every > 0 and call % self._every == 0
+
+    def wants(self, call: int) -> bool:
+        """Whether this rank asks the others to compare at this call."""
+        return self._asked and self._every > 0 and call - self._last >= _SELDOM
+
+    def compare(self, number: int, call: Call) -> None:
+        """Compare; all ranks do this together.
+
+        Raises
+        ------
+        AgreementError : names the first tensor that is not the same everywhere, and the ranks.
+        InputError : inputs that should be the same are not.
+        """
+        before, self._last, self._asked = self._last, number, False
+        tensors = self._tensors()
+        own = checksums([*tensors.values()])
+        rows = self._agreement.exchange((_mixed(own), *self._inputs(call)))
+        if len({row[0] for row in rows}) > 1:
+            self._examine(tensors, self._agreement.exchange(own), before)
+        places = self._joined.mesh.pipeline.data_ranks or range(len(rows))
+        batches = {(place, row[2]) for place, row in zip(places, rows, strict=True)}
+        if len({row[1] for row in rows}) > 1 or len(batches) > len(set(places)):
+            check_contents(self._joined, call)
+
+    def _inputs(self, call: Call) -> tuple[int, int]:
+        """Of the inputs without a batch dim, and of all samples where other ranks pass the same."""
+        pairs = list(zip(call.tensors, call.batch_dims, strict=True))
+        shared = [t for t, dim in pairs if dim is None]
+        samples = [t for t, dim in pairs if dim is not None] if self._joined.mesh.pipeline.size > 1 else []
+        return _mixed(checksums(shared)), _mixed(checksums(samples))
+
+    def _tensors(self) -> dict[str, Tensor]:
+        found = {}
+        for slot in self._names:
+            tensor: Tensor
+            if isinstance(slot, Buffer):
+                kind, tensor = "buffer", self._module.get_buffer(slot.name)
+            else:
+                kind, tensor = "parameter", self._module.get_parameter(slot.name)
+            if not is_sharded(tensor):
+                found[f"{kind} {slot.name}"] = tensor.detach()
+        return found
+
+    def _examine(self, tensors: Mapping[str, Tensor], rows: Sequence[Sequence[int]], before: int) -> None:
+        """Refuse values that differ; what differs by rounding becomes rank 0's."""
+        names = list(tensors)
+        differing = [name for i, name in enumerate(names) if len({row[i] for row in rows}) > 1]
+        distances = {name: self._distance(tensors[name]) for name in differing}
+        for name, distance in distances.items():
+            if distance > _rounding(tensors[name].dtype):
+                column = [row[names.index(name)] for row in rows]
+                raise self._apart(name, column, distance, len(differing), before)
+        broadcast_tensors(self._joined, [tensors[name] for name in differing])
+        _log.warning(
+            "%s and %d others were not the same on all ranks, by up to %.1g of their size, which is "
+            "rounding: of other processors, or of an operation that adds in no fixed order. All ranks have "
+            "rank 0's values now",
+            differing[0],
+            len(differing) - 1,
+            max(distances.values()),
+        )
+
+    def _distance(self, own: Tensor) -> float:
+        """How far the ranks' values are from rank 0's, at most."""
+        first = own.clone()
+        broadcast_tensors(self._joined, [first])
+        rows = self._agreement.exchange((int(min(_difference(own, first), 1e6) * _SCALE),))
+        return max(row[0] for row in rows) / _SCALE
+
+    def _apart(self, name: str, column: Sequence[int], distance: float, count: int, before: int) -> Exception:
+        links = self._joined.links
+        assert links is not None
+        others = [str(links.ranks[place]) for place, value in enumerate(column) if value != column[0]]
+        who = f"rank {others[0]} holds" if len(others) == 1 else f"ranks {', '.join(others)} hold"
+        since = f"they were equal at call {before}" if before else "they were never compared before"
+        return everywhere(
+            AgreementError(
+                f"the model is no longer the same on all ranks: {who} other values of the {name} than rank "
+                f"{links.ranks[0]} (by up to {distance:.2g} of its largest), and {count} parameters and "
+                f"buffers in all differ; {since}. Expected the same changes on all ranks: load_state_dict, "
+                "learning rates and whatever writes into the model must not stand under `if rank == 0`. "
+                "Start again from the last checkpoint, loaded on all ranks"
+            )
+        )
+
+
+def checksums(tensors: Sequence[Tensor]) -> list[int]:
+    """Of each tensor 64 bits that other values would hardly give; one transfer for all."""
+    if not tensors:
+        return []
+    with torch.no_grad():
+        return [int(n) for n in torch.stack([_checksum(held(t)) for t in tensors]).tolist()]
+
+
+def _checksum(tensor: Tensor) -> Tensor:
+    """A sum of 64-bit words, by blocks with weights of their own; it wraps around."""
+    data = as_bytes(plain(tensor.detach()))
+    if data.numel() % 8 or data.storage_offset() % 8:
+        data = torch.nn.functional.pad(data, (0, -data.numel() % 8))
+    words = data.view(torch.int64)
+    blocks = len(words) // _BLOCK
+    total = words[blocks * _BLOCK :].sum()
+    if blocks:
+        sums = words[: blocks * _BLOCK].view(blocks, _BLOCK).sum(1)
+        total = total + (sums * torch.arange(3, 3 + 2 * blocks, 2, device=sums.device)).sum()
+    return total
+
+
+def _mixed(sums: Sequence[int]) -> int:
+    """One number below 2**62 for several."""
+    mixed = 0
+    for value in sums:
+        mixed = (mixed * _MIX + value) & _MASK
+    return mixed
+
+
+def _difference(own: Tensor, first: Tensor) -> float:
+    """The largest difference, relative to the largest value; of anything but floats 0 or infinite."""
+    if torch.equal(own, first) or not own.numel():
+        return 0.0
+    if not own.dtype.is_floating_point:
+        return float("inf")
+    a, b = own.double(), first.double()
+    if not torch.equal(a.isfinite(), b.isfinite()):
+        return float("inf")
+    finite = a.isfinite()
+    largest = b[finite].abs().amax() if finite.any() else b.new_ones(())
+    apart = (a - b)[finite].abs().amax() if finite.any() else b.new_zeros(())
+    return float(apart / largest.clamp(min=torch.finfo(own.dtype).tiny))
+
+
+def _rounding(dtype: torch.dtype) -> float:
+    """What may come of other orders of sums within some steps."""
+    return float(torch.finfo(dtype).eps ** 0.5) if dtype.is_floating_point else 0.0
