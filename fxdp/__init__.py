@@ -32,6 +32,7 @@ from fxdp.errors import (
 if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy
 
     from fxdp import skip
     from fxdp.ir.placements import P, R, S
@@ -124,6 +125,7 @@ def compile(
     loss_fn: Callable[..., Tensor] | None = None,
     strategy: str = "replicate",
     reshard_after_forward: bool = True,
+    mp_policy: MixedPrecisionPolicy | None = None,
     batch_dims: Any = None,
     pad: Any = None,
     bucket_mb: float = 25.0,
@@ -160,6 +162,10 @@ def compile(
         `reset_parameters()` and `_init_weights()`, or loaded.
     reshard_after_forward : of sharded parameters, whether whole values go after the forward and are gathered
         once more for the backward; False keeps them until it has read them.
+    mp_policy : in which dtypes the model computes: `param_dtype` for the parameters that its code sees and,
+        with `cast_forward_inputs`, for its inputs; `output_dtype` for what it returns; `reduce_dtype` for the
+        sums of gradients over ranks (None: `param_dtype`). Parameters, their gradients and the optimizer's
+        state keep their own dtype. None: all as the model has it.
     batch_dims : the batch dim of each input, a pytree prefix of `(args, kwargs)` of int or None (no batch
         dim). None: dim 0 of every tensor input with at least one dim.
     pad : the value with which each input is padded, at its end, to the longest rank's sequence: a number, or
@@ -211,6 +217,7 @@ def compile(
 
     options = Options(
         loss_fn=loss_fn, strategy=strategy, reshard_after_forward=reshard_after_forward,
+        mp_policy=mp_policy,
         batch_dims=batch_dims, pad=pad, bucket_mb=bucket_mb, rng=rng, uneven=uneven, compute=compute,
         microbatches=microbatches, schedule=schedule, stages=stages, checkpoint=checkpoint,
         gradients=gradients, batch_stats=batch_stats, check_replicas=check_replicas,

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from fxdp.capture.mixed_precision import MixedPrecision, policy_faults
 from fxdp.errors import InputError
 from fxdp.pipeline.schedule.catalogue import check_name
 
@@ -31,6 +32,7 @@ class Options:
     loss_fn: Callable[..., Tensor] | None = None
     strategy: str = "replicate"
     reshard_after_forward: bool = True
+    mp_policy: Any = None
     batch_dims: Any = None
     pad: Any = None
     bucket_mb: float = 25.0
@@ -59,6 +61,7 @@ class Options:
         reshard: Any = self.reshard_after_forward
         if not isinstance(reshard, bool):
             faults.append(f"reshard_after_forward is {reshard!r}, expected True or False")
+        faults += policy_faults(self.mp_policy)
         faults += self._staging_faults()
         loss_fn: Any = self.loss_fn
         if loss_fn is not None and not callable(loss_fn):
@@ -96,6 +99,11 @@ class Options:
     def shards(self) -> bool:
         """Whether parameters, their gradients and the optimizer's state are dealt out over ranks."""
         return self.strategy == "shard"
+
+    @property
+    def precision(self) -> MixedPrecision | None:
+        """In which dtypes the model computes, if not in its own."""
+        return MixedPrecision.of(self.mp_policy)
 
     @property
     def bucket_bytes(self) -> int:

@@ -8,6 +8,7 @@
 | `BatchDimAnalyzer` | PLACED |
 | `ExpandRecipes` | PLACED |
 | `PlaceParameters` | PLACED (sharded parameters) |
+| `CastReductions` | PLACED (mixed precision) |
 | `InsertCollectives` | EXPLICIT |
 | `LocalizeShapes` | LOCAL |
 | `AssignStages` | STAGED (programs with stages or micro-batches) |
@@ -25,6 +26,7 @@ from fxdp.passes.batch_dim_analyzer import BatchDimAnalyzer
 from fxdp.passes.bucket_gradients import BucketGradients
 from fxdp.passes.bucket_rows import BucketRows
 from fxdp.passes.canonicalize import Canonicalize
+from fxdp.passes.cast_reductions import CastReductions
 from fxdp.passes.coalesce_reductions import CoalesceReductions
 from fxdp.passes.emit_program import EmitProgram
 from fxdp.passes.expand_recipes import ExpandRecipes
@@ -41,6 +43,7 @@ __all__ = [
     "BucketGradients",
     "BucketRows",
     "Canonicalize",
+    "CastReductions",
     "CoalesceReductions",
     "EmitProgram",
     "ExpandRecipes",

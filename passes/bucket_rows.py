@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from fxdp.ir import conversions
+from fxdp.ir.graphs import reachable
 from fxdp.ir.level import Level
 from fxdp.ir.mesh import Mesh
 from fxdp.ir.notes import Cause, Note, Reason, members_of, note, tensor_operands, tensor_type
@@ -147,9 +148,14 @@ class _Writer:
         return made
 
 
+def _parameter(value: fx.Node) -> fx.Node:
+    """The parameter that is gathered, itself or as a cast."""
+    return value if value.op == "placeholder" else value.all_input_nodes[0]
+
+
 def _gather_cause(bucket: list[_Member]) -> Cause:
     """The parameters, and the op that first needs one of them."""
-    names = [s.name for m in bucket if isinstance(s := note(m.value).slot, Parameter)]
+    names = [s.name for m in bucket if isinstance(s := note(_parameter(m.value)).slot, Parameter)]
     first = note(bucket[0].steps[0]).cause
     assert first is not None
     listed = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
@@ -164,6 +170,15 @@ def _scatter_cause(bucket: list[_Member]) -> Cause:
         return first
     text = f"{len(causes)} gradients: {first.text} to {last.text.removeprefix('gradient of ')}"
     return replace(first, text=text, members=members_of(causes))
+
+
+def _to_the_end(graph: fx.Graph, roots: set[fx.Node]) -> fx.Node:
+    """Move what is computed of rows of gradients, their casts, to the end; gives the first of it."""
+    output, reached = graph.output_node(), reachable(roots) - roots
+    moved = [node for node in graph.nodes if node in reached and node is not output]
+    for node in moved:
+        output.prepend(node)
+    return moved[0] if moved else output
 
 
 @dataclass(frozen=True)
@@ -201,10 +216,11 @@ class BucketRows:
                 writer.cut_out(flat, bucket, whole=True)
             writer.erase(bucket)
         scatters = sorted(_members(graph, conversions.scatter_rows), key=lambda m: position[m.value])
+        end = _to_the_end(graph, {m.steps[-1] for m in scatters})
         for bucket in _cut(scatters, self.bucket_bytes):
             with graph.inserting_before(bucket[-1].value.next):
                 start, *rest = writer.travel(bucket, _scatter_cause(bucket))
-            with graph.inserting_before(graph.output_node()):
+            with graph.inserting_before(end):
                 writer.cut_out(rest[-1] if rest else start, bucket, whole=False)
             writer.erase(bucket)
         return gm

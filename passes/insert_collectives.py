@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import fx
 
 from fxdp.errors import PlacementError
@@ -47,7 +48,7 @@ class _Insertion:
 
         Other values are converted once, whoever reads them.
         """
-        lies_in_rows = isinstance(note(node).placement, Rows) and node.op == "placeholder"
+        lies_in_rows = isinstance(note(node).placement, Rows)
         return lies_in_rows and not self.gathered_once and note(consumer).backward
 
     def _make(self, node: fx.Node, wanted: Placement, consumer: fx.Node, cause: Cause) -> fx.Node:
@@ -190,7 +191,11 @@ def _is_host(node: fx.Node) -> bool:
 
 
 def _cause(consumer: fx.Node, producer: fx.Node, position: int) -> Cause:
-    """Who needs the conversion; a gradient says whose it is."""
+    """Who needs the conversion; a gradient says whose it is, though a cast of its sum is what is returned."""
+    if consumer.target is torch.ops.aten._to_copy.default and [u.op for u in consumer.users] == ["output"]:
+        (result,) = consumer.users
+        values: Any = result.args[0]
+        consumer, position = result, values.index(consumer)
     if consumer.op == "output":
         slot = note(consumer).results[position]
         match slot:

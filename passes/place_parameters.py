@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -10,13 +11,15 @@ from torch import fx
 
 from fxdp.ir.level import Level
 from fxdp.ir.mesh import Mesh
-from fxdp.ir.notes import copy_note, note
+from fxdp.ir.notes import Reason, copy_note, note, tensor_type
 from fxdp.ir.op_kinds import is_view
 from fxdp.ir.placements import Rows
 from fxdp.ir.slots import Gradient, Parameter
 from fxdp.ir.types import TensorType
 
 aten = torch.ops.aten
+
+_RULE = "rows"
 
 _CHEAP = (
     aten.clone.default,
@@ -40,6 +43,35 @@ def _is_derived(node: fx.Node, derived: set[fx.Node]) -> bool:
         return False
     sources = node.all_input_nodes
     return bool(sources) and all(source in derived for source in sources)
+
+
+def _cast_in_rows(graph: fx.Graph, parameters: Iterable[fx.Node], rows: Rows) -> list[fx.Node]:
+    """Let casts to fewer bytes read rows, so that what is gathered is their result; at the top of the graph.
+
+    A parameter that is read uncast, too, or in several dtypes, is gathered as it is.
+    """
+    found = []
+    for parameter in parameters:
+        users = list(parameter.users)
+        own, dtypes = tensor_type(parameter).dtype, {_narrower(user, parameter) for user in users}
+        if len(dtypes) != 1 or dtypes & {None, own}:
+            continue
+        for user in users:
+            note(user).placement, note(user).operands = rows, (rows,)
+            note(user).reason = Reason(_RULE, (rows,))
+        found += users
+    top = next(node for node in graph.nodes if node.op != "placeholder")
+    for cast in found:
+        top.prepend(cast)
+    return found
+
+
+def _narrower(user: fx.Node, parameter: fx.Node) -> torch.dtype | None:
+    """The dtype to which a node casts a parameter, if that has fewer bytes."""
+    if user.target is not aten._to_copy.default:
+        return None
+    dtype = tensor_type(user).dtype
+    return dtype if dtype.itemsize < tensor_type(parameter).dtype.itemsize else None
 
 
 def _repeat_in_backward(graph: fx.Graph, parameters: set[fx.Node]) -> None:
@@ -76,7 +108,8 @@ class PlaceParameters:
     after:  `%w: f32[33, 8] {dp=Rows} = param(w)`    returns `gradient param(w)=%mm` as Rows
 
     Operations read parameters whole as before, so `insert-collectives` finds the gathers and reduce-scatters.
-    Views and casts of a parameter that the backward reads are made again there, from its own gather.
+    Views of a parameter that the backward reads are made again there, from its own gather. A cast to fewer
+    bytes reads rows: it comes before the gather.
 
     Parameters
     ----------
@@ -98,11 +131,12 @@ class PlaceParameters:
         parameters = {slot: node for slot, node in found.items() if isinstance(slot, Parameter)}
         for node in parameters.values():
             note(node).placement = rows
+        casts = _cast_in_rows(gm.graph, parameters.values(), rows)
         output = note(gm.graph.output_node())
         output.operands = tuple(
             rows if isinstance(slot, Gradient) and slot.of in parameters else wanted
             for slot, wanted in zip(output.results, output.operands, strict=True)
         )
         if not self.gathered_once:
-            _repeat_in_backward(gm.graph, set(parameters.values()))
+            _repeat_in_backward(gm.graph, {*parameters.values(), *casts})
         return gm

@@ -83,15 +83,12 @@ class _Schedule:
                 self._finish_last(starts)
 
     def _finish_last(self, starts: Sequence[fx.Node]) -> None:
-        """What is cut out of the buckets stands at the end, after the last wait."""
+        """What is cut out of the buckets, and casts of it, stands at the end, after the last wait."""
         output = self._graph.output_node()
-        for start in starts:
-            last = _steps(start)[-1]
-            for piece in list(last.users):
-                output.prepend(piece)
-                for view in piece.users:
-                    if view is not output:
-                        output.prepend(view)
+        waits = {_steps(start)[-1] for start in starts}
+        later = reachable(waits) - waits - {output}
+        for node in [node for node in self._graph.nodes if node in later]:
+            output.prepend(node)
 
     def chain(self) -> None:
         """Let each start read the one before it in its phase: no compiler may change their order then."""

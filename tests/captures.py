@@ -33,7 +33,8 @@ def captured_once(known: dict[Any, Captured] | None = None) -> Iterator[None]:
 
     def remembered(request: Request) -> Captured:
         modes = (request.module.training, torch.is_grad_enabled())
-        key = (type(request.module), *modes, request.joint, request.dynamic, request.hint)
+        asked = (request.joint, request.dynamic, request.hint, request.precision)
+        key = (type(request.module), *modes, *asked)
         if key not in known:
             known[key] = capture_request(request)
         return replace(known[key], gm=copy_graph(known[key].gm))

@@ -44,7 +44,7 @@ def capture_request(request: Request) -> Captured:
     check_module_hooks(module)
     with compile_lock, unchanged(module), capture_patches(module, loss_fn):
         several = hint if hint is not None and hint > 1 else batch_hint(inputs.tensors, inputs.batch_dims)
-        first = _Tracer(request, FlatModule(module, inputs, loss_fn))
+        first = _Tracer(request, FlatModule(module, inputs, loss_fn, precision=request.precision))
         if inputs.open:
             found = _capture_open(first, several)
             tracer = first
@@ -56,7 +56,7 @@ def capture_request(request: Request) -> Captured:
         if request.whole_draws:
             found = _for_one(found, tracer) if hint == 1 else for_several(found)
     record = tracer.program.record
-    check_memory(record.changed, module, inputs, loss_fn)
+    check_memory(record.changed, module, inputs, loss_fn, request.precision)
     warn_of_recorders(record.hooks)
     origin = request.origin or Origin.here(loss_fn)
     return replace(found, layout_reads=record.layout_reads, origin=origin, model=type(module).__name__)
@@ -96,7 +96,8 @@ class _Tracer:
 
     def survey(self, tensors: Sequence[Tensor] | None = None) -> Survey:
         """What a run of the model shows, on these inputs or the given ones."""
-        return survey(self.request.module, self.request.inputs, self.request.loss_fn, tensors)
+        asked = self.request
+        return survey(asked.module, asked.inputs, asked.loss_fn, tensors, asked.precision)
 
 
 def _capture(tracer: _Tracer, hint: int) -> tuple[Captured, _Tracer]:
@@ -140,7 +141,7 @@ def _with_numbers(error: Exception, tracer: _Tracer, hint: int, found: Survey) -
     request = tracer.request
     numbers = {} if tracer.program.numbers else numbers_of(request.module, found.read, found.written)
     if numbers:
-        program = FlatModule(request.module, request.inputs, request.loss_fn, numbers)
+        program = FlatModule(request.module, request.inputs, request.loss_fn, numbers, request.precision)
         with contextlib.suppress(CaptureError, WrittenError):
             captured, tracer = _capture(_Tracer(request, program), hint)
             return replace(captured, numbers=tuple(numbers)), tracer

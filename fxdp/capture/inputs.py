@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from fxdp.capture.containers import register_containers
+from fxdp.capture.mixed_precision import MixedPrecision
 from fxdp.capture.python_values import AttributeNumber, unread
 from fxdp.errors import InputError
 
@@ -179,13 +180,13 @@ def run_model(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     loss_fn: Callable[..., Any] | None,
+    precision: MixedPrecision | None = None,
 ) -> Any:
     """`module(*args, **kwargs)`, or what a loss function makes of that and the keyword `target`, if given."""
-    if loss_fn is None or "target" not in kwargs:
-        return module(*args, **kwargs)
     rest = dict(kwargs)
-    target = rest.pop("target")
-    return loss_fn(module(*args, **rest), target)
+    target = rest.pop("target") if loss_fn is not None and "target" in kwargs else None
+    output = module(*args, **rest) if precision is None else precision.run(module, args, rest)
+    return output if loss_fn is None or "target" not in kwargs else loss_fn(output, target)
 
 
 LEFT_OUT = object()

@@ -10,6 +10,7 @@ from torch import nn
 
 from fxdp.capture.inputs import Inputs
 from fxdp.capture.joint.raw_joint import JointOptions
+from fxdp.capture.mixed_precision import MixedPrecision
 from fxdp.capture.sites import Origin
 from fxdp.errors import CaptureError, InputError
 
@@ -36,6 +37,8 @@ class Request:
     random numbers may come in another order."""
     whole_draws: bool = False
     """Random numbers are one device's for the whole batch (`joint/single_sample.py`)."""
+    precision: MixedPrecision | None = None
+    """In which dtypes the model computes, if not in its own."""
     origin: Origin | None = None
     """The user's lines behind the model; None: where it is captured."""
 

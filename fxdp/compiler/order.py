@@ -3,7 +3,8 @@
                   whole                            in stages or micro-batches
     CAPTURED
                                                    expose counts, lift numbers    (several micro-batches)
-                  canonicalize, analyze, expand recipes, (place parameters,) insert collectives
+                  canonicalize, analyze, expand recipes, (place parameters,) (cast reductions,)
+                  insert collectives
     EXPLICIT
                   localize                         localize, assign stages
     LOCAL                                          STAGED, then cut into parts
@@ -28,6 +29,7 @@ from fxdp.passes import (
     BucketGradients,
     BucketRows,
     Canonicalize,
+    CastReductions,
     CoalesceReductions,
     EmitProgram,
     ExpandRecipes,
@@ -59,7 +61,9 @@ class Order:
         first: tuple[Pass, ...] = (ExposeCounts(), LiftNumbers()) if several else ()
         localize = LocalizeShapes(tuple(captured.symbols))
         once = not options.reshard_after_forward
+        precision = options.precision
         placed: tuple[Pass, ...] = (PlaceParameters(once),) if options.shards else ()
+        narrow: tuple[Pass, ...] = (CastReductions(precision.reduce),) if precision else ()
         rows: tuple[Pass, ...] = (
             (BucketRows(options.bucket_bytes), ScheduleRows()) if options.shards else ()
         )
@@ -70,6 +74,7 @@ class Order:
                 BatchDimAnalyzer(captured.batch, options.single_device_rng),
                 ExpandRecipes(),
                 *placed,
+                *narrow,
                 InsertCollectives(options.single_device_rng, options.shards and once),
             ),
             local=(localize,) if stages is None else (localize, AssignStages(stages, options.microbatches)),

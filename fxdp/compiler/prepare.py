@@ -18,7 +18,7 @@ from fxdp.ir.graphs import copy_graph
 from fxdp.ir.level import Level
 from fxdp.ir.mesh import REPLICATE, SHARD, Mesh
 from fxdp.ir.notes import has_no_rule, note, tensor_operands
-from fxdp.ir.slots import Crossing, ResultSlot, Tangent
+from fxdp.ir.slots import Crossing, Parameter, ResultSlot, Tangent
 from fxdp.ir.types import TensorType
 from fxdp.options import Options
 from fxdp.pipeline.cut.partition import Part, Partition
@@ -75,6 +75,7 @@ def prepare(captured: Captured, mesh: Mesh, options: Options, *, cut: bool | Non
     check_sharding(mesh, options)
     if cut:
         check_options(options)
+        check_reductions(captured, options)
     loss = loss_index(captured.gm.graph) if cut else None
     order = Order.of(captured, options, stage_count(options, mesh) if cut else None)
     # to the passes a micro-batch is a rank more: a sum over both is a sum over one axis
@@ -153,6 +154,27 @@ def check_options(options: Options) -> None:
         raise MeshError(
             'rng="single-device" draws all numbers of the batch in the order of one device, which stages '
             'and micro-batches do not keep; expected rng="sharded" with a pp axis or microbatches > 1'
+        )
+
+
+def check_reductions(captured: Captured, options: Options) -> None:
+    """Refuse sums of gradients in another dtype than the parameter's where micro-batches add them up first.
+
+    Raises
+    ------
+    MeshError : with the `reduce_dtype` that rounds no running sum.
+    """
+    precision = options.precision
+    if precision is None or precision.reduce is None:
+        return
+    notes = [note(node) for node in captured.gm.graph.find_nodes(op="placeholder")]
+    types = [n.type for n in notes if isinstance(n.slot, Parameter) and isinstance(n.type, TensorType)]
+    other = sorted({str(type_.dtype) for type_ in types if type_.dtype != precision.reduce})
+    if other:
+        raise MeshError(
+            f"mp_policy sums gradients in {precision.reduce}, but the parameters are {', '.join(other)} and "
+            "stages or micro-batches add their gradients up before that, which would round running sums; "
+            f"expected MixedPrecisionPolicy(..., reduce_dtype={other[0]})"
         )
 
 

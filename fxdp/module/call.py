@@ -101,7 +101,8 @@ def request_of(
     """What is captured for a call; of a program that is `cut` the loss alone can be differentiated."""
     joint = JointOptions("loss" if cut else "all", couple, options.own_statistics)
     loss_fn = None if _wants_output(module, inputs) else options.loss_fn
-    return Request(module, inputs, loss_fn, joint, dynamic, hint, options.single_device_rng)
+    draws, precision = options.single_device_rng, options.precision
+    return Request(module, inputs, loss_fn, joint, dynamic, hint, draws, precision)
 
 
 def _wants_output(module: nn.Module, inputs: Inputs) -> bool:

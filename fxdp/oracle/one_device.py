@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from fxdp.capture.captured import Captured, OutputLeaf
 from fxdp.capture.inputs import run_model
+from fxdp.capture.mixed_precision import MixedPrecision
 from fxdp.capture.refusals.stateful import copy_of
 from fxdp.ir.model_tensors import slot_values
 from fxdp.ir.notes import note
@@ -62,6 +63,7 @@ def run_eager(
     kwargs: Mapping[str, Any],
     captured: Captured,
     loss_fn: Callable[..., Any] | None,
+    precision: MixedPrecision | None = None,
 ) -> EagerRun:
     """One forward and backward of a copy of the module on copies of the inputs."""
     given = _tensors((args, kwargs))
@@ -69,7 +71,7 @@ def run_eager(
     tensors = _tensors((args, inputs))
     twin = copy_of(module)
     twin.zero_grad(set_to_none=True)
-    leaves = pytree.tree_leaves(run_model(twin, args, inputs, loss_fn))
+    leaves = pytree.tree_leaves(run_model(twin, args, inputs, loss_fn, precision))
     kinds = zip(leaves, captured.leaves, strict=True)
     outputs = [leaf for leaf, kind in kinds if isinstance(kind, OutputLeaf)]
     tangents = {i: _tangent(i, output) for i, output in enumerate(outputs) if output.requires_grad}

@@ -72,7 +72,8 @@ class Subject:
         args, kwargs = first_samples((args, dict(kwargs)), reference.batch, batch)
         with kept_random_state():
             torch.manual_seed(seed)
-            eager = run_eager(self.module, args, kwargs, reference, self.options.loss_fn)
+            asked = self.options
+            eager = run_eager(self.module, args, kwargs, reference, asked.loss_fn, asked.precision)
             slots = input_values(self.module, reference, args, kwargs, eager.tangents)
             runner = self._runner(split, symbol_values(reference, args, kwargs))
             torch.manual_seed(seed)

@@ -109,3 +109,38 @@ def test_along_an_axis_of_one_rank_nothing_changes() -> None:
     gm = g.returns(g.results, (S(0), S(0), R))
     before = text(gm)
     assert text(PlaceParameters().run(gm, mesh_of({"dp_replicate": 2, "dp_shard": 1}, "cpu"))) == before
+
+
+def test_a_cast_to_fewer_bytes_reads_rows_and_its_result_is_gathered() -> None:
+    """In both phases; a cast to more bytes stays where it is, after the gather."""
+    g = Sketch()
+    narrow = g.add(Parameter("narrow"), "f32[5, 4]", R)
+    wide = g.add(Parameter("wide"), "f32[4]", R)
+    x = g.add(Input(0, "x"), "bf16[B, 4]", S(0))
+    to = {"at": R, "reads": (R,)}
+    less = g.call(aten._to_copy.default, narrow, type="bf16[5, 4]", name="less", **to)
+    more = g.call(aten._to_copy.default, wide, type="f64[4]", name="more", **to)
+    t = g.call(aten.t.default, less, type="bf16[4, 5]", at=R, reads=(R,), name="t")
+    y = g.call(aten.mm.default, x, t, type="bf16[B, 5]", at=S(0), reads=(S(0), R), name="y")
+    back = {"backward": True}
+    dx = g.call(aten.mm.default, y, less, type="bf16[B, 4]", at=S(0), reads=(S(0), R), name="dx", **back)
+    gm = g.returns({Output(0): y, Output(1): more, Gradient(Input(0, "x")): dx}, (S(0), R, S(0)))
+    placed = PlaceParameters().run(gm, mesh_of({"dp": 2}, "cpu"))
+    assert_expected_inline(after(InsertCollectives(), placed), """\
+mesh(dp=2)
+  %narrow: f32[5, 4] {dp=Rows} = param(narrow)
+  %wide: f32[4] {dp=Rows} = param(wide)
+  %x: bf16[B, 4] {dp=S(0)} = input(x)
+  %gather_rows: f32[4] {dp=R} = gather_rows(%wide)  # output 1
+  %less: bf16[5, 4] {dp=Rows} = aten._to_copy(%narrow)
+  %gather_rows_2: bf16[5, 4] {dp=R} = gather_rows(%less)  # aten.mm
+  %gather_rows_1: bf16[5, 4] {dp=R} = gather_rows(%less)  # aten.t
+  %wait: f32[4] {dp=R} = wait(%gather_rows)
+  %more: f64[4] {dp=R} = aten._to_copy(%wait)
+  %wait_1: bf16[5, 4] {dp=R} = wait(%gather_rows_1)
+  %t: bf16[4, 5] {dp=R} = aten.t(%wait_1)
+  %y: bf16[B, 5] {dp=S(0)} = aten.mm(%x, %t)
+  %wait_2: bf16[5, 4] {dp=R} = wait(%gather_rows_2)
+  %dx: bf16[B, 4] {dp=S(0)} = aten.mm(%y, %wait_2)
+  return output 0=%y, output 1=%more, gradient input(x)=%dx
+""")

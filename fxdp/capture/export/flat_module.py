@@ -16,6 +16,7 @@ from fxdp.capture.containers import register_containers
 from fxdp.capture.export.skip_marks import SkipPoint
 from fxdp.capture.export.skip_tracker import captured_skips
 from fxdp.capture.inputs import Inputs, run_model
+from fxdp.capture.mixed_precision import MixedPrecision
 from fxdp.capture.patches.checkpoints import repeated_updates
 from fxdp.capture.patches.module_state import Number, as_numbers, assigned_buffers
 from fxdp.capture.patches.patch_tables import hearing
@@ -70,10 +71,12 @@ class FlatModule(nn.Module):
         inputs: Inputs,
         loss_fn: Callable[..., Any] | None,
         numbers: Mapping[str, Number] | None = None,
+        precision: MixedPrecision | None = None,
     ) -> None:
         super().__init__()
         self.module = module
         self.loss_fn = loss_fn
+        self.precision = precision
         self.inputs = inputs
         """The inputs that it was made for."""
         self.numbers = numbers or {}
@@ -117,7 +120,7 @@ class FlatModule(nn.Module):
         return (*results, *heard.asked.tensors)
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torch.Tensor, ...]:
-        output = run_model(self.module, args, kwargs, self.loss_fn)
+        output = run_model(self.module, args, kwargs, self.loss_fn, self.precision)
         if self.loss_fn is not None:
             _check_loss(output)
         return self._flatten(output)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from fxdp.capture.inputs import Inputs, run_model
+from fxdp.capture.mixed_precision import MixedPrecision
 from fxdp.errors import CaptureError
 from fxdp.ir.draws import kept_random_state
 from fxdp.ir.model_tensors import is_stand_in
@@ -30,7 +31,11 @@ _CLOSE = 1e-6
 
 
 def check_memory(
-    changed: tuple[str, ...], module: nn.Module, inputs: Inputs, loss_fn: Callable[..., Any] | None
+    changed: tuple[str, ...],
+    module: nn.Module,
+    inputs: Inputs,
+    loss_fn: Callable[..., Any] | None,
+    precision: MixedPrecision | None = None,
 ) -> None:
     """Refuse a model whose second call gives other results than its first because of `changed` attributes.
 
@@ -41,7 +46,7 @@ def check_memory(
     if not changed:
         return
     listed = ", ".join(changed)
-    if _remembers(module, inputs, loss_fn):
+    if _remembers(module, inputs, loss_fn, precision):
         raise CaptureError(
             f"the model keeps values from one call to the next in Python attributes ({listed}): with the "
             "same inputs, parameters and buffers its second call gives other results than the first. A graph "
@@ -53,12 +58,17 @@ def check_memory(
     )
 
 
-def _remembers(module: nn.Module, inputs: Inputs, loss_fn: Callable[..., Any] | None) -> bool:
+def _remembers(
+    module: nn.Module,
+    inputs: Inputs,
+    loss_fn: Callable[..., Any] | None,
+    precision: MixedPrecision | None,
+) -> bool:
     """Whether a second call with all the same tensors differs from the first."""
     if any(map(is_stand_in, module.parameters())):
         return True  # their values are nobody's, so that equal results would show nothing
     twin = copy_of(module)
-    first = _run(twin, inputs, loss_fn)
+    first = _run(twin, inputs, loss_fn, precision)
     if first is None:
         return False
     with torch.no_grad():
@@ -66,17 +76,22 @@ def _remembers(module: nn.Module, inputs: Inputs, loss_fn: Callable[..., Any] | 
             twin.get_parameter(name).copy_(parameter)
         for name, buffer in module.named_buffers():
             twin.get_buffer(name).copy_(buffer)
-    second = _run(twin, inputs, loss_fn)
+    second = _run(twin, inputs, loss_fn, precision)
     return second is None or len(first) != len(second) or not all(map(_same, first, second))
 
 
-def _run(module: nn.Module, inputs: Inputs, loss_fn: Callable[..., Any] | None) -> list[Any] | None:
+def _run(
+    module: nn.Module,
+    inputs: Inputs,
+    loss_fn: Callable[..., Any] | None,
+    precision: MixedPrecision | None,
+) -> list[Any] | None:
     """The leaves of the model's output; None where the model raises an error."""
     args, kwargs = inputs.copies()
     try:
         with aside():
             torch.manual_seed(0)
-            return pytree.tree_leaves(run_model(module, args, kwargs, loss_fn))
+            return pytree.tree_leaves(run_model(module, args, kwargs, loss_fn, precision))
     except Exception:  # whatever the user's code raises; capture reports what it finds itself
         return None
 

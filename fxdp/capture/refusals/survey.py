@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 from fxdp import torch_compat
 from fxdp.capture.inputs import Inputs, run_model
+from fxdp.capture.mixed_precision import MixedPrecision
 from fxdp.capture.refusals.stateful import aside, copy_of
 from fxdp.capture.sites import is_user_file
 from fxdp.ir.notes import Site
@@ -115,6 +116,7 @@ def survey(
     inputs: Inputs,
     loss_fn: Callable[..., Any] | None,
     tensors: Sequence[Tensor] | None = None,
+    precision: MixedPrecision | None = None,
 ) -> Survey:
     """Run a copy of the module on copies of the inputs (of `tensors` in their place), as far as it gets."""
     path: list[str] = []
@@ -129,7 +131,7 @@ def survey(
             raised: Exception | None = None
             try:
                 with listener:
-                    run_model(twin, args, kwargs, loss_fn)
+                    run_model(twin, args, kwargs, loss_fn, precision)
             except Exception as error:
                 raised = error
             after = _states(twin)

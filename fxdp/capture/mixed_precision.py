@@ -1,0 +1,75 @@
+"""Mixed precision: the model runs on casts of its parameters and inputs; their own values stay as they are.
+
+    parameter, float32 ──cast──> bfloat16 ──┐
+    input, float32     ──cast──> bfloat16 ──┴─ model ─ output, cast to `output`
+    gradient, float32  <──cast── sum over ranks in `reduce` <── bfloat16
+
+The casts are nodes of the graph like any other, so what is gathered, kept and sent is seen in the program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+_DTYPES = ("param_dtype", "reduce_dtype", "output_dtype")
+
+
+@dataclass(frozen=True)
+class MixedPrecision:
+    """The dtypes in which a model computes; None leaves a dtype as it is.
+
+    Source: `torch.distributed.fsdp.MixedPrecisionPolicy`, of a module that is sharded as one.
+    """
+
+    param: torch.dtype | None = None
+    """Of the parameters that the model's code sees, and of the inputs, if these are cast."""
+    reduce: torch.dtype | None = None
+    """In which gradients are summed over ranks; they are accumulated in the parameter's own."""
+    output: torch.dtype | None = None
+    inputs: bool = True
+    """Whether inputs are cast."""
+
+    @classmethod
+    def of(cls, policy: Any) -> MixedPrecision | None:
+        """What torch's policy says; None for None. With `param_dtype` alone sums are in it, too."""
+        if policy is None:
+            return None
+        reduce = policy.param_dtype if policy.reduce_dtype is None else policy.reduce_dtype
+        return cls(policy.param_dtype, reduce, policy.output_dtype, policy.cast_forward_inputs)
+
+    def run(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """`module(*args, **kwargs)` with casts of its parameters, inputs and outputs."""
+        own = {name: _cast(p, self.param) for name, p in module.named_parameters()}
+        if self.inputs:
+            args, kwargs = _cast_all((args, dict(kwargs)), self.param)
+        output = torch.func.functional_call(module, own, args, dict(kwargs))
+        return _cast_all(output, self.output)
+
+
+def policy_faults(policy: Any) -> list[str]:
+    """What is wrong with an `mp_policy`, in words."""
+    if policy is None:
+        return []
+    if not all(hasattr(policy, name) for name in (*_DTYPES, "cast_forward_inputs")):
+        kind = f"{type(policy).__module__}.{type(policy).__qualname__}"
+        return [f"mp_policy is a {kind}, expected a torch.distributed.fsdp.MixedPrecisionPolicy"]
+    given = {name: getattr(policy, name) for name in _DTYPES}
+    return [
+        f"mp_policy has {name}={dtype!r}, expected a floating-point dtype or None"
+        for name, dtype in given.items()
+        if not (dtype is None or (isinstance(dtype, torch.dtype) and dtype.is_floating_point))
+    ]
+
+
+def _cast(value: Tensor, dtype: torch.dtype | None) -> Tensor:
+    return value if dtype is None or not value.is_floating_point() else value.to(dtype)
+
+
+def _cast_all(tree: Any, dtype: torch.dtype | None) -> Any:
+    return pytree.tree_map_only(Tensor, lambda t: _cast(t, dtype), tree)

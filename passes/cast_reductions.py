@@ -1,0 +1,80 @@
+"""Sum gradients over ranks in the dtype that the user asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from fxdp.ir.level import Level
+from fxdp.ir.mesh import Mesh
+from fxdp.ir.notes import Reason, copy_note, note, tensor_type
+from fxdp.ir.placements import Partial, Placement
+from fxdp.ir.slots import Gradient, Parameter
+from fxdp.ir.types import TensorType
+
+aten = torch.ops.aten
+
+_RULE = "reduce_dtype"
+
+
+def _casts_terms(node: fx.Node, dtype: torch.dtype) -> bool:
+    """Whether a gradient is a cast, for nobody else, of terms that are in the wanted dtype already."""
+    if node.target is not aten._to_copy.default or len(node.users) > 1:
+        return False
+    (source,) = node.all_input_nodes
+    return tensor_type(source).dtype == dtype and isinstance(note(source).placement, Partial)
+
+
+def _cast(node: fx.Node, dtype: torch.dtype, placement: Placement) -> fx.Node:
+    """A cast right after a node that reads it where it lies, and gives the like."""
+    with node.graph.inserting_after(node):
+        made = node.graph.call_function(aten._to_copy.default, (node,), {"dtype": dtype})
+    type_ = TensorType(dtype, tensor_type(node).shape)
+    reason = Reason(_RULE, (placement,))
+    copy_note(node, made, type=type_, operands=(placement,), reason=reason, rewrite=None, recipe=None)
+    return made
+
+
+@dataclass(frozen=True)
+class CastReductions:
+    """After it a parameter's gradient is summed over ranks in `dtype`, and then cast to its own.
+
+    before: `%to: f32[8] {dp=P(sum)} = aten._to_copy(%mm)` of `%mm: bf16[8]`, returned as `gradient param(w)`
+    after:  `%to: f32[8] {dp=R} = aten._to_copy(%mm)`, which reads the sum of `%mm`, where `dtype` is bfloat16
+
+    A gradient in another dtype is cast to `dtype` before its sum and back after it. Whatever stays to be
+    added up later, in another backward, is in the parameter's own dtype: no running sum is rounded.
+    """
+
+    dtype: torch.dtype | None = None
+
+    name = "cast-reductions"
+    requires = Level.PLACED
+    ensures = Level.PLACED
+
+    def run(self, gm: fx.GraphModule, mesh: Mesh) -> fx.GraphModule:
+        """Annotate the graph in place, and insert casts."""
+        if self.dtype is None or mesh.size == 1:
+            return gm
+        output = gm.graph.output_node()
+        values = list(output.args[0])  # type: ignore[arg-type]
+        known = zip(note(output).results, values, note(output).operands, strict=True)
+        for place, (slot, value, wanted) in enumerate(known):
+            if isinstance(slot, Gradient) and isinstance(slot.of, Parameter) and wanted is not None:
+                values[place] = self._summed(value, wanted)
+        output.args = (tuple(values),)
+        return gm
+
+    def _summed(self, value: fx.Node, wanted: Placement) -> fx.Node:
+        """The gradient in its own dtype, its sum in the one asked for."""
+        own, terms = tensor_type(value).dtype, note(value).placement
+        if own == self.dtype or self.dtype is None:
+            return value
+        if not _casts_terms(value, self.dtype):
+            if not isinstance(terms, Partial):
+                return value
+            value = _cast(_cast(value, self.dtype, terms), own, terms)
+        note(value).operands, note(value).placement = (wanted,), wanted
+        return value
