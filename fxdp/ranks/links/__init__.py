@@ -1,6 +1,7 @@
 """What joins the ranks of a mesh: process groups for tensors, and a control channel for everything else."""
 
-from fxdp.ranks.links.control import Control, Ending, EndKind, RefusedError
+from fxdp.ranks.links.control import Control, RefusedError
+from fxdp.ranks.links.ending import Ending, EndKind
 from fxdp.ranks.links.links import Links, find_links, live_links
 from fxdp.ranks.links.opening import add_group, open_links
 

@@ -29,6 +29,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from fxdp.errors import RankFailedError
+from fxdp.ranks.links.ending import Ending, EndKind
 
 _HEADER = struct.Struct("<BIi")  # kind, length of the text or data, the rank it is about
 _ROUND = struct.Struct("<q")
@@ -43,41 +44,11 @@ class RefusedError(RankFailedError):
 class _Kind(enum.IntEnum):
     DATA = 0
     REFUSED = 1
-    FAILED = 2
-    KILLED = 3
-    ENDED = 4
-    ASTRAY = 5
+    FAILED = EndKind.FAILED
+    KILLED = EndKind.KILLED
+    ENDED = EndKind.ENDED
+    ASTRAY = EndKind.ASTRAY
     WAITS = 6
-
-
-class EndKind(enum.IntEnum):
-    """How a rank's part in the mesh ended."""
-
-    FAILED = _Kind.FAILED
-    KILLED = _Kind.KILLED
-    ENDED = _Kind.ENDED
-    ASTRAY = _Kind.ASTRAY
-
-
-@dataclass(frozen=True)
-class Ending:
-    """Why a rank no longer takes part: the rank at fault, how it ended, and its words."""
-
-    rank: int
-    kind: EndKind
-    text: str = ""
-
-    def __str__(self) -> str:
-        if self.kind is EndKind.FAILED:
-            return f"rank {self.rank} failed: {self.text}"
-        if self.kind is EndKind.ASTRAY:
-            return f"rank {self.rank} {self.text}"
-        if self.kind is EndKind.ENDED:
-            return (
-                f"rank {self.rank} ended its process while this rank still needed it; expected the same "
-                "number of steps on all ranks (or see that rank's own output for an error outside fxdp)"
-            )
-        return f"rank {self.rank} ended without an error message (killed? out of memory? machine lost?)"
 
 
 @dataclass(eq=False)
@@ -192,6 +163,11 @@ class Control:
         with self._lock:
             self._read(peer)
             return peer.ending
+
+    def news(self) -> Ending | None:
+        """Why another rank no longer takes part; asked outside of a round."""
+        endings = [ending for peer in self.peers if (ending := self.drain(peer))]
+        return next((e for e in endings if e.kind is not EndKind.ENDED), endings[0] if endings else None)
 
     def close(self) -> None:
         """Close all connections."""

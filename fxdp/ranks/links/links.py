@@ -28,7 +28,8 @@ from collections.abc import Sequence
 import torch.distributed as dist
 
 from fxdp.errors import AgreementError, RankFailedError
-from fxdp.ranks.links.control import Control, Ending, EndKind, Peer
+from fxdp.ranks.links.control import Control, Peer
+from fxdp.ranks.links.ending import Ending, EndKind
 from fxdp.ranks.links.group import MessageGroup
 from fxdp.ranks.links.history import SAME_ORDER
 from fxdp.ranks.links.messages import LinkBrokenError, Messages, OutOfOrderError

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 
 import torch.distributed as dist
 
 from fxdp.errors import RankFailedError
-from fxdp.ranks.links.control import Control, EndKind
+from fxdp.ranks.links.cancellable import made_while_looking
+from fxdp.ranks.links.control import Control
+from fxdp.ranks.links.descriptors import check_limit, needed
+from fxdp.ranks.links.ending import Ending, EndKind
 from fxdp.ranks.links.links import Links, live_links
 from fxdp.ranks.links.messages import Messages
-from fxdp.ranks.links.rendezvous import KeyValueStore, connect_all, own_address
+from fxdp.ranks.links.notices import KeyValueStore, Notices
+from fxdp.ranks.links.rendezvous import connect_all, own_address
 from fxdp.ranks.links.shared_memory import SharedMemory, probe
 from fxdp.ranks.links.sockets import OpenSocket, open_sockets
 from fxdp.settings import Settings
@@ -45,30 +51,89 @@ def open_links(
     for links in live_links():
         if links.ending and links.ending.kind is EndKind.KILLED:
             raise RankFailedError(str(links.ending))
-    store = world.get_group_store()
-    prefix = _prefix(store, rank, ranks)
-    host = settings.host or own_address(settings.launch.master_addr if settings.launch else None)
-    connections = connect_all(store, prefix, rank, len(ranks), host, settings.timeout_s)
-    control = Control(rank, connections, settings.timeout_s)
-    place = row.index(ranks[rank])
-    own = f"{prefix}/{row[0]}"  # what only the ranks of this row share
-    connections = connect_all(store, f"{own}/messages", place, len(row), host, settings.timeout_s)
-    messages = Messages(place, connections, settings.timeout_s)
-    memory = None
     wanted = backend == "gloo" and settings.shared_memory
-    if len(ranks) > 1 and probe(control, [ranks.index(r) for r in row], wanted) and len(row) > 1:
-        memory = SharedMemory(messages, len(row))
-    before = open_sockets()
-    timeout = timedelta(seconds=settings.timeout_s)
-    groups = {}
-    if len(row) > 1:
-        groups = {p: _new_group(own, row, backend, timeout, p) for p in ("data", "reduce")}
-    if len(row) < len(ranks):
-        for purpose in ("forward", "backward"):
-            groups[purpose] = _new_group(prefix, ranks, backend, timeout, purpose)
-    sockets = _shared_sockets(control, open_sockets() - before) if backend == "gloo" else set()
-    key = (tuple(ranks), tuple(row), backend)
-    return Links(world, key, own, groups, control, messages, memory, sockets)
+    check_limit(len(ranks), needed(len(ranks), len(row), gloo=backend == "gloo", memory=wanted))
+    store = world.get_group_store()
+    name = _prefix(store, rank, ranks)
+    notices = Notices(store, name, ranks, rank)
+    try:
+        return _Opening(store, name, notices, rank, ranks, row, backend, settings).links(world)
+    except BaseException as error:
+        if not isinstance(error, RankFailedError):  # the others know of those, or find out as this rank did
+            with contextlib.suppress(RuntimeError):
+                notices.tell(ranks[rank], f"{type(error).__name__}: {error}")
+        raise
+
+
+@dataclass(frozen=True)
+class _Opening:
+    """Links that are being opened."""
+
+    store: KeyValueStore
+    name: str
+    notices: Notices
+    rank: int
+    ranks: Sequence[int]
+    row: Sequence[int]
+    backend: str
+    settings: Settings
+
+    def links(self, world: dist.ProcessGroup) -> Links:
+        """The connections first, as by them a rank that dies meanwhile is noticed; then the groups."""
+        control, messages = self._connections()
+        try:
+            memory = self._memory(control, messages)
+            own = f"{self.name}/{self.row[0]}"  # what only the ranks of this row share
+            before = open_sockets()
+            groups = self._made(lambda: self._groups(own), control)
+            opened = open_sockets() - before
+            sockets = _shared_sockets(control, opened) if self.backend == "gloo" else set()
+        except BaseException as error:
+            words = f"{type(error).__name__}: {error}"
+            control.last_words(control.news() or Ending(self.rank, EndKind.FAILED, words))
+            control.close()
+            messages.close()
+            raise
+        key = (tuple(self.ranks), tuple(self.row), self.backend)
+        return Links(world, key, own, groups, control, messages, memory, sockets)
+
+    def _connections(self) -> tuple[Control, Messages]:
+        launch, timeout_s = self.settings.launch, self.settings.timeout_s
+        host = self.settings.host or own_address(launch.master_addr if launch else None)
+        among = [self.ranks.index(r) for r in self.row]
+        planes = range(len(self.ranks)), among
+        to_all, to_row = connect_all(
+            self.store, self.name, self.rank, planes, host, timeout_s, self.notices.look
+        )
+        in_row = {among.index(place): connection for place, connection in to_row.items()}
+        return Control(self.rank, to_all, timeout_s), Messages(among.index(self.rank), in_row, timeout_s)
+
+    def _memory(self, control: Control, messages: Messages) -> SharedMemory | None:
+        wanted = self.backend == "gloo" and self.settings.shared_memory
+        shared = probe(control, [self.ranks.index(r) for r in self.row], wanted)
+        return SharedMemory(messages, len(self.row)) if shared and len(self.row) > 1 else None
+
+    def _made(
+        self, make: Callable[[], dict[str, dist.ProcessGroup]], control: Control
+    ) -> dict[str, dist.ProcessGroup]:
+        def look() -> None:
+            ending = control.news()
+            if ending is not None:
+                raise RankFailedError(str(ending))
+            self.notices.look()
+
+        # NCCL connects at first use, and remembers the thread's device
+        return made_while_looking(make, look) if self.backend == "gloo" else make()
+
+    def _groups(self, own: str) -> dict[str, dist.ProcessGroup]:
+        timeout, groups = timedelta(seconds=self.settings.timeout_s), {}
+        if len(self.row) > 1:
+            for purpose in ("data", "reduce"):
+                groups[purpose] = _new_group(own, self.row, self.backend, timeout, purpose)
+        if len(self.row) < len(self.ranks):
+            for purpose in ("forward", "backward"):
+                groups[purpose] = _new_group(self.name, self.ranks, self.backend, timeout, purpose)
+        return groups
 
 
 def add_group(links: Links, purpose: str, settings: Settings) -> None:
@@ -81,8 +146,16 @@ def add_group(links: Links, purpose: str, settings: Settings) -> None:
     _, row, backend = links.key
     if links.has(purpose):
         return
+
+    def make() -> dist.ProcessGroup:
+        return _new_group(links.name, row, backend, timedelta(seconds=settings.timeout_s), purpose)
+
+    def look() -> None:
+        if links.ending is not None:
+            raise RankFailedError(str(links.ending))
+
     before = open_sockets()
-    group = _new_group(links.name, row, backend, timedelta(seconds=settings.timeout_s), purpose)
+    group = made_while_looking(make, look) if backend == "gloo" else make()
     sockets = _shared_sockets(links.control, open_sockets() - before) if backend == "gloo" else set()
     links.add(purpose, group, sockets)
 

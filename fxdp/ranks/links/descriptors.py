@@ -1,0 +1,59 @@
+"""Open files: how many links take, and the refusal where a process may not have so many.
+
+    per rank of the mesh    1  control                       (2 more for the groups of a pipeline axis)
+    per rank of the row     1  messages, 1 for each of gloo's two groups, 2 for its memory in two buffers
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import resource
+
+from fxdp.errors import MeshError
+
+_PER_GROUP = 4  # what gloo opens for itself: a listener, an epoll, an event or two
+_SPARE = 32  # for kernels to be compiled, files of data, callers that have not said who they are
+_DESCRIPTORS = "/proc/self/fd"
+
+
+def needed(size: int, row: int, *, gloo: bool, memory: bool) -> int:
+    """Files to be opened for a mesh of `size` ranks of which `row` share this rank's stages."""
+    sockets = (size - 1) + (row - 1) + 4
+    groups = 0
+    if gloo:
+        groups = 2 * (row - 1 + _PER_GROUP) + (2 * (size - 1 + _PER_GROUP) if row < size else 0)
+    buffers = 2 * (row + 1) if memory else 0
+    return sockets + groups + buffers
+
+
+def check_limit(size: int, wanted: int) -> None:
+    """Refuse before anything is opened what would end half-way.
+
+    Raises
+    ------
+    MeshError : this process may not open `wanted` more files.
+    """
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    with contextlib.suppress(OSError):
+        there = len(os.listdir(_DESCRIPTORS))
+        if limit != resource.RLIM_INFINITY and there + wanted + _SPARE > limit:
+            has = f"has {there} open and needs {wanted} more"
+            raise MeshError(_too_few(size, has, limit, there + wanted))
+
+
+def as_limit(error: OSError, size: int) -> MeshError | None:
+    """The same refusal for an error of the system that says so, None for others."""
+    if error.errno not in (errno.EMFILE, errno.ENFILE):
+        return None
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return MeshError(_too_few(size, f"could not open one more ({error.strerror})", limit, limit))
+
+
+def _too_few(size: int, has: str, limit: int, at_least: int) -> str:
+    enough = 1 << (at_least + _SPARE).bit_length()
+    return (
+        f"joining {size} ranks takes many open files: this process {has}, and may have {limit}; raise the "
+        f"limit where the ranks are started: `ulimit -n {enough}`, or LimitNOFILE= of the service"
+    )

@@ -1,0 +1,48 @@
+"""How a rank's part in a mesh ended, and text of other ranks made harmless for a terminal."""
+
+from __future__ import annotations
+
+import enum
+import unicodedata
+from dataclasses import dataclass
+
+TEXT_LIMIT = 6000  # characters of an error that other ranks are told
+
+
+class EndKind(enum.IntEnum):
+    """How a rank's part in the mesh ended."""
+
+    FAILED = 2
+    KILLED = 3
+    ENDED = 4
+    ASTRAY = 5
+
+
+@dataclass(frozen=True)
+class Ending:
+    """Why a rank no longer takes part: the rank at fault, how it ended, and its words."""
+
+    rank: int
+    kind: EndKind
+    text: str = ""
+
+    def __str__(self) -> str:
+        if self.kind is EndKind.FAILED:
+            return f"rank {self.rank} failed: {self.text}"
+        if self.kind is EndKind.ASTRAY:
+            return f"rank {self.rank} {self.text}"
+        if self.kind is EndKind.ENDED:
+            return (
+                f"rank {self.rank} ended its process while this rank still needed it; expected the same "
+                "number of steps on all ranks (or see that rank's own output for an error outside fxdp)"
+            )
+        return f"rank {self.rank} ended without an error message (killed? out of memory? machine lost?)"
+
+
+def harmless(text: str) -> str:
+    """Text of another rank without what a terminal would obey: colours, cursor, titles, reversed writing."""
+    return "".join(char if _is_plain(char) else ascii(char)[1:-1] for char in text)
+
+
+def _is_plain(char: str) -> bool:
+    return char in "\n\t" or unicodedata.category(char) not in ("Cc", "Cf", "Cs", "Zl", "Zp")

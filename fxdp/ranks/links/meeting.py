@@ -1,0 +1,234 @@
+"""Meeting the other ranks: calling those below this one, answering those above it, all at the same time."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import time
+from collections.abc import Callable, Sequence
+
+from fxdp.errors import MeshError, RankFailedError
+from fxdp.ranks.links.addresses import Addresses
+from fxdp.ranks.links.descriptors import as_limit
+from fxdp.ranks.links.ending import Ending, EndKind
+from fxdp.ranks.links.greeting import Greeting, StrangerError, hello, welcome
+
+_SLEEP_MS = 100
+_LOOK_S = 0.5  # how often to look around
+_AGAIN_S = 0.2  # before a call is made again
+_UNREACHABLE_S = 5.0  # how long a rank may be unreachable that has published its address
+_PROBE_S = 2.0  # how often to see whether missing ranks still listen
+_STRANGERS = 64  # callers that may be half-heard: more, and the oldest is let go; a rank calls again
+_HUNG_UP = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
+
+
+class Meeting:
+    """One rank's way to its connections.
+
+    One loop with one deadline serves the listener, all callers that have not said who they are and all own
+    calls, so nobody waits behind a stranger. About twice a second it looks around: for notices of ranks that
+    have failed, for connections that have ended, for ranks that published an address and are gone.
+
+    Parameters
+    ----------
+    addresses : of all ranks, and the time they have.
+    rank : this rank.
+    planes : see `rendezvous.connect_all`.
+    look : may raise what others have said.
+    """
+
+    def __init__(
+        self, addresses: Addresses, rank: int, planes: Sequence[Sequence[int]], look: Callable[[], None]
+    ) -> None:
+        self._addresses = addresses
+        self._rank = rank
+        self._look = look
+        self._looked = self._probed = time.monotonic()
+        self._missing = {(p, other) for p, among in enumerate(planes) for other in among if other != rank}
+        self._joined: list[dict[int, socket.socket]] = [{} for _ in planes]
+        self._greetings: dict[int, Greeting] = {}
+        self._whose: dict[int, int] = {}
+        self._to_call = {key: 0.0 for key in sorted(self._missing) if key[1] < rank}  # and when
+        self._unreachable: dict[int, float] = {}
+        self._silent: set[int] = set()
+        self._poll = select.poll()
+
+    def run(self, host: str, listener: socket.socket) -> list[dict[int, socket.socket]]:
+        """Meet all others."""
+        self._addresses.publish(self._rank, host, listener.getsockname()[1])
+        below = sorted({other for _, other in self._missing if other < self._rank})
+        self._addresses.wait_for(below, self._look)
+        listener.setblocking(False)
+        self._poll.register(listener, select.POLLIN)
+        try:
+            while self._missing:
+                self._call_those_below()
+                for descriptor, events in self._poll.poll(_SLEEP_MS):
+                    self._serve(listener, descriptor, events)
+                self._look_around()
+        except BaseException:
+            for plane in self._joined:
+                for connection in plane.values():
+                    connection.close()
+            raise
+        finally:
+            for greeting in self._greetings.values():
+                greeting.connection.close()
+        return self._joined
+
+    # -- calling -------------------------------------------------------------------------------------------
+
+    def _call_those_below(self) -> None:
+        now = time.monotonic()
+        for plane, other in [key for key, at in self._to_call.items() if at <= now]:
+            del self._to_call[plane, other]
+            self._call(plane, other)
+
+    def _call(self, plane: int, other: int) -> None:
+        try:
+            found = socket.getaddrinfo(*self._addresses.of(other), type=socket.SOCK_STREAM)
+            family, _, _, _, target = found[0]
+            connection = socket.socket(family, socket.SOCK_STREAM)
+        except socket.gaierror as error:
+            self._not_reached(plane, other, error)
+            return
+        connection.setblocking(False)
+        greeting = Greeting(connection, other, plane, connecting=True)
+        self._greetings[connection.fileno()] = greeting
+        try:
+            connection.connect(target)
+        except BlockingIOError:
+            self._poll.register(connection, select.POLLOUT)
+        except OSError as error:
+            self._drop(connection.fileno())
+            self._not_reached(plane, other, error)
+        else:
+            self._poll.register(connection, select.POLLOUT)
+
+    def _not_reached(self, plane: int, other: int, error: OSError) -> None:
+        """A rank that listened a moment ago cannot be reached: again for a while, a network may be full."""
+        now = time.monotonic()
+        since = self._unreachable.setdefault(other, now)
+        if now - since < _UNREACHABLE_S:
+            self._to_call[plane, other] = now + _AGAIN_S
+            return
+        self._look()
+        address, port = self._addresses.of(other)
+        raise as_limit(error, len(self._missing) + 1) or MeshError(
+            f"rank {other} cannot be reached at {address}:{port} ({error}); expected an address that all "
+            "ranks can reach: set FXDP_HOST on that rank to the right one of its addresses (or see its "
+            "output, if it has ended)"
+        ) from error
+
+    # -- events --------------------------------------------------------------------------------------------
+
+    def _serve(self, listener: socket.socket, descriptor: int, events: int) -> None:
+        if descriptor == listener.fileno():
+            self._answer(listener)
+        elif descriptor in self._greetings:
+            self._greet(descriptor)
+        elif descriptor in self._whose and events & _HUNG_UP:
+            self._gone(self._whose[descriptor])
+
+    def _answer(self, listener: socket.socket) -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except (BlockingIOError, ConnectionError):
+                return
+            connection.setblocking(False)
+            strangers = [d for d, greeting in self._greetings.items() if greeting.called is None]
+            if len(strangers) >= _STRANGERS:
+                self._drop(strangers[0])
+            self._greetings[connection.fileno()] = Greeting(connection)
+            self._poll.register(connection, select.POLLIN)
+
+    def _greet(self, descriptor: int) -> None:
+        greeting = self._greetings[descriptor]
+        try:
+            if greeting.connecting:
+                self._say_hello(greeting)
+                return
+            met = greeting.read(self._addresses.token)
+        except StrangerError as error:
+            self._drop(descriptor)
+            if greeting.called is not None:
+                self._not_reached(greeting.plane, greeting.called, OSError(str(error)))
+            return
+        if met is not None:
+            self._join(greeting, *met)
+
+    def _say_hello(self, greeting: Greeting) -> None:
+        assert greeting.called is not None
+        number = greeting.connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        try:
+            if number:
+                raise OSError(number, os.strerror(number))
+            words = hello(self._addresses.token, self._rank, greeting.plane)
+            greeting.connection.send(words, socket.MSG_NOSIGNAL)
+        except OSError as error:
+            self._drop(greeting.connection.fileno())
+            self._not_reached(greeting.plane, greeting.called, error)
+            return
+        greeting.connecting = False
+        self._poll.modify(greeting.connection, select.POLLIN)
+
+    def _join(self, greeting: Greeting, other: int, plane: int) -> None:
+        descriptor = greeting.connection.fileno()
+        if greeting.called is None:
+            known = self._joined[plane].get(other) if plane < len(self._joined) else None
+            if known is None and ((plane, other) not in self._missing or other < self._rank):
+                self._drop(descriptor)
+                return
+            if known is not None:  # it has heard no welcome on that one
+                self._poll.unregister(known)
+                del self._whose[known.fileno()]
+                known.close()
+            try:
+                greeting.connection.send(welcome(self._rank), socket.MSG_NOSIGNAL)
+            except OSError:
+                self._drop(descriptor)
+                return
+        del self._greetings[descriptor]
+        self._missing.discard((plane, other))
+        self._joined[plane][other] = greeting.connection
+        self._whose[descriptor] = other
+        self._poll.modify(greeting.connection, _HUNG_UP)
+
+    def _drop(self, descriptor: int) -> None:
+        connection = self._greetings.pop(descriptor).connection
+        with contextlib.suppress(KeyError):
+            self._poll.unregister(connection)
+        connection.close()
+
+    # -- looking around ------------------------------------------------------------------------------------
+
+    def _look_around(self) -> None:
+        now = time.monotonic()
+        if not self._missing or now - self._looked < _LOOK_S:
+            return
+        self._looked = now
+        self._look()
+        self._addresses.check_time(sorted({other for _, other in self._missing}))
+        if now - self._probed > _PROBE_S:
+            self._probed = now
+            self._probe_those_above()
+
+    def _probe_those_above(self) -> None:
+        """A rank that has published its address listens until it has met all: where nobody does, it is gone.
+
+        Asked twice, as its call may be under way.
+        """
+        silent = self._addresses.silent(sorted({other for _, other in self._missing if other > self._rank}))
+        again, self._silent = silent & self._silent, silent
+        if again:
+            self._gone(min(again))
+
+    def _gone(self, other: int) -> None:
+        """The process of a rank that had come has ended; its words may be under way."""
+        for _ in range(5):
+            self._look()
+            time.sleep(0.1)
+        raise RankFailedError(str(Ending(other, EndKind.KILLED)))

@@ -1,0 +1,102 @@
+"""What ranks that wait in start-up are told through the store, as they have no connections yet.
+
+    fxdp/failures                      how many processes have ended by an error
+    fxdp/failure/3                     the third: its rank, its words
+    fxdp/<ranks>/1/failures            how many ranks could not join these links, while the others wait
+    fxdp/<ranks>/1/failure/1           ...
+
+A rank that waits looks here about twice a second: one small request, as long as there is nothing new.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Protocol
+
+from fxdp.errors import RankFailedError
+from fxdp.ranks.links.ending import TEXT_LIMIT, Ending, EndKind, harmless
+
+EVERYWHERE = "fxdp"
+"""Where a process that ends says why; other names are those of links that are being opened."""
+_LONGEST = 8 * TEXT_LIMIT  # bytes of a notice
+
+
+class KeyValueStore(Protocol):
+    """What is needed of torch.distributed's stores."""
+
+    def set(self, key: str, value: str) -> None: ...  # noqa: D102
+    def get(self, key: str) -> bytes: ...  # noqa: D102
+    def multi_get(self, keys: list[str]) -> list[bytes]: ...  # noqa: D102
+    def add(self, key: str, value: int) -> int: ...  # noqa: D102
+    def check(self, keys: list[str]) -> bool: ...  # noqa: D102
+    def wait(self, keys: list[str], timeout: timedelta) -> None: ...  # noqa: D102
+
+
+def tell(store: KeyValueStore, name: str, rank: int, text: str) -> None:
+    """Leave a notice that global rank `rank` has failed."""
+    number = store.add(f"{name}/failures", 1)
+    store.set(f"{name}/failure/{number}", json.dumps([rank, text[:TEXT_LIMIT]]))
+
+
+class Notices:
+    """The notices that concern the ranks of one mesh.
+
+    Parameters
+    ----------
+    store : shared by all ranks.
+    name : of the links that are being opened.
+    ranks : the global ranks of the mesh, in mesh order.
+    rank : this rank's index in `ranks`.
+    """
+
+    def __init__(self, store: KeyValueStore, name: str, ranks: Sequence[int], rank: int) -> None:
+        self._store = store
+        self._name = name
+        self._places = {global_rank: place for place, global_rank in enumerate(ranks) if place != rank}
+        self._read = {EVERYWHERE: 0, name: 0}
+
+    def look(self) -> None:
+        """Raise what another rank of the mesh has said since.
+
+        Raises
+        ------
+        RankFailedError : a rank has failed, or the store is gone.
+        """
+        try:
+            found = [ending for name in self._read for ending in self._news(name)]
+        except RuntimeError as error:
+            raise store_lost(error) from error
+        if found:
+            raise RankFailedError(str(found[0]))
+
+    def tell(self, rank: int, text: str) -> None:
+        """Say why this rank does not join these links."""
+        tell(self._store, self._name, rank, text)
+
+    def _news(self, name: str) -> list[Ending]:
+        found: list[Ending] = []
+        while self._store.check([f"{name}/failure/{self._read[name] + 1}"]):
+            self._read[name] += 1
+            ending = self._ending(self._store.get(f"{name}/failure/{self._read[name]}"))
+            if ending is not None:
+                found.append(ending)
+        return found
+
+    def _ending(self, notice: bytes) -> Ending | None:
+        """None for a rank that is not in this mesh, and for what fxdp has not written."""
+        try:
+            rank, text = json.loads(notice[:_LONGEST])
+            place = self._places.get(int(rank))
+        except (ValueError, TypeError):
+            return None
+        return None if place is None else Ending(place, EndKind.FAILED, harmless(str(text)))
+
+
+def store_lost(error: BaseException) -> RankFailedError:
+    """The error of a rank whose store no longer answers."""
+    return RankFailedError(
+        "the process group's store does not answer any more: the process that has it (rank 0, or torchrun's "
+        f"agent) has ended, see its output\ntorch: {str(error).splitlines()[0]}"
+    )
