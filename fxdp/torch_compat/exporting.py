@@ -36,6 +36,7 @@ __all__ = [
     "CAUSAL_MASK_TEST",
     "CHECKPOINT",
     "EXPORT_PRINT",
+    "NODE_SUMMARY",
     "BufferAOTInput",
     "DataDependentOutputException",
     "ForwardTokenAOTInput",
@@ -65,6 +66,9 @@ CHECKPOINT = (torch.utils.checkpoint, "_checkpoint_without_reentrant_generator")
 
 EXPORT_PRINT = (export_trace, "print")
 """By which torch.export prints the graph it had when it failed; a global of that module hides the builtin."""
+
+NODE_SUMMARY = (proxy_tensor, "_extract_tensor_metadata")
+"""What makes `meta["tensor_meta"]` of each traced value, and compares its strides with its sizes to do so."""
 
 with_effects = torch.ops.higher_order.with_effects
 """The op that torch wraps around ops with effects, to keep their order by tokens."""

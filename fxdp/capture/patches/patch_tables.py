@@ -45,6 +45,7 @@ WHOLE_CAPTURE: tuple[Patch, ...] = (
     *SUBSTITUTES,
     REENTRANT,
     Patch(nn.Module, "_apply", around(_convert)),
+    Patch(*torch_compat.NODE_SUMMARY, around(lambda plain, value: None)),  # nobody reads it here
 )
 """From the first trace to the joint graph: the backward of a user's function runs after the export."""
 
@@ -92,6 +93,7 @@ def capture_patches(module: nn.Module, loss_fn: Callable[..., Any] | None) -> It
         # process's: another thread draws again what it draws meanwhile, as while torch itself traces.
         stack.enter_context(kept_random_state())
         stack.enter_context(no_collection())
+        stack.enter_context(torch_compat.quick_sizes())
         here = stack.enter_context(patched((*WHOLE_CAPTURE, *symbolic_len(module, loss_fn))))
         stack.enter_context(unwarned(here))
         stack.enter_context(torch_compat.without_autograd_kernel(_WRONGLY_DECOMPOSED))
