@@ -175,7 +175,8 @@ class LoweredParts:
 
 def _report(wanted: Sequence[WantedPart], found: Sequence[Lowered | _Failed]) -> _Report:
     failed = [(w.name, code) for w, code in zip(wanted, found, strict=True) if isinstance(code, _Failed)]
-    return {n: c.fixed for n, c in failed if c.fixed}, {n: c.words for n, c in failed if c.words}
+    fixed = {n: tuple(map(str, c.fixed)) for n, c in failed if c.fixed}  # as text: other ranks read them
+    return fixed, {n: c.words for n, c in failed if c.words}
 
 
 def _failures(reports: Sequence[_Report]) -> dict[str, str]:

@@ -77,7 +77,7 @@ def materialise(module: nn.Module, joined: Joined) -> set[str]:
             is_parameter = isinstance(tensor, nn.Parameter)
             made[tensor] = nn.Parameter(value, tensor.requires_grad) if is_parameter else value
     own = torch.get_rng_state()
-    first = gather_objects(joined, own)[0]
+    first = torch.frombuffer(bytearray(gather_objects(joined, own.numpy().tobytes())[0]), dtype=torch.uint8)
     torch.set_rng_state(first)
     unset = set(initialise(module, made, _keep))
     if not torch.equal(own, first):  # ranks were seeded apart: the model is rank 0's, and nothing else

@@ -7,7 +7,6 @@ broadcasts on the mesh's process group. At world size 1 nothing is sent.
 from __future__ import annotations
 
 import hashlib
-import pickle
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -21,6 +20,8 @@ from fxdp.errors import AgreementError, RankFailedError
 from fxdp.ir.model_tensors import held
 from fxdp.ranks.failure import convert
 from fxdp.ranks.joined import Joined
+from fxdp.ranks.links import harmless, not_understood
+from fxdp.ranks.plain_values import decode, encode
 from fxdp.ranks.raw_bytes import as_bytes, pack, plain, unpack
 
 _BUCKET_BYTES = 25 * 1024 * 1024
@@ -57,19 +58,31 @@ class Agreement:
         """Wait for the other ranks' integers."""
         if self._control is None:
             return [self._own] * self._size
-        return [struct.unpack(f"<{len(data) // 8}q", data) for data in self._control.finish()]
+        return [_understood(_integers, rank, data) for rank, data in enumerate(self._control.finish())]
 
 
 def gather_objects(joined: Joined, value: Any) -> list[Any]:
-    """Every rank's `value` (anything that can be pickled), in rank order.
+    """Every rank's `value` in rank order; of which values, `plain_values.encode` says.
 
     Raises
     ------
-    RankFailedError : another rank failed or died.
+    RankFailedError : another rank failed or died, or sent what is no value.
     """
     if joined.links is None:
         return [value] * joined.mesh.world
-    return [pickle.loads(data) for data in joined.links.control.exchange(pickle.dumps(value))]
+    found = joined.links.control.exchange(encode(value))
+    return [_understood(decode, rank, data) for rank, data in enumerate(found)]
+
+
+def _understood(read: Callable[[bytes], Any], rank: int, data: bytes) -> Any:
+    try:
+        return read(data)
+    except (ValueError, struct.error) as error:
+        raise RankFailedError(not_understood(rank, str(error))) from error
+
+
+def _integers(data: bytes) -> tuple[int, ...]:
+    return struct.unpack(f"<{len(data) // 8}q", data)
 
 
 def agree(joined: Joined, lines: Sequence[str], what: str, among: int = 0) -> None:
@@ -213,4 +226,4 @@ def _difference(lines: Mapping[int, Sequence[str]], what: str) -> str:
 def _has(line: str | None, ranks: int) -> str:
     if line is None:
         return "ends before it" if ranks == 1 else "end before it"
-    return f"has `{line}`" if ranks == 1 else f"have `{line}`"
+    return f"has `{harmless(line)}`" if ranks == 1 else f"have `{harmless(line)}`"

@@ -76,7 +76,7 @@ def load(path: Path | str, compiled: CompiledModule, optimizer: Optimizer | None
     RankFailedError : another rank failed or died.
     """
     joined = _joined(compiled)
-    folder = gather_objects(joined, find(Path(path).absolute()))[0]
+    folder = Path(gather_objects(joined, str(find(Path(path).absolute())))[0])
     metadata, fault = read_metadata(folder)
     _together(joined, fault, InputError)
     assert metadata is not None

@@ -1,7 +1,7 @@
 """What joins the ranks of a mesh: process groups for tensors, and a control channel for everything else."""
 
 from fxdp.ranks.links.control import Control, RefusedError
-from fxdp.ranks.links.ending import Ending, EndKind
+from fxdp.ranks.links.ending import Ending, EndKind, harmless, not_understood
 from fxdp.ranks.links.links import Links, find_links, live_links
 from fxdp.ranks.links.opening import add_group, open_links
 
@@ -13,6 +13,8 @@ __all__ = [
     "RefusedError",
     "add_group",
     "find_links",
+    "harmless",
     "live_links",
+    "not_understood",
     "open_links",
 ]

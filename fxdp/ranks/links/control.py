@@ -28,13 +28,14 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from fxdp.errors import RankFailedError
-from fxdp.ranks.links.ending import Ending, EndKind
+from fxdp.errors import RankFailedError, StateError
+from fxdp.ranks.links.ending import TEXT_BYTES, Ending, EndKind, as_bytes, as_text, sent_nonsense
 
 _HEADER = struct.Struct("<BIi")  # kind, length of the text or data, the rank it is about
 _ROUND = struct.Struct("<q")
 _CLOSING = getattr(select, "POLLRDHUP", 0)
 _CHUNK = 1 << 16
+_DATA_BYTES = 1 << 26  # of one rank's part of a round: texts of a large model take a hundredth
 
 
 class RefusedError(RankFailedError):
@@ -50,6 +51,8 @@ class _Kind(enum.IntEnum):
     ASTRAY = EndKind.ASTRAY
     WAITS = 6
 
+
+_KINDS = frozenset(_Kind)
 
 @dataclass(eq=False)
 class Peer:
@@ -101,6 +104,8 @@ class Control:
 
     def start(self, data: bytes) -> None:
         """Send this rank's part of a round; `finish` must follow."""
+        if len(data) > _DATA_BYTES:
+            raise StateError(f"{len(data)} bytes are more than ranks tell each other; this is a bug in fxdp")
         self._own = data
         self.round += 1
         self._send_all(_HEADER.pack(_Kind.DATA, len(data), self.rank) + data)
@@ -127,7 +132,7 @@ class Control:
 
     def refuse(self, text: str) -> None:
         """Tell all ranks that this one cannot take part in the next round; does not wait for theirs."""
-        content = text.encode()
+        content = as_bytes(text)
         self.round += 1
         with self._lock:
             for peer in self.peers:
@@ -151,7 +156,7 @@ class Control:
             if self._silent:
                 return
             self._silent = True
-        content = ending.text.encode()
+        content = as_bytes(ending.text)
         frame = _HEADER.pack(ending.kind, len(content), ending.rank) + content
         for peer in self.peers:
             with contextlib.suppress(OSError):
@@ -249,12 +254,22 @@ class Control:
     def _parse(self, peer: Peer) -> None:
         while len(peer.unread) >= _HEADER.size:
             kind, length, about = _HEADER.unpack_from(peer.unread)
+            if fault := _fault(kind, length):
+                self._turn_away(peer, fault)
+                return
             end = _HEADER.size + length
             if len(peer.unread) < end:
                 return
             content = bytes(peer.unread[_HEADER.size : end])
             del peer.unread[:end]
             self._take(peer, _Kind(kind), about, content)
+
+    def _turn_away(self, peer: Peer, fault: str) -> None:
+        """Hear no more from what does not speak as a rank does; ended here, so that the watch notices."""
+        peer.unread.clear()
+        peer.ending = Ending(peer.rank, EndKind.ASTRAY, sent_nonsense(fault))
+        with contextlib.suppress(OSError):
+            peer.connection.shutdown(socket.SHUT_RDWR)
 
     def _take(self, peer: Peer, kind: _Kind, about: int, content: bytes) -> None:
         if kind in (_Kind.DATA, _Kind.REFUSED):
@@ -266,13 +281,13 @@ class Control:
         if kind is _Kind.WAITS:
             peer.waits = _ROUND.unpack_from(content)[0], content[_ROUND.size :]
             return
-        peer.ending = Ending(about, EndKind(kind), content.decode(errors="replace"))
+        peer.ending = Ending(about, EndKind(kind), as_text(content))
 
     def _collect(self) -> list[bytes]:
         """The parts of a complete round, in rank order."""
         with self._lock:
             parts = [(peer.rank, *peer.rounds.popleft()) for peer in self.peers]
-        refused = [(rank, part.decode()) for rank, kind, part in parts if kind is _Kind.REFUSED]
+        refused = [(rank, as_text(part)) for rank, kind, part in parts if kind is _Kind.REFUSED]
         if refused:
             raise RefusedError("\n".join(f"rank {rank} failed: {text}" for rank, text in refused))
         data = [part for _, _, part in parts]
@@ -291,3 +306,12 @@ class Control:
             f"rank {late} did not come within {self._timeout_s:g} s, though its process is alive; expected "
             "all ranks to make the same calls (set FXDP_TIMEOUT_S if one may need longer)"
         )
+
+
+def _fault(kind: int, length: int) -> str:
+    """What is wrong with a header: found before anything is kept for it."""
+    if kind not in _KINDS:
+        return f"a frame of kind {kind}"
+    if length > (_DATA_BYTES if kind == _Kind.DATA else TEXT_BYTES):
+        return f"a frame of {length} bytes"
+    return f"a frame of {length} bytes" if kind == _Kind.WAITS and length < _ROUND.size else ""

@@ -7,6 +7,7 @@ import unicodedata
 from dataclasses import dataclass
 
 TEXT_LIMIT = 6000  # characters of an error that other ranks are told
+TEXT_BYTES = 1 << 16  # of any text between ranks: more is cut off, and refused where it comes
 
 
 class EndKind(enum.IntEnum):
@@ -37,6 +38,29 @@ class Ending:
                 "number of steps on all ranks (or see that rank's own output for an error outside fxdp)"
             )
         return f"rank {self.rank} ended without an error message (killed? out of memory? machine lost?)"
+
+
+def not_understood(rank: int, what: str) -> str:
+    """The words for bytes of another rank that make no sense."""
+    return f"rank {rank} {sent_nonsense(what)}"
+
+
+def sent_nonsense(what: str) -> str:
+    """The same without the rank."""
+    return (
+        f"sent what this rank does not understand ({harmless(what)}); expected the same release of "
+        "fxdp on all ranks, and nobody else on their network (see SECURITY.md)"
+    )
+
+
+def as_text(content: bytes) -> str:
+    """Text of another rank, harmless for a terminal."""
+    return harmless(content[:TEXT_BYTES].decode(errors="replace"))
+
+
+def as_bytes(text: str) -> bytes:
+    """Text for another rank."""
+    return text.encode(errors="replace")[:TEXT_BYTES]
 
 
 def harmless(text: str) -> str:

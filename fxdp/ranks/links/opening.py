@@ -15,7 +15,7 @@ from fxdp.errors import RankFailedError
 from fxdp.ranks.links.cancellable import made_while_looking
 from fxdp.ranks.links.control import Control
 from fxdp.ranks.links.descriptors import check_limit, needed
-from fxdp.ranks.links.ending import Ending, EndKind
+from fxdp.ranks.links.ending import Ending, EndKind, not_understood
 from fxdp.ranks.links.links import Links, live_links
 from fxdp.ranks.links.messages import Messages
 from fxdp.ranks.links.notices import KeyValueStore, Notices
@@ -184,9 +184,12 @@ def _new_group(
 
 def _shared_sockets(control: Control, opened: set[OpenSocket]) -> set[OpenSocket]:
     """Those of `opened` whose other end is a socket that another rank opened meanwhile."""
-    mine = [[item.here, item.there] for item in opened]
+    mine = [[*item.here, *item.there] for item in opened]
     theirs: set[tuple[tuple[str, int], tuple[str, int]]] = set()
     for rank, data in enumerate(control.exchange(json.dumps(mine).encode())):
-        if rank != control.rank:
-            theirs |= {((here[0], here[1]), (there[0], there[1])) for here, there in json.loads(data)}
+        try:
+            found = [((str(a), int(b)), (str(c), int(d))) for a, b, c, d in json.loads(data)]
+        except (ValueError, TypeError, RecursionError) as error:
+            raise RankFailedError(not_understood(rank, str(error))) from error
+        theirs |= set(found) if rank != control.rank else set()
     return {item for item in opened if (item.there, item.here) in theirs}

@@ -23,6 +23,8 @@ user and process namespace; `probe` finds out whether all of them can.
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import mmap
 import os
 import struct
@@ -33,13 +35,14 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from fxdp.errors import RankFailedError
+from fxdp.errors import RankFailedError, StateError
 from fxdp.ranks.links.control import Control
 from fxdp.ranks.links.messages import LinkBrokenError, Messages, Round
 
 _WHERE = struct.Struct("<QQQ")  # process, descriptor, number of the buffer
 _SIZE = struct.Struct("<Q")  # bytes of the value in it
 _BUFFERS = 2
+_SEALS = fcntl.F_SEAL_SHRINK
 
 
 class Reduction(Protocol):
@@ -60,9 +63,24 @@ class _Buffer:
 
     @classmethod
     def make(cls, size: int, number: int) -> _Buffer:
-        descriptor = os.memfd_create("fxdp", os.MFD_CLOEXEC)
-        os.ftruncate(descriptor, size)
-        return cls(descriptor, number, _map(descriptor, size))
+        """Memory of this size, which stays: where there is no room for it, that is found out here.
+
+        Raises
+        ------
+        StateError : no room.
+        """
+        descriptor = os.memfd_create("fxdp", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.posix_fallocate(descriptor, 0, size)  # a first write without room would end the process
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+            return cls(descriptor, number, _map(descriptor, size))
+        except OSError as error:
+            os.close(descriptor)
+            raise StateError(
+                f"no room for {size} bytes of memory that ranks share ({error.strerror}); expected as much "
+                "as the largest sum of gradients, twice per rank: give the machine or container more memory, "
+                "lower bucket_mb of fxdp.compile, or set FXDP_SHARED_MEMORY=0"
+            ) from error
 
     @property
     def where(self) -> bytes:
@@ -79,6 +97,8 @@ def _open(where: bytes | memoryview) -> Tensor:
     process, descriptor, _ = _WHERE.unpack(where)
     opened = os.open(f"/proc/{process}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
     try:
+        if not fcntl.fcntl(opened, fcntl.F_GET_SEALS) & _SEALS:  # reading what was cut off ends this process
+            raise OSError(errno.EPERM, "it is not sealed, so it could shrink")
         return _map(opened, os.fstat(opened).st_size)
     finally:
         os.close(opened)
@@ -247,8 +267,10 @@ class SharedMemory:
         if known is None or known[0] != where:
             try:
                 known = self._seen[rank, turn] = bytes(where), _open(where)
-            except OSError as error:
+            except (OSError, ValueError) as error:
                 raise LinkBrokenError(f"the memory of rank {rank} cannot be opened: {error}") from error
+            if known[1].numel() < size:
+                raise LinkBrokenError(f"the memory of rank {rank} is smaller than it says")
         return known[1]
 
 
@@ -265,7 +287,7 @@ def probe(control: Control, row: Sequence[int], wanted: bool) -> bool:
     mark = os.urandom(16)
     buffer = None
     if wanted and hasattr(os, "memfd_create"):
-        with contextlib.suppress(OSError):  # a sandbox may forbid it
+        with contextlib.suppress(OSError, StateError):  # a sandbox may forbid it
             buffer = _Buffer.make(len(mark), 0)
             buffer.data.copy_(torch.frombuffer(bytearray(mark), dtype=torch.uint8))
     found = control.exchange(mark + (b"" if buffer is None else buffer.where))
@@ -281,5 +303,5 @@ def _shows(mark: bytes, where: bytes) -> bool:
         return False
     try:
         return bytes(_open(where).numpy()) == mark
-    except (OSError, ValueError):
+    except (OSError, ValueError, struct.error):
         return False
