@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from fxdp.module.compiled import CompiledModule
     from fxdp.oracle.report import Report
     from fxdp.ranks.launcher import launch
+    from fxdp.reports.explained import Explained
     from fxdp.reports.plan import Plan
     from fxdp.reports.rows import CommRow
     from fxdp.rules.custom import register_rule
@@ -72,6 +73,7 @@ __all__ = [
     "VerifierError",
     "check_rule",
     "compile",
+    "explain",
     "launch",
     "load",
     "plan",
@@ -253,6 +255,29 @@ def plan(
 
     mesh = {"dp": 2} if mesh is None else mesh
     return dry_run(model, args, {} if kwargs is None else kwargs, mesh, Options(**options))
+
+
+def explain(
+    model: nn.Module,
+    args: tuple[Any, ...] = (),
+    what: str = "",
+    kwargs: dict[str, Any] | None = None,
+    mesh: DeviceMesh | Mapping[str, int] | None = None,
+    **options: Any,
+) -> Explained:
+    """Why something in the plan of `model` is as it is: `fxdp.explain(model, (x,), "models.py:12")`.
+
+    Parameters
+    ----------
+    model, args, kwargs, mesh, options : as of `plan`.
+    what : a line as in `models.py:12`, a parameter, a node, a collective, a module, or words of a line.
+
+    Raises
+    ------
+    InputError : nothing is called so; with what is called nearly so.
+    CaptureError, MeshError : as `plan`.
+    """
+    return plan(model, args, kwargs, mesh, **options).explain(what)
 
 
 def verify(

@@ -68,7 +68,7 @@ def test_the_pipeline_runs(ranks: RankPool, tmp_path: Path) -> None:
     assert block != PIPELINE
     shown = _printed(block, ranks, 2, tmp_path)
     assert "rank 1: .  F0 B0 B0 F1 B1 B1 F2 B2 B2 F3 B3 B3" in shown
-    assert "op='send'" in shown
+    assert "forward   send              x4" in shown
     assert "forward_0_mb3 = self.forward_0(microbatch_3)" in shown
     assert "self.wait_event('p2p_forward', after_forward_0_mb3)" in shown
 
@@ -87,11 +87,22 @@ def test_the_graph_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_skips_run() -> None:
-    (block,) = re.findall(r"```py\n(.*?)```", README, re.DOTALL)
+    block, _ = re.findall(r"```py\n(.*?)```", README, re.DOTALL)
     names: dict[str, Any] = {}
     exec(block, names)
     x = torch.randn(2, 8)
     assert torch.equal(names["model"](x), names["model"][1](x[:, ::2]).repeat_interleave(2, 1) + x)
+
+
+def test_the_plan_is_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    _, block = re.findall(r"```py\n(.*?)```", README, re.DOTALL)
+    model, x = torch.nn.Linear(4, 2), torch.randn(2, 4)
+    names = {"fxdp": fxdp, "model": model, "x": x, "other": fxdp.plan(model, (x,), mesh={"dp": 2})}
+    exec(block.replace("models.py:12", "weight"), names)
+    shown = capsys.readouterr().out
+    assert "gradient of bias needs it as R: a result of the step" in shown
+    assert "mesh: dp=64 here, dp=2 there" in shown
+    assert names["again"] == names["plan"]
 
 
 AFTERWARDS = {

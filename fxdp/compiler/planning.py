@@ -24,6 +24,7 @@ from fxdp.reports.memory_curve import RankMemory, curve, scheduled_curves
 from fxdp.reports.parameter_table import parameter_rows
 from fxdp.reports.plan import Plan, replicated_ops
 from fxdp.reports.rows import CommRow
+from fxdp.reports.schedule_svg import DrawnSchedule
 from fxdp.reports.sent_rows import Transfers
 from fxdp.reports.stages import stage_rows
 
@@ -43,7 +44,8 @@ class Planning:
         program, sizes, origin = self.program, self.sizes, self.program.captured.origin
         scheduled, partition = program.step, program.partition
         sent = [item for step in self._steps for item in step.sent]
-        edges = partition.edges if scheduled else ()
+        cut = partition.edges if scheduled else ()
+        edges = tuple(Edge(e.name, e.source, e.target, e.backward, e.once) for e in cut)
         return Plan(
             program.text,
             tuple(map(_in_short, self._collectives)),
@@ -52,8 +54,8 @@ class Planning:
             dict(program.seconds),
             program.nodes,
             coverage(program.causes, sizes, origin),
-            None if scheduled is None else scheduled.schedule,
-            tuple(Edge(e.name, e.source, e.target, e.backward, e.once) for e in edges),
+            None if scheduled is None else DrawnSchedule.of(scheduled.schedule, edges),
+            edges,
             () if scheduled is None else stage_rows(program.gm, partition, scheduled.schedule, sent),
             annotated=lambda: program.graph(sizes, device_mesh),
             details=cache(self._details),

@@ -38,6 +38,7 @@ from fxdp.options import Options
 from fxdp.ranks.failure import guard, install_hook, refusing
 from fxdp.ranks.joined import Joined
 from fxdp.ranks.resolve import resolve_mesh, with_rows
+from fxdp.reports.graph_display import displayed
 from fxdp.reports.plan import Plan
 
 _log = logging.getLogger("fxdp")
@@ -274,12 +275,13 @@ class CompiledModule(Bare):
     def graph(self) -> fx.GraphModule:
         """The annotated graph of the program that ran last: see `Plan.graph`."""
         served = self._last()
-        return served.program.graph(served.sizes, self._joined.device_mesh)
+        graph = served.program.graph(served.sizes, self._joined.device_mesh)
+        return displayed(graph, "the annotated graph of the whole batch")
 
     @property
     def program(self) -> fx.GraphModule:
         """This rank's emitted program that ran last."""
-        return self._last().graph
+        return displayed(self._last().graph, "this rank's program")
 
     def _last(self) -> Served:
         if self._served is None:

@@ -16,9 +16,10 @@ from fxdp.oracle.fault import Fault
 from fxdp.oracle.results import ResultError
 from fxdp.oracle.virtual_run import SplitRun
 from fxdp.reports.rows import flat_dict
+from fxdp.reports.sheet import Sheet, sheets_html
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Report:
     """Whether a model's data-parallel program equals the model on one device.
 
@@ -99,6 +100,23 @@ class Report:
             lines.append(_REMEDY)
         return "\n".join(lines)
 
+    def __repr__(self) -> str:
+        return f"Report({self._headline()})"
+
+    def _repr_html_(self) -> str:
+        rows = tuple(
+            (str(list(run.split)), str(run.nodes), str(len(run.results)), f"{run.worst:.1e}", run.worst_node,
+             "equal" if run.ok else "differs")
+            for run in self.splits
+        )  # fmt: skip
+        columns = ("split", "#nodes", "#results", "largest error", "at", "")
+        return sheets_html([Sheet(self._headline(), columns, rows, "\n".join(self._beside_splits()))])
+
+    def _beside_splits(self) -> list[str]:
+        """What the text says beside the headline and the splits."""
+        said = {_split_line(run) for run in self.splits}
+        return [line for line in str(self).splitlines()[1:] if line.strip() not in said]
+
     def __rich__(self) -> RenderableType:
         table = Table(title=self._headline(), title_justify="left", title_style="green" if self.ok else "red")
         for name in ("split", "nodes", "results", "largest error", "at", ""):
@@ -107,9 +125,7 @@ class Report:
             state = Text("equal", "green") if run.ok else Text("differs", "red")
             cells = (str(list(run.split)), str(run.nodes), str(len(run.results)), f"{run.worst:.1e}")
             table.add_row(*cells, Text(run.worst_node), state)
-        text = str(self).splitlines()[1:]
-        kept = [line for line in text if line.strip() not in {_split_line(run) for run in self.splits}]
-        return Group(table, Text("\n".join(kept)))
+        return Group(table, Text("\n".join(self._beside_splits())))
 
     def _headline(self) -> str:
         if not self.ok:

@@ -23,15 +23,17 @@ from fxdp.ir.placements import Replicate, Shard
 from fxdp.ir.sizes import B, fixed_by_data, mentions_batch
 from fxdp.ir.slots import Input
 from fxdp.ir.types import NodeType, tensor_types, type_bytes
+from fxdp.reports.by_line import place
 from fxdp.reports.remedies import cause_and_remedy
-from fxdp.reports.rows import CoverageRow
+from fxdp.reports.rows import CoverageRow, format_bytes
+from fxdp.reports.sheet import Sheet, Shown
 from fxdp.reports.tables import coverage_table
 
 _WHOLE = ", runs whole"
 
 
-@dataclass(frozen=True, slots=True)
-class Coverage:
+@dataclass(frozen=True, slots=True, repr=False)
+class Coverage(Shown):
     """The coverage report of a plan; empty (and false) where everything splits over the ranks."""
 
     rows: tuple[CoverageRow, ...] = ()
@@ -56,10 +58,23 @@ class Coverage:
             return _ALL
         return "\n".join([f"{len(self.rows)} places do not split over the ranks:", *map(str, self.rows)])
 
+    def __repr__(self) -> str:
+        return f"Coverage({f'{len(self.rows)} places do not split over the ranks' if self.rows else _ALL})"
+
     def __rich__(self) -> Table | Text:
         return coverage_table(self.rows) if self.rows else Text(_ALL, "green")
 
+    def sheets(self) -> tuple[Sheet, ...]:
+        """The report in a table."""
+        rows = tuple(
+            (row.op, row.what, row.phase, format_bytes(row.bytes), place(row.site), row.cause, row.remedy)
+            for row in self.rows
+        )
+        columns = ("op", "what", "phase", "#bytes", "at", "why", "what to do")
+        return (Sheet(_TITLE, columns, rows, "" if rows else _ALL),)
 
+
+_TITLE = "what does not split over the ranks"
 _ALL = "everything splits over the ranks: only gradients and sums without a batch dim are exchanged"
 
 

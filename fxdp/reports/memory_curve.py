@@ -67,7 +67,7 @@ class RankMemory:
     def __str__(self) -> str:
         peak = self.peak
         return (
-            f"pipeline rank {self.rank}: at most {format_bytes(peak.bytes)} at {peak.at} ({peak.phase}); "
+            f"rank {self.rank}: at most {format_bytes(peak.bytes)} at {peak.at} ({peak.phase}); "
             f"parameters {format_bytes(self.parameters)}, gradients {format_bytes(self.gradients)}, "
             f"buffers {format_bytes(self.buffers)}, inputs {format_bytes(self.inputs)}"
         )

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, fields
+from importlib.metadata import version
+from typing import Any, get_type_hints
 
+from rich.console import RenderableType
 from torch import fx
 
 from fxdp.errors import StateError
@@ -16,16 +19,22 @@ from fxdp.pipeline.schedule.transfers import Edge
 from fxdp.reports.collective import Collective
 from fxdp.reports.coverage import Coverage
 from fxdp.reports.details import Details
+from fxdp.reports.explained import Explained, explained
+from fxdp.reports.graph_display import displayed
 from fxdp.reports.memory_curve import RankMemory
 from fxdp.reports.parameter_table import ParameterRow
+from fxdp.reports.plan_diff import PlanDiff, differences
+from fxdp.reports.plan_json import FORMAT, VERSION, checked, plain, read, read_coverage, read_schedule
+from fxdp.reports.plan_summary import Summary, headline, plan_sheets, summary_lines
 from fxdp.reports.rows import CommRow, StageRow
-from fxdp.reports.schedule_svg import schedule_svg
-from fxdp.reports.schedule_text import timetable
+from fxdp.reports.schedule_svg import DrawnSchedule, schedule_svg
+from fxdp.reports.schedule_text import schedule_text, timetable
+from fxdp.reports.sheet import sheets_html
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Plan:
-    """A compiled program as a user reads it.
+    """A compiled program as a user reads it; printed, or as a cell's value, it shows what a step exchanges.
 
     Attributes
     ----------
@@ -76,7 +85,7 @@ class Plan:
         """
         if self.annotated is None:
             raise StateError("this plan has no graph: a pickled plan leaves it behind; plan the model here")
-        return self.annotated()
+        return displayed(self.annotated(), "the annotated graph of the whole batch")
 
     def __getstate__(self) -> dict[str, Any]:
         """Rows and texts travel between processes, the graph with its ops does not."""
@@ -129,6 +138,85 @@ class Plan:
     def memory(self) -> tuple[RankMemory, ...]:
         """What each pipeline rank holds over a step, from op to op, before Inductor fuses any."""
         return self.details().memory
+
+    def explain(self, what: str) -> Explained:
+        """Why something is as it is.
+
+        Parameters
+        ----------
+        what : a line as in `models.py:12`, a parameter, a node of `plan.graph`, a collective, a module, or
+            words of a node's line.
+
+        Raises
+        ------
+        InputError : nothing is called so; with what is called nearly so.
+        """
+        return explained(self.details(), what)
+
+    def diff(self, other: Plan) -> PlanDiff:
+        """What differs in another plan: model, mesh, options, parameters, memory, and all that travels."""
+        return differences(self.details(), other.details())
+
+    def summary(self, width: int = 80) -> str:
+        """Stages, what a step exchanges by line of your code, what does not split; in lines of this width."""
+        return "\n".join(summary_lines(self, width))
+
+    def to_json(self) -> str:
+        """All of it but the graph, as JSON that `from_json` reads."""
+        return json.dumps(self.as_dict(), indent=1)
+
+    def as_dict(self) -> dict[str, Any]:
+        """All of it but the graph, as plain values that JSON can hold."""
+        from fxdp import __version__  # the package is imported by now, whoever began
+
+        schedule = [] if self.schedule is None else schedule_text(self.schedule).splitlines()
+        kept = ("text", "communication", "causes", "replicated", "timings", "nodes", "edges", "stages")
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "fxdp": __version__,
+            "torch": version("torch"),
+            **plain(self.details()),
+            **{name: plain(getattr(self, name)) for name in kept},
+            "coverage": self.covered.as_dict(),
+            "gradient_bytes": self.gradient_bytes,
+            "schedule_name": "" if self.schedule is None else self.schedule.name,
+            "schedule": schedule,
+        }
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """The plan that `to_json` has written; its graph stayed where it was made.
+
+        Raises
+        ------
+        InputError : this is no plan, or one of another version.
+        """
+        details, hints = fields(Details), get_type_hints(cls)
+        kept = ("communication", "causes", "replicated", "timings", "nodes", "edges", "stages")
+        found = checked(text, (*kept, *(field.name for field in details), "coverage", "schedule"))
+        edges = read(hints["edges"], found["edges"])
+        schedule = read_schedule(found.get("schedule_name", ""), found["schedule"])
+        return cls(
+            text=found.get("text", ""),
+            covered=Coverage(read_coverage(found["coverage"]["rows"])),
+            schedule=None if schedule is None else DrawnSchedule.of(schedule, edges),
+            details=read(Details, {field.name: found[field.name] for field in details}),
+            **{name: read(hints[name], found[name]) for name in kept},
+        )
+
+    def __repr__(self) -> str:
+        return f"Plan({headline(self)})"
+
+    def __str__(self) -> str:
+        return self.summary()
+
+    def __rich__(self) -> RenderableType:
+        return Summary(self)
+
+    def _repr_html_(self) -> str:
+        pictures = [self.schedule_svg()] if self.schedule is not None else []
+        return sheets_html(plan_sheets(self)) + "".join(pictures)
 
     def coverage(self) -> Coverage:
         """What runs whole on every rank or travels whole, why, where, how large, and what to do about it."""

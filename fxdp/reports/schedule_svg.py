@@ -6,7 +6,7 @@ The picture is one SVG text without scripts, fonts or links; a box's full name s
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from jinja2 import Environment
 
@@ -14,6 +14,7 @@ from fxdp.pipeline.schedule.action import Action, Kind
 from fxdp.pipeline.schedule.schedule import Schedule
 from fxdp.pipeline.schedule.timeline import Costs, Slot, Timeline
 from fxdp.pipeline.schedule.transfers import Edge
+from fxdp.reports.schedule_text import schedule_text
 
 _COLOURS = {
     Kind.FORWARD: ("#4c8bf5", "forward"),
@@ -78,6 +79,28 @@ class _Line:
     y1: int
     x2: float
     y2: int
+
+
+@dataclass(frozen=True, repr=False)
+class DrawnSchedule(Schedule):
+    """A schedule that shows itself with what its stages send: as a picture in a notebook, else as text."""
+
+    edges: tuple[Edge, ...] = ()
+
+    @classmethod
+    def of(cls, schedule: Schedule, edges: Sequence[Edge] = ()) -> DrawnSchedule:
+        """The same schedule."""
+        given = {field.name: getattr(schedule, field.name) for field in fields(Schedule)}
+        return cls(**given, edges=tuple(edges))
+
+    def __repr__(self) -> str:
+        return f"Schedule({_title(self, self.timeline())})"
+
+    def __str__(self) -> str:
+        return schedule_text(self)
+
+    def _repr_svg_(self) -> str:
+        return schedule_svg(self, edges=self.edges)
 
 
 def schedule_svg(schedule: Schedule, costs: Costs | None = None, edges: Sequence[Edge] = ()) -> str:

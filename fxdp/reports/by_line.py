@@ -1,0 +1,146 @@
+"""What a step exchanges, by line of the user's code.
+
+    model.py:7  x = self.fc(x)
+      backward  all_reduce  x12      1.5 KiB  gradient of layers.*.fc.weight
+
+Layers that run the same line are one row.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import textwrap
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from fxdp.ir.notes import Site
+from fxdp.reports.collective import Collective
+from fxdp.reports.rows import format_bytes
+
+_NUMBER = re.compile(r"(?<![\w*])\d+(?=\.)|(?<=\.)\d+(?=\.|$|\b)")
+"""The number of a layer in a dotted name."""
+
+
+@dataclass(frozen=True, slots=True)
+class LineExchange:
+    """What travels for one line in one way, of all layers that run it."""
+
+    phase: str
+    kind: str
+    text: str
+    modules: str
+    bytes: int
+    count: int
+    collectives: tuple[str, ...]
+    """The names of the collectives in which it travels."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line of the user's code with all that travels for it."""
+
+    site: Site
+    exchanges: tuple[LineExchange, ...]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all values."""
+        return sum(one.bytes for one in self.exchanges)
+
+
+def folded(name: str) -> str:
+    """A dotted name with a star for the number of a layer: `h.3.attn.weight` is `h.*.attn.weight`."""
+    return _NUMBER.sub("*", name)
+
+
+@dataclass(frozen=True, slots=True)
+class _Value:
+    """One value that travels, and for what."""
+
+    site: Site
+    phase: str
+    kind: str
+    text: str
+    bytes: int
+    collective: str
+    count: int = 1
+
+
+def _values(rows: Iterable[Collective]) -> Iterator[_Value]:
+    for row in rows:
+        if row.kind == "send":
+            more = f" ({len(row.needs)} values)" if len(row.needs) > 1 else ""
+            yield _Value(row.site, row.phase, row.kind, row.text + more, row.bytes, row.name, row.count)
+            continue
+        for need in row.needs:
+            text = need.text.replace(f" in `{need.site.code}`", "")
+            yield _Value(need.site, row.phase, row.kind, text, need.bytes, row.name)
+
+
+def lines_of(rows: Iterable[Collective], *, fold: bool = True) -> tuple[Line, ...]:
+    """The lines for which anything travels, in the order of the step; without `fold` value by value."""
+    groups: dict[tuple[str, int], dict[object, list[_Value]]] = {}
+    for i, value in enumerate(_values(rows)):
+        alike = (value.phase, value.kind, folded(value.text), folded(value.site.module))
+        key = alike if fold else (*alike, i)
+        groups.setdefault((value.site.file, value.site.line), {}).setdefault(key, []).append(value)
+    return tuple(
+        Line(next(iter(alike.values()))[0].site, tuple(map(_exchange, alike.values())))
+        for alike in groups.values()
+    )
+
+
+def _exchange(values: list[_Value]) -> LineExchange:
+    first = values[0]
+    many = len({(value.text, value.site.module) for value in values}) > 1
+    text, module = first.text, first.site.module
+    return LineExchange(
+        first.phase,
+        first.kind,
+        folded(text) if many else text,
+        folded(module) if many else module,
+        sum(value.bytes for value in values),
+        sum(value.count for value in values),
+        tuple(dict.fromkeys(value.collective for value in values)),
+    )
+
+
+def short_path(file: str) -> str:
+    """A file as it is called from here: below this folder, in its package, or by its last names."""
+    here = os.path.join(os.getcwd(), "")
+    if file.startswith(here):
+        return file.removeprefix(here)
+    for folder in ("site-packages", "dist-packages"):
+        _, found, rest = file.partition(f"{folder}{os.sep}")
+        if found:
+            return rest
+    return os.sep.join(file.split(os.sep)[-2:])
+
+
+def place(site: Site) -> str:
+    """`models.py:12`, never longer than a narrow terminal has room for."""
+    name = f"{short_path(site.file)}:{site.line}"
+    return name if len(name) <= 60 else f"…{name[-59:]}"
+
+
+def shortened(code: str, room: int) -> str:
+    """Code in the room that there is; nothing where a word of it would tell nothing."""
+    if len(code) <= room:
+        return code
+    return "" if room < 12 else code[: room - 1] + "…"
+
+
+def line_texts(lines: Iterable[Line], width: int = 80) -> list[str]:
+    """The lines as text of this width; file names and line numbers are whole."""
+    shown = []
+    for line in lines:
+        where = place(line.site)
+        shown.append(f"{where}  {shortened(line.site.code, width - len(where) - 2)}".rstrip())
+        for one in line.exchanges:
+            times = f"x{one.count}" if one.count > 1 else ""
+            head = f"  {one.phase:8}  {one.kind:14} {times:>5} {format_bytes(one.bytes):>10}  "
+            module = f" in {one.modules}" if one.modules and one.modules not in one.text else ""
+            rest = textwrap.wrap(one.text + module, max(width - len(head), 24), break_on_hyphens=False)
+            shown += [(head if i == 0 else " " * len(head)) + part for i, part in enumerate(rest or [""])]
+    return shown

@@ -1,0 +1,162 @@
+"""Why something is as it is: the nodes, parameters and collectives that a few words name."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from fxdp.errors import InputError
+from fxdp.ir.notes import Site
+from fxdp.reports.by_line import place
+from fxdp.reports.collective import Collective
+from fxdp.reports.details import Details
+from fxdp.reports.parameter_table import ParameterRow
+from fxdp.reports.rows import Explanation, flat_dict
+from fxdp.reports.sheet import Sheet, Shown
+
+_LINE = re.compile(r"(?P<file>.+):(?P<line>\d+)")
+
+
+@dataclass(frozen=True, repr=False)
+class Explained(Shown):
+    """What a plan knows of one thing.
+
+    Attributes
+    ----------
+    subject : what was asked for.
+    nodes : of `plan.graph`, in order, each with the rule that placed it.
+    collectives : what travels for it.
+    parameters : those that it names.
+    """
+
+    subject: str
+    nodes: tuple[Explanation, ...] = ()
+    collectives: tuple[Collective, ...] = ()
+    parameters: tuple[ParameterRow, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.nodes or self.collectives or self.parameters)
+
+    def __repr__(self) -> str:
+        counts = (len(self.nodes), len(self.collectives), len(self.parameters))
+        return "Explained({!r}: {} nodes, {} collectives, {} parameters)".format(self.subject, *counts)
+
+    def __str__(self) -> str:
+        lines = [*map(str, self.parameters), *map(str, self.collectives)]
+        last: Site | None = None
+        for row in self.nodes:
+            site = Site(row.site.file, row.site.line, row.site.code)
+            if site != last:
+                lines.append(f"{place(site)}  {site.code}")
+                last = site
+            module = f"    in {row.site.module}" if row.site.module else ""
+            lines.append(f"  {row.text}\n      {row.why}{module}")
+        return "\n".join(lines)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same as plain values that JSON can hold."""
+        return {
+            "subject": self.subject,
+            "nodes": [row.as_dict() for row in self.nodes],
+            "collectives": [asdict(row) for row in self.collectives],
+            "parameters": [flat_dict(row) for row in self.parameters],
+        }
+
+    def sheets(self) -> tuple[Sheet, ...]:
+        """The same in tables."""
+        found = [Sheet(f"why {self.subject}")]
+        if self.parameters:
+            rows = tuple((p.name, str(p).partition("\n    ")[2]) for p in self.parameters)
+            found.append(Sheet("parameters", ("parameter", "how it lies"), rows))
+        if self.collectives:
+            why = tuple((c.name, c.kind, str(c).replace("\n    ", "\n")) for c in self.collectives)
+            found.append(Sheet("collectives", ("name", "kind", "why, where and when"), why))
+        if self.nodes:
+            cells = tuple((place(n.site), n.text, n.why) for n in self.nodes)
+            found.append(Sheet("nodes", ("at", "node", "why"), cells))
+        return tuple(found)
+
+
+def explained(details: Details, subject: str) -> Explained:
+    """What a plan knows of a line `models.py:12`, a parameter, a node, a collective, a module, or any words.
+
+    Raises
+    ------
+    InputError : nothing is called so; with what is called nearly so.
+    """
+    found = _by_line(details, subject) or _by_name(details, subject.lstrip("%"))
+    found = found or _by_words(details, [subject]) or _by_words(details, subject.split())
+    if not found:
+        near = difflib.get_close_matches(subject.lstrip("%"), _names(details), 5, 0.5)
+        known = f"; near it are {', '.join(near)}" if near else ""
+        raise InputError(
+            f"explain {subject!r}: no line, parameter, node, collective or module of the plan is called so"
+            f"{known}. Expected a line as in models.py:12, a name, or words of a node's line in plan.text"
+        )
+    return found
+
+
+def _by_line(details: Details, subject: str) -> Explained | None:
+    match = _LINE.fullmatch(subject)
+    if match is None:
+        return None
+
+    def there(site: Site) -> bool:
+        tail = os.sep + match["file"].lstrip("./")
+        return site.line == int(match["line"]) and (os.sep + site.file).endswith(tail)
+
+    return _where(details, subject, there)
+
+
+def _where(details: Details, subject: str, there: Any) -> Explained | None:
+    found = Explained(
+        subject,
+        tuple(row for row in details.explanations if there(row.site)),
+        tuple(row for row in details.collectives if any(there(need.site) for need in row.needs)),
+    )
+    return found if found else None
+
+
+def _by_name(details: Details, name: str) -> Explained | None:
+    rows = {row.name: row for row in details.explanations}
+    parameters = tuple(row for row in details.parameters if row.name == name)
+    if parameters:
+        travels = _carrying(details.collectives, lambda need: need.text in (name, f"gradient of {name}"))
+        values = {need.value for row in travels for need in row.needs if need.text == f"gradient of {name}"}
+        given = f"param({name})"
+        return Explained(
+            name,
+            tuple(row for row in details.explanations if given in row.text or row.name in values),
+            travels,
+            parameters,
+        )
+    collectives = tuple(row for row in details.collectives if row.name == name)
+    if collectives or name in rows:
+        names = {need.value for row in collectives for need in row.needs} | {name}
+        travels = collectives or _carrying(
+            details.collectives, lambda need: name in (need.value, need.conversion, need.consumer)
+        )
+        return Explained(name, tuple(rows[n] for n in rows if n in names), travels)
+    inside = name + "."
+    return _where(details, name, lambda site: site.module == name or site.module.startswith(inside))
+
+
+def _carrying(rows: Iterable[Collective], wanted: Any) -> tuple[Collective, ...]:
+    return tuple(row for row in rows if any(wanted(need) for need in row.needs))
+
+
+def _by_words(details: Details, words: Sequence[str]) -> Explained | None:
+    nodes = tuple(row for row in details.explanations if row.matches(words))
+    return Explained(" ".join(words), nodes) if nodes else None
+
+
+def _names(details: Details) -> list[str]:
+    """All that can be asked for."""
+    sites = [row.site for row in details.explanations]
+    found = [row.name for row in details.parameters] + [row.name for row in details.collectives]
+    found += [row.name for row in details.explanations] + [site.module for site in sites if site.module]
+    return list(dict.fromkeys([*found, *(f"{os.path.basename(s.file)}:{s.line}" for s in sites if s.file)]))

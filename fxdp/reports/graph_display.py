@@ -1,0 +1,78 @@
+"""Graphs that show themselves in a notebook: a table of nodes, coloured by how they lie on the ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jinja2 import Environment
+from torch import fx
+
+from fxdp.ir.graph_text import node_text, type_text
+from fxdp.ir.notes import note
+from fxdp.ir.placements import Partial, Placement, Replicate, Rows, Shard
+from fxdp.reports.by_line import place
+
+COLOURS = {"shard": "#0072b2", "partial": "#d55e00", "replicate": "#767676"}
+"""Of Okabe and Ito, who chose them so that everybody tells them apart; grey is for what is everywhere."""
+
+_LARGEST = 2000  # rows of a table in a notebook; a page of more is none
+
+_TEMPLATE = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(
+    """\
+<div style="font:12px ui-monospace,monospace;max-height:36em;overflow:auto">
+<p style="font:13px system-ui,sans-serif"><b>{{ title }}</b>
+{% for name, colour in colours.items() if coloured %}
+<span style="color:{{ colour }}">&#9632; {{ name }}</span>
+{% endfor %}</p>
+<table style="border-collapse:collapse;text-align:left">
+{% for row in rows %}
+<tr><td style="border-left:4px solid {{ row.colour }};padding:0 8px;white-space:nowrap">{{ row.name }}</td>
+<td style="padding-right:8px;white-space:nowrap">{{ row.type }}</td>
+<td style="padding-right:8px;white-space:nowrap">{{ row.placement }}</td>
+<td style="padding-right:8px">{{ row.call }}</td><td style="white-space:nowrap">{{ row.at }}</td></tr>
+{% endfor %}
+</table>{{ more }}</div>
+"""
+)
+
+
+def lies(placement: Placement | tuple[Placement | None, ...] | None) -> str:
+    """Which of the three kinds a placement is; empty for what is not placed."""
+    first = placement[0] if isinstance(placement, tuple) and placement else placement
+    if isinstance(first, (Shard, Rows)):
+        return "shard"
+    return {Partial: "partial", Replicate: "replicate"}.get(type(first), "")
+
+
+def displayed(gm: fx.GraphModule, title: str) -> fx.GraphModule:
+    """The same graph, whose `repr` is a line and which a notebook shows as a table."""
+    kind = type(gm)
+    if kind is fx.GraphModule:  # a class of its own is what torch makes for each; else all would change
+        return gm
+    count = len(gm.graph.nodes)
+    kind.__repr__ = lambda self: f"{title}: {count} nodes; print_readable() shows its code"  # type: ignore[method-assign]
+    kind._repr_html_ = lambda self: _html(self, title)  # type: ignore[attr-defined]
+    return gm
+
+
+def _html(gm: fx.GraphModule, title: str) -> str:
+    nodes = list(gm.graph.nodes)
+    rows = [_row(node) for node in nodes[:_LARGEST]]
+    more = f"and {len(nodes) - _LARGEST} more nodes" if len(nodes) > _LARGEST else ""
+    coloured = any(row["placement"] for row in rows)
+    return _TEMPLATE.render(title=title, rows=rows, more=more, colours=COLOURS, coloured=coloured)
+
+
+def _row(node: fx.Node) -> dict[str, Any]:
+    known = note(node)
+    placements = known.placement if isinstance(known.placement, tuple) else (known.placement,)
+    site = known.cause.site if known.cause is not None else known.site
+    call = node_text(node).partition(" = ")[2] if node.op in ("placeholder", "call_function") else ""
+    return {
+        "name": node.name,
+        "type": type_text(known.type) if known.type is not None else "",
+        "placement": ", ".join(str(p) for p in placements if p is not None),
+        "colour": COLOURS.get(lies(known.placement), "transparent"),
+        "call": call or node.format_node() or "",
+        "at": place(site) if site.file else "",
+    }

@@ -1,0 +1,87 @@
+"""What differs between two plans: what they were made of, their parameters, what they exchange."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from fxdp.reports.collective import Collective
+from fxdp.reports.details import Details
+from fxdp.reports.rows import format_bytes
+from fxdp.reports.sheet import Sheet, Shown
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One thing that is not the same: what it is, and how it is here and there; empty where it is missing."""
+
+    what: str
+    here: str
+    there: str
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.here or 'none'} here, {self.there or 'none'} there"
+
+
+@dataclass(frozen=True, repr=False)
+class PlanDiff(Shown):
+    """The differences between two plans; empty (and false) where they are alike. Times are not compared."""
+
+    rows: tuple[Difference, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __repr__(self) -> str:
+        return f"PlanDiff({len(self.rows)} differences)"
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.rows)) or "the plans are alike"
+
+    def sheets(self) -> tuple[Sheet, ...]:
+        """The differences in a table."""
+        rows = tuple((row.what, row.here or "none", row.there or "none") for row in self.rows)
+        return (Sheet(f"{len(rows)} differences" if rows else str(self), ("what", "here", "there"), rows),)
+
+
+def differences(here: Details, there: Details) -> PlanDiff:
+    """What differs, from the model down to each collective."""
+    def about(one: Details) -> dict[str, str]:
+        mesh = ", ".join(f"{axis}={size}" for axis, size in one.mesh.items())
+        options = dict(line.removeprefix("option ").split("=", 1) for line in one.options)
+        return {"model": one.model, "mesh": mesh, "global batch": str(one.batch), **options}
+
+    def parameters(one: Details) -> dict[str, str]:
+        return {f"parameter {p.name}": f"{p.dtype}{list(p.shape)} {p.placement}" for p in one.parameters}
+
+    def memory(one: Details) -> dict[str, str]:
+        return {f"peak memory of rank {m.rank}": format_bytes(m.peak.bytes) for m in one.memory}
+
+    parts: tuple[Callable[[Details], Mapping[str, str]], ...] = (about, parameters, memory, _exchanged)
+    rows: list[Difference] = []
+    for part in parts:
+        rows += _differing(part(here), part(there))
+    return PlanDiff(tuple(rows))
+
+
+def _differing(here: Mapping[str, str], there: Mapping[str, str]) -> Iterable[Difference]:
+    names = dict.fromkeys([*here, *there])
+    pairs = ((name, here.get(name, ""), there.get(name, "")) for name in names)
+    return [Difference(*pair) for pair in pairs if pair[1] != pair[2]]
+
+
+def _exchanged(one: Details) -> dict[str, str]:
+    """What travels, by what it is for: buckets, which depend on their size alone, count by their values."""
+    found: dict[str, list[int]] = {}
+    for row in one.collectives:
+        for need in row.needs if row.kind != "send" else row.needs[:1]:
+            text = row.text if row.kind == "send" else need.text
+            size = row.bytes if row.kind == "send" else need.bytes
+            found.setdefault(f"{row.phase} {row.kind}: {text}", []).append(size)
+    total = {"bytes of a step": format_bytes(_total(one.collectives))} if one.collectives else {}
+    times = {name: f"{len(sizes)}x " if len(sizes) > 1 else "" for name, sizes in found.items()}
+    return {**total, **{name: times[name] + format_bytes(sum(sizes)) for name, sizes in found.items()}}
+
+
+def _total(rows: Iterable[Collective]) -> int:
+    return sum(row.bytes for row in rows)

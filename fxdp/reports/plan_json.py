@@ -1,0 +1,84 @@
+"""Plans as JSON: plain values with a version, and back."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any
+
+from fxdp.errors import InputError
+from fxdp.ir.notes import Site
+from fxdp.pipeline.schedule import csv
+from fxdp.pipeline.schedule.schedule import Schedule
+from fxdp.reports.rows import CoverageRow
+
+FORMAT, VERSION = "fxdp-plan", 1
+
+
+def plain(value: Any) -> Any:
+    """Rows, and rows in rows, as values that JSON holds."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {name: plain(one) for name, one in value.items()}
+    return [plain(one) for one in value] if isinstance(value, (tuple, list)) else value
+
+
+def read(kind: Any, value: Any) -> Any:
+    """The value of a type that `plain` has made plain."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is tuple:
+        return tuple(read(arguments[0], one) for one in value)
+    if origin in (types.UnionType, typing.Union):
+        return None if value is None else read(arguments[0], value)
+    if not dataclasses.is_dataclass(kind):
+        return value
+    hints = typing.get_type_hints(kind)
+    return kind(**{name: read(hints[name], one) for name, one in value.items()})  # type: ignore[operator]
+
+
+def read_coverage(rows: list[dict[str, Any]]) -> tuple[CoverageRow, ...]:
+    """The rows of a coverage, whose places stand beside their other values."""
+    names = [field.name for field in dataclasses.fields(Site)]
+    return tuple(
+        CoverageRow(
+            site=Site(**{name: row[name] for name in names}),
+            **{name: value for name, value in row.items() if name not in names},
+        )
+        for row in rows
+    )
+
+
+def read_schedule(name: str, lines: list[str]) -> Schedule | None:
+    """The schedule of lines `rank 0: 0F0 0B0`."""
+    if not lines:
+        return None
+    return csv.parse("\n".join(line.partition(": ")[2].replace(" ", ",") for line in lines), name)
+
+
+def checked(text: str, needed: tuple[str, ...]) -> dict[str, Any]:
+    """What a JSON text holds, if it is a plan of this version.
+
+    Raises
+    ------
+    InputError : it is none, with what differs.
+    """
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise InputError(f"from_json: this is no JSON: {error}") from error
+    if not isinstance(found, dict) or found.get("format") != FORMAT:
+        got = found.get("format") if isinstance(found, dict) else type(found).__name__
+        raise InputError(f"from_json: got {got!r}, expected what plan.to_json() or fxdp plan --json gives")
+    if found.get("version") != VERSION:
+        raise InputError(
+            f"from_json: the plan has version {found.get('version')!r}, made by fxdp {found.get('fxdp')} on "
+            f"torch {found.get('torch')}; this fxdp reads version {VERSION}. Write it anew with this fxdp"
+        )
+    missing = [name for name in needed if name not in found]
+    if missing:
+        raise InputError(f"from_json: the plan has no {', '.join(missing)}; it is incomplete")
+    return found

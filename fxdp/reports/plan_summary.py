@@ -1,0 +1,116 @@
+"""A plan in a screenful: what it is of, what a step exchanges by line of the user's code, its stages.
+
+The same rows make the text for a terminal of any width and the tables of a notebook.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rich.console import Console, ConsoleOptions
+from rich.text import Text
+
+from fxdp.reports.by_line import line_texts, lines_of, place
+from fxdp.reports.rows import format_bytes
+from fxdp.reports.sheet import Sheet
+from fxdp.reports.tables import timings_line
+
+if TYPE_CHECKING:
+    from fxdp.reports.plan import Plan
+
+_NOTHING = "one rank sends nothing"
+
+
+def headline(plan: Plan) -> str:
+    """`Net on mesh(dp=4), a batch of 64: 5 messages, 1.5 KiB in a step`."""
+    about = plan.details()
+    axes = ", ".join(f"{axis}={size}" for axis, size in about.mesh.items())
+    size = format_bytes(sum(row.bytes for row in plan.communication))
+    count = sum(row.count for row in plan.communication)
+    what = f"{count} messages, {size} in a step" if count else _NOTHING
+    return f"{about.model or 'a model'} on mesh({axes}), a batch of {about.batch}: {what}"
+
+
+def totals(plan: Plan) -> str:
+    """How many of each kind, and what carries them."""
+    kinds, by = Counter[str](), Counter[str]()
+    for row in plan.communication:
+        kinds[row.op] += row.count
+        by[row.by or "no device"] += row.bytes
+    each = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
+    return f"{each}; {', '.join(f'{format_bytes(size)} by {name}' for name, size in by.items())}"
+
+
+def summary_lines(plan: Plan, width: int = 80, *, fold: bool = True) -> list[str]:
+    """The plan as text of this width; file names and line numbers stay whole."""
+    shown = [*textwrap.wrap(headline(plan), width)]
+    if plan.schedule is not None:
+        times = plan.timetable().splitlines()
+        shown += ["", *_stage_lines(plan), "", f"schedule {plan.schedule.name}", *times]
+    if plan.communication:
+        shown += ["", "communication of one step, by line", ""]
+        shown += line_texts(lines_of(plan.collectives(), fold=fold), width)
+        shown += ["", *textwrap.wrap(f"total: {totals(plan)}", width)]
+        shown.append(f"gradients: {format_bytes(plan.gradient_bytes)} per step")
+    shown += ["", *_coverage_lines(plan, width), ""]
+    for rank in plan.memory():
+        shown += textwrap.wrap(f"memory of {rank}", width, subsequent_indent="  ")
+    return [*shown, *textwrap.wrap(timings_line(plan.timings), width)]
+
+
+def _stage_lines(plan: Plan) -> Iterator[str]:
+    for row in plan.stages:
+        held, sent = format_bytes(row.parameter_bytes), format_bytes(row.sent)
+        head = f"stage {row.stage} on rank {row.rank}: {100 * row.share:4.1f} % of the work"
+        yield f"{head}, {held} of parameters, sends {sent}"
+        yield f"  begins in {row.begins or 'the model itself'}"
+
+
+def _coverage_lines(plan: Plan, width: int) -> Iterator[str]:
+    rows = plan.coverage().rows
+    if not rows:
+        yield from textwrap.wrap(str(plan.coverage()), width)
+        return
+    yield "what does not split over the ranks"
+    for row in rows:
+        times = f" {row.count} times" if row.count > 1 else ""
+        yield f"{place(row.site)}"
+        yield f"  {row.op}: {row.what}{times}, {row.phase}, {format_bytes(row.bytes)}"
+        for text in (row.cause, f"to do: {row.remedy}"):
+            yield from textwrap.wrap(text, width, initial_indent="    ", subsequent_indent="    ")
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The text as wide as the console is."""
+
+    plan: Plan
+    fold: bool = True
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
+        for line in summary_lines(self.plan, options.max_width, fold=self.fold):
+            yield Text(line, "" if line.startswith("  ") or not line else "bold", no_wrap=True)
+
+
+def plan_sheets(plan: Plan) -> list[Sheet]:
+    """The plan in tables."""
+    exchanges = tuple(
+        (place(line.site) if i == 0 else "", line.site.code if i == 0 else "", one.phase, one.kind,
+         str(one.count), format_bytes(one.bytes), one.text, one.modules)
+        for line in lines_of(plan.collectives())
+        for i, one in enumerate(line.exchanges)
+    )  # fmt: skip
+    columns = ("line", "code", "phase", "what", "#times", "#bytes", "for", "in")
+    stages = tuple(
+        (str(row.stage), str(row.rank), f"{100 * row.share:.1f} %", format_bytes(row.parameter_bytes),
+         format_bytes(row.sent), row.begins or "the model itself")
+        for row in plan.stages
+    )  # fmt: skip
+    held = ("#stage", "#rank", "#work", "#parameters", "#sent per step", "begins in")
+    found = [Sheet(headline(plan), columns, exchanges, totals(plan) if exchanges else "")]
+    found += [Sheet("stages", held, stages)] if stages else []
+    return [*found, *plan.coverage().sheets()]

@@ -1,0 +1,77 @@
+"""Tables as values, and how they are shown: in a terminal by rich, in a notebook as HTML without scripts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from jinja2 import Environment
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """A table of texts; without rows its note says what that means. Columns named `#...` hold numbers."""
+
+    title: str
+    columns: tuple[str, ...] = ()
+    rows: tuple[tuple[str, ...], ...] = ()
+    note: str = ""
+
+    def __rich__(self) -> RenderableType:
+        note = [Text(self.note, "dim")] if self.note else []
+        if not self.rows:
+            return Group(Text(self.title, "bold"), *note)
+        table = Table(title=self.title, title_justify="left")
+        for name in self.columns:
+            table.add_column(name.lstrip("#"), justify="right" if name.startswith("#") else "left")
+        for row in self.rows:
+            table.add_row(*map(Text, row))
+        return Group(table, *note)
+
+
+_TEMPLATE = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(
+    """\
+<div style="font:13px system-ui,sans-serif">
+{% for sheet in sheets %}
+<p style="margin:.6em 0 .2em"><b>{{ sheet.title }}</b></p>
+{% if sheet.rows %}
+<table style="border-collapse:collapse;text-align:left">
+<tr>{% for name in sheet.columns %}<th style="padding:2px 10px 2px 0;border-bottom:1px solid #8888">\
+{{ name.lstrip('#') }}</th>{% endfor %}</tr>
+{% for row in sheet.rows %}
+<tr>{% for cell in row %}<td style="padding:2px 10px 2px 0;vertical-align:top;white-space:pre-wrap\
+{{ ';text-align:right' if sheet.columns[loop.index0].startswith('#') }}">{{ cell }}</td>{% endfor %}</tr>
+{% endfor %}
+</table>
+{% endif %}
+{% if sheet.note %}
+<p style="margin:.2em 0;opacity:.75;white-space:pre-wrap">{{ sheet.note }}</p>
+{% endif %}
+{% endfor %}
+</div>
+"""
+)
+
+
+def sheets_html(sheets: Sequence[Sheet]) -> str:
+    """Tables as a part of a page."""
+    return _TEMPLATE.render(sheets=sheets)
+
+
+class Shown:
+    """Something that is shown as tables, whoever shows it."""
+
+    __slots__ = ()
+
+    def sheets(self) -> tuple[Sheet, ...]:
+        """What it shows."""
+        raise NotImplementedError
+
+    def __rich__(self) -> RenderableType:
+        return Group(*self.sheets())
+
+    def _repr_html_(self) -> str:
+        return sheets_html(self.sheets())
