@@ -32,7 +32,9 @@ import torch
 import torch.distributed as dist
 import torch.hub
 
-import fxdp.ranks.agreement  # noqa: F401  (imported once, for all ranks)
+import fxdp
+import fxdp.module.compiled  # imported once, for all ranks
+import fxdp.ranks.agreement  # the same
 
 COLLECT_AFTER = (50_000, 20, 50)
 """Thresholds of the garbage collector in tests: a compilation makes a million objects that live together."""
@@ -65,8 +67,10 @@ class Reply:
 def serve(descriptor: int) -> None:
     """Carry out the orders that come over `descriptor`, until pytest closes the connection."""
     orders = Connection(descriptor)
+    torch.hub.tqdm.monitor_interval = 0  # torch makes a bar, shown or not, for each graph it runs: no thread
     if "PYTEST_XDIST_WORKER" in os.environ:  # a whole run: ranks of many tests need it
         _know_inductor()
+        _know_capture()
     gc.set_threshold(*COLLECT_AFTER)
     gc.freeze()  # what is imported is no garbage: ranks collect theirs after each task
     children: set[int] = set()
@@ -100,13 +104,23 @@ def serve(descriptor: int) -> None:
 def _know_inductor() -> None:
     """What each rank that compiles would import, and ask of this machine by running programs."""
     from torch._inductor import compile_fx, cpu_vec_isa  # noqa: F401
+    from torch._inductor.codegen.common import init_backend_registration
+    from torch._inductor.fx_passes import fuse_attention, pad_mm  # noqa: F401
 
+    init_backend_registration()
     cpu_vec_isa.pick_vec_isa()
+
+
+def _know_capture() -> None:
+    """What the first capture of a process imports and builds, a second of each rank that starts."""
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        fxdp.plan(model, (torch.ones(4, 2),), mesh={"dp": 2})
 
 
 def _prepared(task: Task) -> Reply:
     """Run `task` here, for all ranks that are forked from now on."""
-    torch.hub.tqdm.monitor_interval = 0  # torch makes a bar, shown or not, for each graph it runs: no thread
     try:
         reply = Reply(_call(task))
     except BaseException:
