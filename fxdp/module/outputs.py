@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -30,18 +30,29 @@ def _leaf(leaf: Any, outputs: Sequence[Tensor], sizes: dict[str, int]) -> Any:
     return leaf
 
 
-def raise_if_checked(checks: Sequence[Check], outputs: Sequence[Tensor]) -> None:
-    """Raise where the model's own code would, on all ranks alike: its checks see the global batch."""
+def raise_if_checked(
+    checks: Sequence[Check], outputs: Sequence[Tensor], blame: Callable[[Sequence[Check]], str]
+) -> None:
+    """Raise where the model's own code would, on all ranks alike: its checks see the global batch.
+
+    `blame` says whose part of the batch it is; all ranks ask together.
+
+    Raises
+    ------
+    InputError : names the lines that failed, and the ranks.
+    """
     failed = [check for check in checks if bool(outputs[check.output]) != check.passes]
     if not failed:
         return
     listing = "\n  ".join(str(check.site) for check in failed)
+    parts = blame(failed)
+    whose = f"By rank, for its own part:{parts}" if parts else "No rank's part fails by itself"
     raising = (
-        f"the model refuses this batch: its own code raises an error at\n  {listing}\n"
+        f"the model refuses this batch: its own code raises an error at\n  {listing}\n{whose}\n"
         "Check the inputs of all ranks, or call the model itself to see its message"
     )
     other_way = (
-        f"values that are not finite, for which the model's own code branches off at\n  {listing}\n"
+        f"values that are not finite, for which the model's own code branches off at\n  {listing}\n{whose}\n"
         "The program has the way for finite values only. Lower the learning rate or clip gradients, or write "
         "the branch with torch.where"
     )

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from fxdp.capture.captured import Captured, Condition
+from fxdp.capture.captured import Captured, Check, Condition
 from fxdp.capture.driver import capture_request
 from fxdp.capture.outline import Taken, capture_open
 from fxdp.capture.python_values import DecidesError
@@ -31,6 +31,7 @@ from fxdp.compiler.program import Program
 from fxdp.errors import AgreementError, InputError
 from fxdp.ir.draws import graph_draws
 from fxdp.ir.sizes import B, named_size
+from fxdp.module.blame import refused_parts
 from fxdp.module.cache import Kinds, Recent
 from fxdp.module.call import Call, ProgramKey, request_of
 from fxdp.module.call_sizes import fixed_dims, row_numbers, size_values
@@ -259,7 +260,13 @@ class Programs:
             sizes = size_values(captured, call, batches, self._mesh.rank)
         rows = self._row_numbers(call, batches) if runs.takes_rows else None
         tensors = chained(call.tensors, call.batch_dims, self._mesh.size)
-        return self._pack(captured, runs.run(tensors, sizes, rows, len(set(batches)) == 1), sizes)
+        outputs = runs.run(tensors, sizes, rows, len(set(batches)) == 1)
+        if captured.checks:
+            raise_if_checked(captured.checks, outputs, lambda failed: self._blame(call, failed))
+        return packed(captured, outputs, sizes)
+
+    def _blame(self, call: Call, failed: Sequence[Check]) -> str:
+        return refused_parts(self._joined, self._module, self._options.loss_fn, call, failed)
 
     def _row_numbers(self, call: Call, batches: tuple[int, ...]) -> Tensor:
         device = call.tensors[0].device
@@ -267,12 +274,6 @@ class Programs:
         if rows is None:
             rows = self._rows[batches, device] = row_numbers(batches).to(device)
         return rows
-
-    def _pack(self, captured: Captured, outputs: Sequence[Tensor], sizes: dict[str, int]) -> Any:
-        """The model's own output structure around flat outputs."""
-        if captured.checks:
-            raise_if_checked(captured.checks, outputs)
-        return packed(captured, outputs, sizes)
 
 
 @contextlib.contextmanager

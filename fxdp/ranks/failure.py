@@ -18,13 +18,15 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import platform
 import sys
 import traceback
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any
 
-from fxdp.errors import AgreementError, FxdpError, RankFailedError
+from fxdp.errors import AgreementError, FxdpError, RankFailedError, StateError
+from fxdp.ir.user_lines import show_user_lines
 from fxdp.ranks.joined import Joined
 from fxdp.ranks.links import Ending, EndKind, Links, RefusedError, live_links
 from fxdp.ranks.resolve import ensure_alive
@@ -61,12 +63,19 @@ class guard:  # noqa: N801  (reads as a statement: with guard(joined))
         self._joined = joined
         self._links = joined.links
         self._backward_of = backward_of
+        self._order = 0
 
     def __enter__(self) -> None:
         if self._links is None:
             return
         ensure_alive(self._joined)
+        if not self._links.turn.acquire(blocking=False):
+            raise StateError(
+                "another thread of this process is in a compiled forward or backward; expected one thread at "
+                "a time: ranks meet by the order of what they do, and threads have none"
+            )
         self._links.in_call = True
+        self._order = self._links.history.order
         if self._backward_of:
             self._links.history.begin_backward(self._backward_of)
 
@@ -74,9 +83,14 @@ class guard:  # noqa: N801  (reads as a statement: with guard(joined))
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         links = self._links
+        if error is not None:
+            show_user_lines(error)
         if links is None:
             return
         links.in_call = False
+        links.turn.release()
+        if error is not None and links.history.order != self._order:
+            _add_place(links, error, "in")
         if error is None:
             if links.ending is not None:  # e.g. aborted NCCL kernels end without an error
                 raise RankFailedError(str(links.ending))
@@ -116,6 +130,7 @@ def refusing(joined: Joined) -> Iterator[None]:
         yield
     except Exception as error:
         if joined.links is not None and joined.links.ending is None:
+            _add_place(joined.links, error, "in")
             joined.links.control.refuse(describe(error))
             with contextlib.suppress(AttributeError):
                 setattr(error, _REFUSED, True)
@@ -161,7 +176,16 @@ def describe(error: BaseException) -> str:
 
 def _tell_all(error: BaseException) -> None:
     for links in live_links():
+        if links.ending is None:  # those that fell earlier say nothing of where this rank is now
+            _add_place(links, error, "after")
         links.stop(Ending(links.rank, EndKind.FAILED, describe(error)))
+
+
+def _add_place(links: Links, error: BaseException, when: str) -> None:
+    """Note on an error which rank it is of, and which call or backward that was in."""
+    here, words = links.ranks[links.rank], links.history.words(links.history.now)
+    if not any(known.startswith("(on rank ") for known in getattr(error, "__notes__", ())):
+        error.add_note(f"(on rank {here}, host {platform.node()}, {when} {words})")
 
 
 def _is_broken_collective(error: BaseException) -> bool:

@@ -57,6 +57,7 @@ class Links:
     messages : small tensors between the ranks of the row; programs reach it by `message_group_name`.
     memory : large sums between them, by the same name; None where the ranks do not share memory.
     in_call : true while the main thread is inside a compiled call.
+    turn : held by the thread that is inside a compiled call.
     history : the calls and backwards that this rank has begun.
     """
 
@@ -82,6 +83,7 @@ class Links:
         self._message_group = MessageGroup(messages, len(key[1]), self._explain, memory)
         register_group(self.message_group_name, self._message_group)
         self.in_call = False
+        self.turn = threading.RLock()
         self.history = messages.history
         control.waits_for = self._where
         self._sockets = sockets
