@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 
-from fxdp.cli.show import show, show_json
+from fxdp.cli.show import columns, show, show_json, working
 from fxdp.cli.target import declare_target, load_target, parse_mesh
-from fxdp.module.dry_run import local_program
+from fxdp.errors import InputError
+from fxdp.module.dry_run import dry_run
 from fxdp.options import Options
-from fxdp.reports.explain import explain
+from fxdp.reports.details import Details
+from fxdp.reports.explained import Explained, explained
 
 
 def declare(parser: argparse.ArgumentParser) -> None:
@@ -17,22 +20,36 @@ def declare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "words",
         nargs="*",
-        help="only nodes with all of these in their line, as mm, layers.0.attn or model.py:12",
+        help="a line (model.py:12), parameter, node, collective or module; or words of nodes' lines",
     )
     parser.add_argument("--collectives", action="store_true", help="only what is communicated")
 
 
 def run(asked: argparse.Namespace) -> int:
-    """Explain the nodes that were asked for; none is an error."""
+    """Explain what was asked for; nothing is an error."""
     target = load_target(asked)
     mesh, options = parse_mesh(asked.mesh), Options(**target.options)
-    local, _ = local_program(target.model, target.args, target.kwargs, mesh, options)
-    rows = [row for row in explain(local.causes, local.mesh.axes) if row.matches(asked.words)]
-    rows = [row for row in rows if row.collective or not asked.collectives]
+    with working(f"planning {type(target.model).__name__} on {asked.mesh}"):
+        plan = dry_run(target.model, target.args, target.kwargs, mesh, options, target.origin)
+    try:
+        found = _find(plan.details(), asked.words)
+    except InputError as error:
+        show(str(error))
+        return 1
+    if asked.collectives:
+        found = replace(found, nodes=tuple(row for row in found.nodes if row.collective))
     if asked.json:
-        show_json([row.as_dict() for row in rows])
+        show_json([row.as_dict() for row in found.nodes])
     else:
-        show(
-            "\n".join(map(str, rows)) or f"no node of the program has {' and '.join(asked.words)} in its line"
-        )
-    return 0 if rows else 1
+        show("\n".join(found.lines(columns())))
+    return 0 if found else 1
+
+
+def _find(details: Details, words: list[str]) -> Explained:
+    """All nodes, those that one word names, or those that have all of several words in their line."""
+    if len(words) == 1:
+        return explained(details, words[0])
+    rows = tuple(row for row in details.explanations if row.matches(words))
+    if not rows:
+        raise InputError(f"no node of the program has {' and '.join(words)} in its line")
+    return Explained(" ".join(words), rows)

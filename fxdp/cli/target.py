@@ -7,18 +7,37 @@ import importlib
 import importlib.util
 import inspect
 import operator
+import re
 import sys
+import textwrap
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from torch import nn
 
+import fxdp
+from fxdp.capture.sites import Origin, site_of_function
 from fxdp.errors import FxdpError, InputError, MeshError
+from fxdp.ir.notes import Site
 
 _KEYS = ("model", "args", "kwargs")
+_GRAMMAR = """\
+  mesh  is  axis=size[,axis=size ...]
+  axis  is  dp (data), pp (pipeline stages), dp_replicate, dp_shard (rows of sharded parameters)
+  size  is  a whole number of ranks, at least 1
+  as in  --mesh dp=4    --mesh pp=2,dp=8    --mesh dp_replicate=2,dp_shard=8"""
+_FACTORY = """\
+module:factory is a function without arguments, of a module or of a file (models.py:tiny). It returns
+(model, args), (model, args, kwargs), or a dict, which takes options of fxdp.compile, too:
+
+  def tiny():
+      return {"model": Net(), "args": (x,), "kwargs": {"target": y}, "loss_fn": F.cross_entropy}
+
+options of fxdp.compile in that dict:
+"""
 _RETURNS = (
     "expected (model, args), (model, args, kwargs), or a dict with these names and options of fxdp.compile:\n"
     "  def factory():\n"
@@ -34,10 +53,14 @@ class Target:
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
+    origin: Origin = field(default_factory=Origin)
+    """The factory's line, and the loss function's: what runs no line of the user's is said to be there."""
 
 
 def declare_target(parser: argparse.ArgumentParser, mesh: str) -> None:
     """Declare what all commands ask for."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = f"{_FACTORY}{option_lines()}\n\n--mesh:\n{_GRAMMAR}"
     parser.add_argument(
         "target",
         metavar="module:factory",
@@ -49,6 +72,21 @@ def declare_target(parser: argparse.ArgumentParser, mesh: str) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
+def option_lines() -> str:
+    """The options of `fxdp.compile`, each with what its docstring says first."""
+    said = inspect.getdoc(fxdp.compile) or ""
+    shown = []
+    for name, parameter in inspect.signature(fxdp.compile).parameters.items():
+        until = r"(?=^\w[\w, ]* : |^\w+\n-+|\Z)"
+        found = re.search(rf"^{name} : (.*?){until}", said, re.M | re.S)
+        if parameter.kind is parameter.KEYWORD_ONLY and found:
+            first = re.split(r"\.(?: |$)", " ".join(found[1].split()), maxsplit=1)[0].replace("`", "")
+            head = f"  {name:22}"
+            wrapped = textwrap.wrap(first, 80 - len(head), break_on_hyphens=False)
+            shown.append(head + f"\n{' ' * len(head)}".join(wrapped))
+    return "\n".join(shown)
+
+
 def load_target(asked: argparse.Namespace) -> Target:
     """The target that was asked for; options of the command line go before the factory's.
 
@@ -56,12 +94,14 @@ def load_target(asked: argparse.Namespace) -> Target:
     ------
     InputError : no such module or function, or one that returns something else.
     """
-    returned = _call(_find(asked.target), asked.target)
-    target = _read(returned, asked.target)
+    factory = _find(asked.target)
+    target = _read(_call(factory, asked.target), asked.target)
+    call = site_of_function(factory) or Site(asked.target, 1)
+    origin = Origin(call, site_of_function(target.options.get("loss_fn")) or call)
     chosen = {"rng": asked.rng} if asked.rng else {}
     if asked.strict:
         chosen["strict"] = True
-    return Target(target.model, target.args, target.kwargs, {**target.options, **chosen})
+    return replace(target, options={**target.options, **chosen}, origin=origin)
 
 
 def parse_mesh(text: str) -> dict[str, int]:
@@ -76,8 +116,8 @@ def parse_mesh(text: str) -> dict[str, int]:
         axis, _, size = (word.strip() for word in part.partition("="))
         if not axis or not size.isdecimal() or int(size) < 1 or axis in sizes:
             raise MeshError(
-                f"--mesh {text}: got {part.strip()!r}, expected axis=size once per axis, as in --mesh dp=4 "
-                "or --mesh dp_replicate=2,dp=32"
+                f"--mesh {text}: got {part.strip()!r}, expected axis=size once per axis; commas between:\n"
+                + _GRAMMAR
             )
         sizes[axis] = int(size)
     return sizes

@@ -5,13 +5,14 @@ from __future__ import annotations
 import difflib
 import os
 import re
+import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from fxdp.errors import InputError
 from fxdp.ir.notes import Site
-from fxdp.reports.by_line import place
+from fxdp.reports.by_line import place, shortened
 from fxdp.reports.collective import Collective
 from fxdp.reports.details import Details
 from fxdp.reports.parameter_table import ParameterRow
@@ -46,16 +47,21 @@ class Explained(Shown):
         return "Explained({!r}: {} nodes, {} collectives, {} parameters)".format(self.subject, *counts)
 
     def __str__(self) -> str:
-        lines = [*map(str, self.parameters), *map(str, self.collectives)]
-        last: Site | None = None
+        return "\n".join(self.lines())
+
+    def lines(self, width: int = 80) -> list[str]:
+        """The text in lines of this width, nodes by line of code; file names and line numbers stay whole."""
+        shown = [part for one in (*self.parameters, *self.collectives) for part in str(one).splitlines()]
+        lines = [part for line in shown for part in _wrapped(line, width)]
+        last: tuple[str, int] | None = None
         for row in self.nodes:
-            site = Site(row.site.file, row.site.line, row.site.code)
-            if site != last:
-                lines.append(f"{place(site)}  {site.code}")
-                last = site
-            module = f"    in {row.site.module}" if row.site.module else ""
-            lines.append(f"  {row.text}\n      {row.why}{module}")
-        return "\n".join(lines)
+            where = place(row.site)
+            if (row.site.file, row.site.line) != last:
+                lines.append(f"{where}  {shortened(row.site.code, width - len(where) - 2)}".rstrip())
+            last = (row.site.file, row.site.line)
+            module = f", in {row.site.module}" if row.site.module else ""
+            lines += _wrapped(f"  {row.text}", width) + _wrapped(f"      {row.why}{module}", width)
+        return lines
 
     def as_dict(self) -> dict[str, Any]:
         """The same as plain values that JSON can hold."""
@@ -79,6 +85,14 @@ class Explained(Shown):
             cells = tuple((place(n.site), n.text, n.why) for n in self.nodes)
             found.append(Sheet("nodes", ("at", "node", "why"), cells))
         return tuple(found)
+
+
+def _wrapped(line: str, width: int) -> list[str]:
+    """A line in several, the later ones further in."""
+    indent = " " * (len(line) - len(line.lstrip()) + 4)
+    return textwrap.wrap(
+        line, width, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False
+    )
 
 
 def explained(details: Details, subject: str) -> Explained:

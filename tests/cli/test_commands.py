@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import fxdp
 from fxdp.cli import main
 
 SOURCE = """
@@ -136,7 +138,8 @@ def test_explain_by_op_and_by_line(nets: str, capsys: pytest.CaptureFixture[str]
     code, out, _ = run(capsys, "explain", f"{nets}:pairs", "aten.mm", "self.fc(x) @")
     assert code == 0
     assert "rule product_of_two (einsum), reads %" in out
-    assert "nets_of_the_user.py:12 `scores = self.fc(x) @ self.fc(2 * x).t()`" in out
+    assert "nets_of_the_user.py:12  scores = self.fc(x) @ self.fc(2 * x).t()\n  %mm" in out
+    assert out.count("nets_of_the_user.py:12") == 1, "nodes stand below their line"
     code, found = run_json(capsys, "explain", f"{nets}:pairs", "nets_of_the_user.py:13", "--mesh", "dp=4")
     assert code == 0
     assert {row["line"] for row in found} == {13}
@@ -156,6 +159,51 @@ def test_explain_nothing_is_exit_code_1(nets: str, capsys: pytest.CaptureFixture
     assert out == "no node of the program has conv2d and line 7 in its line\n"
 
 
+def test_explain_names_what_is_near(nets: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "explain", f"{nets}:pairs", "fc.wieght")
+    assert code == 1
+    assert "near it are fc.weight" in out
+
+
+def test_places_are_whole_in_80_columns(nets: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for command, words in (("plan", ()), ("plan", ("--values",)), ("explain", ("fc",))):
+        code, out, _ = run(capsys, command, f"{nets}:pairs", *words)
+        assert code == 0
+        assert max(map(len, out.splitlines())) <= 80
+        assert "nets_of_the_user.py:12  scores = " in out
+        assert "<unknown>" not in out
+    _, out, _ = run(capsys, "plan", f"{nets}:trained")
+    assert ".py:" in out.partition("  def trained():")[0], "torch's layers and losses are of the factory"
+
+
+def test_rank_0_alone_prints(
+    nets: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launched = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+    for name, value in launched.items():
+        monkeypatch.setenv(name, value)
+    assert run(capsys, "plan", f"{nets}:pairs") == (0, "", "")
+    assert run(capsys, "explain", f"{nets}:pairs", "--json") == (0, "", "")
+
+
+def test_a_plan_from_the_command_line_is_read_in_python(
+    nets: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, out, _ = run(capsys, "plan", f"{nets}:pairs", "--json")
+    plan = fxdp.Plan.from_json(out)
+    assert repr(plan).startswith("Plan(Pairs on mesh(dp=2), a batch of 16: 4 messages")
+    assert plan.explain("fc.weight").parameters
+
+
+def test_help_teaches_what_a_factory_may_return(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["plan", "--help"])
+    shown = capsys.readouterr().out
+    names = set(inspect.signature(fxdp.compile).parameters) - {"model", "mesh"}
+    assert all(f"\n  {name} " in shown for name in names)
+    assert "axis  is  dp (data), pp (pipeline stages)" in shown
+
+
 MISTAKES = [
     (["plan", "nets"], "nets: expected module:factory"),
     (["plan", "no_such_module_of_mine:make"], "cannot import no_such_module_of_mine: ModuleNotFoundError"),
@@ -170,6 +218,11 @@ MISTAKES = [
     (["plan", "{nets}:broken"], "raised RuntimeError: no data here. --debug shows where"),
     (["plan", "{nets}:pairs", "--mesh", "dp"], "--mesh dp: got 'dp', expected axis=size"),
     (["plan", "{nets}:pairs", "--mesh", "dp=2,dp=2"], "once per axis"),
+    (["plan", "{nets}:pairs", "--mesh", "2x4"], "--mesh pp=2,dp=8    --mesh dp_replicate=2,dp_shard=8"),
+    (
+        ["plan", "{nets}:trained", "--mesh", "pp=1", "--microbatches", "2", "--svg", "/no/such/x.svg"],
+        "cannot write /no/such/x.svg: No such file or directory",
+    ),
     (["plan", "{nets}:pairs", "--mesh", "tp=2"], "'tp'"),
     (["verify", "{nets}:pairs", "--split", "3;5"], "--split 3;5: expected the samples of each rank"),
     (["verify", "{nets}:pairs", "--split", "3,5"], "each of 4 parts"),
