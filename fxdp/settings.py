@@ -5,6 +5,9 @@ RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT        set by torchrun   
 FXDP_TIMEOUT_S   seconds a rank waits for another before it gives up               300
 FXDP_SHARED_MEMORY   0: ranks of one host sum gradients by gloo, not through memory    1
 FXDP_COLD_START      0: Inductor builds each kernel by itself, ranks share no compiling    1
+FXDP_CACHE       0: nothing is kept on disk from run to run, but what Inductor keeps    1
+FXDP_CACHE_DIR   folder for what is kept; its owner alone may write it                 fxdp in Inductor's
+FXDP_CACHE_MB    how large it may become; what was not used for longest goes first     512
 FXDP_HOST        address at which other ranks reach this one (control channel)     found by itself
 """
 
@@ -64,6 +67,38 @@ class Settings:
             host=env.get("FXDP_HOST") or None,
             shared_memory=_number(env, "FXDP_SHARED_MEMORY", 1) != 0,
             cold_start=_number(env, "FXDP_COLD_START", 1) != 0,
+        )
+
+
+@dataclass(frozen=True)
+class CacheSettings:
+    """What is kept on disk from run to run; read by itself, as a plan without ranks asks for it, too.
+
+    Attributes
+    ----------
+    enabled : whether captures and compiled programs are kept.
+    folder : where; None for Inductor's own place, which only torch knows.
+    megabytes : how much they may take together.
+    """
+
+    enabled: bool = True
+    folder: str | None = None
+    megabytes: float = 512.0
+
+    @staticmethod
+    def from_environment(environment: Mapping[str, str] | None = None) -> CacheSettings:
+        """Read the settings from `environment` (default: the process's own).
+
+        Raises
+        ------
+        MeshError : a variable is not a number.
+        """
+        env = os.environ if environment is None else environment
+        inductor = env.get("TORCHINDUCTOR_CACHE_DIR") or None
+        return CacheSettings(
+            enabled=_number(env, "FXDP_CACHE", 1) != 0,
+            folder=env.get("FXDP_CACHE_DIR") or (inductor and os.path.join(inductor, "fxdp")),
+            megabytes=_number(env, "FXDP_CACHE_MB", 512.0),
         )
 
 

@@ -35,6 +35,7 @@ def pytest_configure() -> None:
     """One thread each, as on ranks: two workers share two cores; programs that tests start inherit it."""
     torch.set_num_threads(1)
     os.environ.update(THREADS)
+    os.environ.setdefault("FXDP_CACHE", "0")  # a test sees what it makes itself
 
 
 def pytest_collection_finish() -> None:

@@ -11,6 +11,7 @@ FXDP = ROOT / "fxdp"
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors",),
     ("settings", "torch_compat", "skip"),
+    ("disk",),
     ("ir",),
     ("ranks", "capture", "rules", "lowering"),  # four wings: none knows another
     ("placing", "runtime"),

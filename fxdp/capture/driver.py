@@ -13,10 +13,10 @@ from fxdp.capture.export.exported import Exported, batch_hint, export, static_hi
 from fxdp.capture.export.flat_module import FlatModule
 from fxdp.capture.joint.canonical_sizes import Sizes
 from fxdp.capture.joint.convert import convert
+from fxdp.capture.joint.kept_joint import kept_joint
 from fxdp.capture.joint.raw_joint import BatchSpecializedError, JointOptions, trace_joint
 from fxdp.capture.joint.single_sample import for_one, for_several
 from fxdp.capture.joint.static import StaticMismatchError, fitted_joint
-from fxdp.capture.joint.symbolic_joint import symbolic_joint
 from fxdp.capture.patches.autograd_functions import check_module_hooks
 from fxdp.capture.patches.module_state import WrittenError, numbers_of, unchanged
 from fxdp.capture.patches.patch_tables import capture_patches
@@ -71,7 +71,7 @@ def capture_exported(exported: Exported, options: JointOptions | None = None) ->
     """
     with compile_lock, capture_patches(exported.gm, None):
         try:
-            return symbolic_joint(exported, options or JointOptions())
+            return kept_joint(exported, options or JointOptions())
         except FxdpError:
             raise
         except BatchSpecializedError as error:  # no user's code is here to be traced at other sizes
@@ -103,7 +103,7 @@ class _Tracer:
 def _capture(tracer: _Tracer, hint: int) -> tuple[Captured, _Tracer]:
     """The capture, and what was traced for it."""
     try:
-        return symbolic_joint(tracer.export(hint, symbolic=True), tracer.request.joint), tracer
+        return kept_joint(tracer.export(hint, symbolic=True), tracer.request.joint), tracer
     except (CaptureError, InputError, DecidesError):
         raise
     except Exception as error:

@@ -21,7 +21,7 @@ from fxdp.ir.types import NodeType, ScalarType, TensorType, type_bytes
 from fxdp.torch_compat import OpOverload
 
 _KEY = "fxdp"
-_LAYOUT = "fxdp_layout"
+_LAYOUT, _OPEN_LAYOUT = "fxdp_layout", "fxdp_open_layout"
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +160,8 @@ class MemoryLayout:
 
 def memory_layout(node: fx.Node) -> MemoryLayout | None:
     """The layout of a captured node's value, where capture kept it."""
-    return _layout(node, "expr")
+    kept: MemoryLayout | None = node.meta.get(_OPEN_LAYOUT)
+    return kept or _layout(node, "expr")
 
 
 def example_layout(node: fx.Node) -> MemoryLayout | None:
@@ -184,6 +185,18 @@ def keep_layout(node: fx.Node) -> None:
     node.meta.pop("val", None)
 
 
+def layouts(node: fx.Node) -> tuple[MemoryLayout | None, MemoryLayout | None]:
+    """The layouts that are known of a node's value, open and of the example."""
+    return memory_layout(node), example_layout(node)
+
+
+def set_layouts(node: fx.Node, known: tuple[MemoryLayout | None, MemoryLayout | None]) -> None:
+    """Let the node have these layouts, and no value."""
+    for key, layout in zip((_OPEN_LAYOUT, _LAYOUT), known, strict=True):
+        if layout is not None:
+            node.meta[key] = layout
+
+
 def _layout(node: fx.Node, numbers: str) -> MemoryLayout | None:
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor):
@@ -192,7 +205,8 @@ def _layout(node: fx.Node, numbers: str) -> MemoryLayout | None:
         tuple(getattr(getattr(n, "node", None), numbers, n) for n in found)
         for found in (value.shape, value.stride())
     )
-    return MemoryLayout(sizes, strides, value.storage_offset())
+    offset = value.storage_offset()
+    return MemoryLayout(sizes, strides, getattr(getattr(offset, "node", None), numbers, offset))
 
 
 def tensor_operands(node: fx.Node) -> list[fx.Node]:

@@ -81,9 +81,7 @@ def that_pickles(tensor: DTensor) -> DTensor:
     return made
 
 
-def mesh_on_paper(
-    device_type: str, ranks: Sequence[int], shape: Mapping[str, int], rank: int
-) -> DeviceMesh:
+def mesh_on_paper(device_type: str, ranks: Sequence[int], shape: Mapping[str, int], rank: int) -> DeviceMesh:
     """A mesh that joins nobody: without a process group torch makes it, but asks for this rank's number."""
     places = torch.tensor(ranks, dtype=torch.int).reshape(tuple(shape.values()))
     return DeviceMesh(device_type, places, mesh_dim_names=tuple(shape), _init_backend=False, _rank=rank)

@@ -37,6 +37,7 @@ __all__ = [
     "CHECKPOINT",
     "EXPORT_PRINT",
     "NODE_SUMMARY",
+    "REGIONS",
     "BufferAOTInput",
     "DataDependentOutputException",
     "ForwardTokenAOTInput",
@@ -55,6 +56,7 @@ __all__ = [
     "joint_graph",
     "larger_constants",
     "replay",
+    "tracing_modes",
     "with_effects",
 ]
 
@@ -117,7 +119,7 @@ def exported_module(program: torch.export.ExportedProgram) -> fx.GraphModule:
     return module
 
 
-_REGIONS = frozenset(
+REGIONS = frozenset(
     {torch.ops.higher_order.wrap_with_set_grad_enabled, torch.ops.higher_order.wrap_with_autocast}
 )
 """What `torch.no_grad()` and `torch.autocast()` become: calls of graphs of their own."""
@@ -129,12 +131,34 @@ def replay(module: fx.GraphModule, *args: Any) -> Any:
         return _Replay(module).run(*args)
 
 
+def tracing_modes() -> tuple[Any, ...]:
+    """What of torch's state decides which ops a trace records."""
+    backends = torch.backends
+    return (
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        [(d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda")],
+        torch.is_autocast_cache_enabled(),
+        torch.get_default_dtype(),
+        str(torch.get_default_device()),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.get_float32_matmul_precision(),
+        # attention is traced as the kernel that would run here
+        [torch._C._get_flash_sdp_enabled(), torch._C._get_mem_efficient_sdp_enabled()],
+        torch._C._get_math_sdp_enabled(),
+        backends.cpu.get_cpu_capability(),
+        torch.cuda.is_available() and torch.cuda.get_device_capability(),
+        backends.mkldnn.enabled,
+        backends.mha.get_fastpath_enabled(),
+    )
+
+
 class _Replay(PropagateUnbackedSymInts):
     """Runs the graphs of `torch.no_grad()` and `torch.autocast()` node by node, too."""
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # called as a module a region would be one opaque call, and its ops had no source lines
-        if target in _REGIONS:
+        if target in REGIONS:
             args = tuple(_Replay(a).run if isinstance(a, fx.GraphModule) else a for a in args)
         return super().call_function(target, args, kwargs)
 

@@ -21,6 +21,7 @@ __all__ = [
     "CppBuilding",
     "compile_with_inductor",
     "cpp_building",
+    "inductor_folder",
     "joint_passes_for_inference",
     "partition_for_inductor",
     "trace_for_inductor",
@@ -163,6 +164,13 @@ def _compiler_knows_vectors() -> bool:
         return False
     major = asked.stdout.partition(".")[0].strip()
     return major.isdigit() and int(major) >= 9
+
+
+def inductor_folder() -> str:
+    """Where Inductor keeps what it compiled, unless the environment says where; made or not."""
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+    return default_cache_dir()
 
 
 class CppBuilding(NamedTuple):

@@ -16,6 +16,7 @@ __all__ = [
     "OpOverload",
     "OpOverloadPacket",
     "all_op_names",
+    "exact_torch_release",
     "overload_of",
     "stacks_lstm_states",
     "suggest_memory_format",
@@ -28,6 +29,11 @@ __all__ = [
 def torch_release() -> str:
     """As `2.13`."""
     return ".".join(torch.__version__.split(".")[:2])
+
+
+def exact_torch_release() -> str:
+    """The version with its commit."""
+    return f"{torch.__version__} {torch.version.git_version}"
 
 
 def all_op_names() -> list[str]:

@@ -23,6 +23,7 @@ __all__ = [
     "fixed_sizes",
     "float_power",
     "interpret_sympy",
+    "known_of_symbols",
     "sizes_behind",
     "static_mode",
     "symbolic_sizes",
@@ -93,6 +94,15 @@ def sizes_behind(nodes: Iterable[fx.Node], inputs: Iterable[fx.Node]) -> list[fx
     mentioned = {symbol for value in values if isinstance(value, kinds) for symbol in free_symbols(value)}
     sizes = [(n, n.meta.get("val")) for n in inputs]
     return [n for n, size in sizes if isinstance(size, torch.SymInt) and size.node.expr in mentioned]
+
+
+def known_of_symbols(env: ShapeEnv) -> str:
+    """All that a trace has learned of its symbols, each guard with the line that asked."""
+    guards = [f"{guard.expr} {guard.sloc}" for guard in env.guards]
+    tables = ("replacements", "var_to_range", "var_to_val", "backed_var_to_val", "deferred_runtime_asserts")
+    known = [f"{name}: {getattr(env, name, None)}" for name in tables]
+    modes = ("specialize_zero_one", "duck_shape", "assume_static_by_default")
+    return "\n".join([*guards, *known, *(f"{name}: {getattr(env, name, None)}" for name in modes)])
 
 
 def true_quotient(a: sympy.Expr, b: sympy.Expr) -> sympy.Expr:

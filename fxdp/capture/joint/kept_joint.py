@@ -1,0 +1,177 @@
+"""Joint graphs that are kept on disk: the second start of a program makes none.
+
+    exported forward graph, options -- text --> key      found: graph, constants, conditions as they were made
+                                                         else:  `symbolic_joint`, and what it made is kept
+
+The key is all that the joint graph is made of, in words: the nodes with the sizes, strides and source lines
+of their values, parameters and buffers without their values, constants with theirs, what is known of each
+symbol, and the modes in which torch traces. A graph that holds more, such as the user's own backward, has no
+key.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from fxdp.capture.captured import Captured, Condition
+from fxdp.capture.export.exported import Exported
+from fxdp.capture.joint.raw_joint import JointOptions
+from fxdp.capture.joint.symbolic_joint import symbolic_joint
+from fxdp.disk.entries import Entries, key_of
+from fxdp.ir.graph_form import NoTextError, exact_text, graph_bytes, graph_of_bytes, node_text
+from fxdp.ir.graphs import attribute_of
+from fxdp.torch_compat import REGIONS, known_of_symbols, tracing_modes
+
+_LARGEST = 64 * 2**20
+"""How many bytes of constants are hashed; beyond, reading them costs about what they save."""
+
+_SOURCE = ("stack_trace", "nn_module_stack", "custom", "is_gradient_acc")
+"""What of a node's `meta` becomes a part of notes, beside its value."""
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """What the second half of capture adds to an exported graph, as plain values."""
+
+    graph: bytes
+    detached: tuple[int, ...]
+    symbols: dict[str, tuple[int, int]]
+    constants: dict[str, str | torch.Tensor]
+    """By their slots: the name of the graph's own, or one that was made while tracing."""
+    conditions: tuple[Condition, ...]
+
+
+def kept_joint(exported: Exported, options: JointOptions) -> Captured:
+    """`symbolic_joint`, from the disk where it was made before."""
+    entries = Entries.of_settings()
+    key = None if entries.folder is None else _key(exported, options)
+    if key is None:
+        return symbolic_joint(exported, options)
+    own = _constants(exported.gm)
+    kept = entries.find(key)
+    if isinstance(kept, _Kept):
+        return _restored(kept, exported, own)
+    found = symbolic_joint(exported, options)
+    if all(value is leaf for value, leaf in zip(found.leaves, exported.leaves, strict=True)):
+        entries.keep(key, found, lambda found: pickle.dumps(_kept(found, own)))
+    return found
+
+
+def _kept(found: Captured, own: dict[str, torch.Tensor]) -> _Kept:
+    names = {id(tensor): name for name, tensor in own.items()}
+    constants = {slot: names.get(id(t), t) for slot, t in found.constants.items()}
+    return _Kept(graph_bytes(found.gm), found.detached, found.symbols, constants, found.conditions)
+
+
+def _restored(kept: _Kept, exported: Exported, own: dict[str, torch.Tensor]) -> Captured:
+    # tensors of the model are its own again, not copies: it may change them in place
+    constants = {slot: own[t] if isinstance(t, str) else t for slot, t in kept.constants.items()}
+    return Captured(
+        gm=graph_of_bytes(kept.graph, "Joint"),
+        leaves=exported.leaves,
+        out_spec=exported.out_spec,
+        detached=kept.detached,
+        symbols=kept.symbols,
+        batch=exported.batch,
+        constants=constants,
+        conditions=kept.conditions,
+        checks=exported.checks,
+        routes=exported.routes,
+    )
+
+
+def _key(exported: Exported, options: JointOptions) -> str | None:
+    """The name of the joint graph; None for a graph that no text can say."""
+    fakes = exported.fakes
+    env = next((fake.fake_mode.shape_env for fake in fakes), None)
+    if not exported.symbolic or env is None:
+        return None
+    try:
+        return key_of(
+            "joint",
+            exact_text(options),
+            repr(tracing_modes()),
+            repr((exported.paths, exported.batch, exported.loss)),
+            "\n".join(_graph_lines(exported.gm)),
+            "\n".join(_tensor_lines(exported.gm)),
+            "\n".join(_name_lines(exported.owner)),
+            known_of_symbols(env),
+        )
+    except NoTextError:
+        return None
+
+
+def _graph_lines(gm: fx.GraphModule) -> Iterable[str]:
+    """Each node with its value and its place in the source; a region's graph after the node that names it."""
+    for node in gm.graph.nodes:
+        if node.op == "call_function" and node.target in REGIONS:
+            yield f"region {node.name} {node.target} {exact_text(node.args)}"
+        else:
+            yield node_text(node)
+        yield _value_text(node.meta.get("val"))
+        yield repr([node.meta.get(key) for key in _SOURCE])
+        if node.op == "get_attr" and isinstance(inner := attribute_of(gm, node), fx.GraphModule):
+            yield from _graph_lines(inner)
+            yield "end of region"
+
+
+def _value_text(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{_tensor_text(value)} {value.is_leaf}"
+    if isinstance(value, (tuple, list)):
+        return f"({', '.join(map(_value_text, value))})"
+    return exact_text(value)
+
+
+def _tensor_text(value: torch.Tensor) -> str:
+    if value.layout != torch.strided:
+        raise NoTextError(f"a tensor of layout {value.layout}")
+    lies = exact_text((tuple(value.shape), tuple(value.stride()), value.storage_offset()))
+    return f"{type(value).__name__} {value.dtype} {value.device} {value.requires_grad} {lies}"
+
+
+def _tensor_lines(gm: fx.GraphModule) -> Iterable[str]:
+    """Parameters and buffers as they lie, and which are one; constants to the last bit."""
+    first: dict[int, str] = {}
+    for named in (gm.named_parameters, gm.named_buffers):
+        for name, tensor in named(remove_duplicate=False):
+            yield f"{named.__name__} {name} {first.setdefault(id(tensor), name)} {_tensor_text(tensor)}"
+    bytes_left = _LARGEST
+    buffers = {
+        id(b) for b in gm.buffers()
+    }  # nobody's values are read while fakes are traced, but constants' are
+    for name, tensor in _constants(gm).items():
+        if id(tensor) in buffers:
+            continue
+        bytes_left -= tensor.numel() * tensor.element_size()
+        if bytes_left < 0:
+            raise NoTextError("large constants")
+        plain = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        digest = hashlib.sha256(plain.numpy().tobytes()).hexdigest()
+        yield f"constant {name} {first.setdefault(id(tensor), name)} {_tensor_text(tensor)} {digest}"
+
+
+def _constants(gm: fx.GraphModule) -> dict[str, torch.Tensor]:
+    """The tensors of a graph that are no parameters, by the names under which its nodes read them."""
+    parameters = {id(p) for p in gm.parameters()}
+    found: dict[str, torch.Tensor] = {}
+    for node in gm.graph.find_nodes(op="get_attr"):
+        value = attribute_of(gm, node)
+        if isinstance(value, torch.Tensor) and id(value) not in parameters:
+            found[str(node.target)] = value
+    return found
+
+
+def _name_lines(owner: nn.Module) -> Iterable[str]:
+    """By which names the model knows its tensors; the first of several counts."""
+    first: dict[int, str] = {}
+    for named in (owner.named_parameters, owner.named_buffers):
+        for name, tensor in named(remove_duplicate=False):
+            yield f"{name} {first.setdefault(id(tensor), name)}"
