@@ -6,6 +6,8 @@ loss = compiled(x, y); loss.backward(); optimizer.step()
 
 from __future__ import annotations
 
+import atexit
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -100,6 +102,16 @@ _HOMES = {
     "save": "module.checkpoint.saving",
 }
 """Where the names are that are imported when they are asked for."""
+
+
+@atexit.register
+def _tell_uncaught() -> None:
+    """Tell ranks that wait at start-up for this one of the error by which it ends before it has compiled."""
+    if getattr(sys, "last_value", None) is None or "fxdp.ranks.hooks" in sys.modules:  # which does so itself
+        return
+    torch_dist = sys.modules.get("torch.distributed")
+    if torch_dist is not None and torch_dist.is_available() and torch_dist.is_initialized():
+        import_module("fxdp.ranks.hooks")._tell_uncaught()
 
 
 def __getattr__(name: str) -> Any:

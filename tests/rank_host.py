@@ -168,6 +168,7 @@ def _run_once(task: Task, connection: Connection) -> int:
         connection.send(Reply(_call(task)))
     except BaseException:
         code = 1
+        sys.last_value = sys.exc_info()[1]
         sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
     atexit._run_exitfuncs()
     return code

@@ -35,7 +35,8 @@ from fxdp.module.sharded_optimizers import ShardedOptimizers
 from fxdp.module.sharded_parameters import materialise, shard_parameters, share_values
 from fxdp.module.wrappers import Bare, refuse_surroundings
 from fxdp.options import Options
-from fxdp.ranks.failure import guard, install_hook, refusing
+from fxdp.ranks.failure import guard, refusing
+from fxdp.ranks.hooks import install_hook
 from fxdp.ranks.joined import Joined
 from fxdp.ranks.resolve import resolve_mesh, with_rows
 from fxdp.reports.graph_display import displayed
@@ -62,6 +63,8 @@ class CompiledModule(Bare):
         self._joined = resolve_mesh(mesh, home_of(module, mesh, options.shards))
         self._mesh = self._joined.mesh
         self._joined.check_ranks()
+        if self._mesh.world > 1:
+            install_hook()
         check_sharding(self._mesh, options)
         if options.shards:
             self._joined = with_rows(self._joined)
@@ -215,8 +218,6 @@ class CompiledModule(Bare):
     def _start(self) -> None:
         """Before the first exchange."""
         check_home(self._model, self._mesh.device_type)
-        if self._mesh.world > 1:
-            install_hook()
         self._share()
         if self._joined.links is not None:
             self._number = self._joined.links.history.add_module(type(self._model).__name__)

@@ -6,29 +6,27 @@
     this rank raises             the error goes to all ranks by the control channel, then the groups are cut;
                                  the exception itself goes on unchanged
     another rank raised or died  the collective that waits for it breaks, and the guard turns its "connection
-                                 closed" into RankFailedError with that rank's words
+                                 closed" into RankFailedError with that rank's words; in Python code, as
+                                 when a model is compiled, the watch raises that error
 
-An error between two calls, in the user's own loop, is told to the other ranks by `sys.excepthook`, chained in
-front of the one that was there; where nobody calls that hook (a child of multiprocessing), wrap the loop in
-`report_errors()`. An input that this rank cannot take is told by `refusing`, before anything was begun: then
-only this call fails on all ranks, and the next one works.
+An error between two calls, in the user's own loop, is told to the other ranks by `ranks/hooks.py`; where
+nobody calls those hooks (a child of multiprocessing), wrap the loop in `report_errors()`. An input that this
+rank cannot take is told by `refusing`, before anything was begun: then only this call fails on all ranks, and
+the next one works.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import platform
-import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import TracebackType
-from typing import Any
 
 from fxdp.errors import AgreementError, FxdpError, RankFailedError, StateError
 from fxdp.ir.user_lines import show_user_lines
 from fxdp.ranks.joined import Joined
-from fxdp.ranks.links import Ending, EndKind, Links, RefusedError, live_links
+from fxdp.ranks.links import Ending, EndKind, Links, RefusedError, live_links, tell_everywhere
 from fxdp.ranks.resolve import ensure_alive
 
 _BROKEN = (
@@ -44,6 +42,7 @@ _BROKEN = (
     "aborted",
 )
 _REFUSED = "__fxdp_refused__"  # on an error that the other ranks know, or have raised as well
+_TOLD = "__fxdp_told__"  # on an error of which there is a notice in the store
 _TEXT_LIMIT = 6000
 _FRAMES = 6
 
@@ -74,7 +73,7 @@ class guard:  # noqa: N801  (reads as a statement: with guard(joined))
                 "another thread of this process is in a compiled forward or backward; expected one thread at "
                 "a time: ranks meet by the order of what they do, and threads have none"
             )
-        self._links.in_call = True
+        self._links.caller.enter()
         self._order = self._links.history.order
         if self._backward_of:
             self._links.history.begin_backward(self._backward_of)
@@ -87,8 +86,15 @@ class guard:  # noqa: N801  (reads as a statement: with guard(joined))
             show_user_lines(error)
         if links is None:
             return
-        links.in_call = False
-        links.turn.release()
+        try:
+            links.caller.leave()
+            links.turn.release()
+        except RankFailedError:  # raised by the watch in this very line
+            links.caller.leave()
+            with contextlib.suppress(RuntimeError):  # it was released already
+                links.turn.release()
+            links.stop(links.cause() or Ending(links.rank, EndKind.FAILED, str(error)))
+            raise
         if error is not None and links.history.order != self._order:
             _add_place(links, error, "in")
         if error is None:
@@ -100,6 +106,9 @@ class guard:  # noqa: N801  (reads as a statement: with guard(joined))
         if isinstance(error, RankFailedError):
             links.stop(links.cause() or Ending(links.rank, EndKind.FAILED, str(error)))
             return
+        if links.caller.interrupted and links.ending is not None:  # somebody made another error of it
+            links.stop(links.ending)
+            raise RankFailedError(str(links.ending)) from error
         if _is_broken_collective(error):
             failure = convert(links, error)
             links.stop(links.ending or Ending(links.rank, EndKind.FAILED, str(failure)))
@@ -149,21 +158,8 @@ def report_errors() -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        _tell_all(error)
+        tell_all(error)
         raise
-
-
-@functools.cache
-def install_hook() -> None:
-    """Chain `sys.excepthook`: an error that ends this process is told to the other ranks. Done once."""
-    previous: Callable[..., Any] = sys.excepthook
-
-    def tell_then_show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        with contextlib.suppress(Exception):
-            _tell_all(error)
-        previous(kind, error, trace)
-
-    sys.excepthook = tell_then_show
 
 
 def describe(error: BaseException) -> str:
@@ -174,11 +170,17 @@ def describe(error: BaseException) -> str:
     return "\n".join([message, *lines])[:_TEXT_LIMIT]
 
 
-def _tell_all(error: BaseException) -> None:
+def tell_all(error: BaseException) -> None:
+    """Tell the ranks of all meshes why this one ends, and those that wait for it at start-up."""
     for links in live_links():
         if links.ending is None:  # those that fell earlier say nothing of where this rank is now
             _add_place(links, error, "after")
         links.stop(Ending(links.rank, EndKind.FAILED, describe(error)))
+    if isinstance(error, RankFailedError) or getattr(error, _TOLD, False):
+        return
+    with contextlib.suppress(AttributeError):
+        setattr(error, _TOLD, True)
+    tell_everywhere(describe(error))
 
 
 def _add_place(links: Links, error: BaseException, when: str) -> None:

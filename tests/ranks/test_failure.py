@@ -1,8 +1,9 @@
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
-import sys
+import threading
 import time
 from typing import Any
 
@@ -10,10 +11,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import fxdp.ranks.links.interrupt
 import fxdp.ranks.links.links
 from fxdp.errors import RankFailedError, StateError
 from fxdp.ranks.agreement import Agreement
-from fxdp.ranks.failure import describe, guard, install_hook, report_errors
+from fxdp.ranks.failure import describe, guard, report_errors
+from fxdp.ranks.hooks import install_hook
 from fxdp.ranks.joined import Joined
 from fxdp.ranks.resolve import resolve_mesh
 from tests.rank_pool import Outcome, RankPool
@@ -35,11 +38,23 @@ def _wait(joined: Joined, where: str) -> None:
             work = dist.all_reduce(torch.ones(4), group=joined.links.reduce_group, async_op=True)
             assert work is not None
             work.wait()
-        if where == "stuck":
-            time.sleep(60)
+        if where == "asleep":
+            _sleep_and_tidy_up()
+        if where == "stuck":  # in a group of the user's, which fxdp does not cut
+            dist.recv(torch.ones(1), src=1)
         if where == "python":
             time.sleep(1)
             Agreement(joined).exchange([1])
+
+
+def _sleep_and_tidy_up() -> None:
+    try:
+        with contextlib.suppress(Exception):  # code that catches all errors, as a compiler does
+            time.sleep(60)
+        while True:
+            pass
+    finally:
+        print("tidied up")
 
 
 def _fail(joined: Joined, how: str) -> None:
@@ -58,11 +73,19 @@ def _fail(joined: Joined, how: str) -> None:
             _fail(joined, "raises inside")
         except ValueError:
             time.sleep(1.5)
+    if how == "raises and stays":
+        with contextlib.suppress(ValueError):
+            _fail(joined, "raises inside")
+        time.sleep(4)
+    if how == "is terminated":  # while it waits in C++, where Python handles no signal
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        dist.recv(torch.ones(1), src=0)
 
 
 def _train(how: str, where: str, guilty: int) -> None:
     install_hook()
     joined = resolve_mesh(None, "cpu")
+    fxdp.ranks.links.interrupt._AGAIN_S = 0.5
     fxdp.ranks.links.links._STUCK_S = 1.0 if where == "stuck" else 5.0
     for _ in range(3):
         _wait(joined, "functional")
@@ -116,10 +139,38 @@ def test_all_of_four_stop_with_the_first_cause(ranks: RankPool, how: str) -> Non
     _check(ranks.spawn(4, _train, how, "reduce", 2, timeout=40), 2, words)
 
 
-def test_a_rank_that_does_not_come_out_of_its_call_ends(ranks: RankPool) -> None:
-    outcomes = ranks.spawn(2, _train, "raises outside", "stuck", 1, timeout=40)
+def test_python_code_gets_the_error_as_an_exception(ranks: RankPool) -> None:
+    """Asleep in a system call, then in a loop that nothing else would end."""
+    outcomes = ranks.spawn(2, _train, "raises outside", "asleep", 1, timeout=40)
+    _check(outcomes, 1, "failed: ValueError: the reason")
+    assert "tidied up" in outcomes[0].output
+    assert "in _sleep_and_tidy_up" in outcomes[0].output
+
+
+def test_a_collective_that_never_ends_ends_the_process(ranks: RankPool) -> None:
+    outcomes = ranks.spawn(2, _train, "raises and stays", "stuck", 1, timeout=40)
     _check(outcomes, 1, "failed: ValueError: the reason")
     assert "was still waiting in a collective 1 s later" in outcomes[0].output
+
+
+def test_a_rank_that_is_terminated_says_so(ranks: RankPool) -> None:
+    outcomes = ranks.spawn(2, _train, "is terminated", "functional", 1, timeout=40)
+    _check(outcomes, 1, "failed: it was ended by SIGTERM")
+    assert outcomes[1].status == -signal.SIGTERM
+    assert outcomes[0].seconds >= outcomes[1].seconds - 0.1, "torchrun blames who ends first"
+
+
+def _raise_before_compile() -> None:
+    if dist.get_rank() == 1:
+        time.sleep(0.5)
+        raise ValueError("no data here")
+    resolve_mesh(None, "cpu")
+
+
+def test_an_error_before_compile_reaches_those_who_wait(ranks: RankPool) -> None:
+    outcomes = ranks.spawn(2, _raise_before_compile, timeout=40)
+    assert "rank 1 failed: ValueError: no data here" in outcomes[0].output
+    assert outcomes[0].seconds - outcomes[1].seconds < 5
 
 
 def _end_early() -> None:
@@ -211,17 +262,6 @@ def _late() -> str:
 def test_a_rank_that_does_not_come(ranks: RankPool) -> None:
     outcomes = ranks.spawn(2, _late, environment={"FXDP_TIMEOUT_S": "1"}, timeout=30)
     assert "rank 1 did not come within 1 s, though its process is alive" in outcomes[0].result
-
-
-def test_hook_is_chained_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    shown: list[str] = []
-    monkeypatch.setattr(sys, "excepthook", lambda kind, error, trace: shown.append(str(error)))
-    install_hook.cache_clear()
-    install_hook()
-    install_hook()
-    sys.excepthook(ValueError, ValueError("x"), None)
-    assert shown == ["x"]
-    install_hook.cache_clear()
 
 
 def test_describe_has_message_and_frames() -> None:

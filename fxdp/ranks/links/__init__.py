@@ -3,6 +3,7 @@
 from fxdp.ranks.links.control import Control, RefusedError
 from fxdp.ranks.links.ending import Ending, EndKind, harmless, not_understood
 from fxdp.ranks.links.links import Links, find_links, live_links
+from fxdp.ranks.links.notices import tell_everywhere
 from fxdp.ranks.links.opening import add_group, open_links
 
 __all__ = [
@@ -17,4 +18,5 @@ __all__ = [
     "live_links",
     "not_understood",
     "open_links",
+    "tell_everywhere",
 ]

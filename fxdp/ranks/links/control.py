@@ -9,6 +9,7 @@ the calling thread itself writes and reads one connection per peer, and a rank t
     KILLED    I stop because that rank was killed                       then end of stream
     ENDED     my process ends, I raised nothing                         then end of stream
     ASTRAY    that rank is elsewhere in its program: text               then end of stream
+    PING      are you there?
     WAITS     I wait for this round: its number, and where I am
     (nothing) I was killed                                              end of stream
 
@@ -35,6 +36,7 @@ _HEADER = struct.Struct("<BIi")  # kind, length of the text or data, the rank it
 _ROUND = struct.Struct("<q")
 _CLOSING = getattr(select, "POLLRDHUP", 0)
 _CHUNK = 1 << 16
+_PING_S = 0.05
 _DATA_BYTES = 1 << 26  # of one rank's part of a round: texts of a large model take a hundredth
 
 
@@ -50,6 +52,7 @@ class _Kind(enum.IntEnum):
     ENDED = EndKind.ENDED
     ASTRAY = EndKind.ASTRAY
     WAITS = 6
+    PING = 7
 
 
 _KINDS = frozenset(_Kind)
@@ -161,7 +164,8 @@ class Control:
         for peer in self.peers:
             with contextlib.suppress(OSError):
                 self._send(peer, frame)
-                peer.connection.shutdown(socket.SHUT_WR)
+                if peer.rank != ending.rank:  # `outlast` goes on to ask that one
+                    peer.connection.shutdown(socket.SHUT_WR)
 
     def drain(self, peer: Peer) -> Ending | None:
         """Read all that `peer` has sent; its ending, if it has ended."""
@@ -181,6 +185,25 @@ class Control:
                 peer.closed = True
                 peer.ending = peer.ending or Ending(peer.rank, EndKind.ENDED)
                 peer.connection.close()
+
+    def leave_open(self) -> None:
+        """Let the system close the connections when the process has ended, and not before."""
+        with self._lock:
+            for peer in self.peers:
+                peer.closed = True
+                peer.connection.detach()
+
+    def outlast(self, rank: int, limit_s: float) -> None:
+        """Wait until the process of another rank has ended: then its machine refuses what is sent."""
+        end = time.monotonic() + limit_s
+        frame = _HEADER.pack(_Kind.PING, 0, self.rank)
+        for peer in [peer for peer in self.peers if peer.rank == rank]:
+            while time.monotonic() < end:
+                try:
+                    self._send(peer, frame)
+                except OSError:
+                    return
+                time.sleep(_PING_S)
 
     def abandon(self) -> None:
         """Let go of this process's copies of the connections after a fork, in which a lock may never open."""
@@ -277,6 +300,8 @@ class Control:
                 peer.ignore -= 1
             else:
                 peer.rounds.append((kind, content))
+            return
+        if kind is _Kind.PING:
             return
         if kind is _Kind.WAITS:
             peer.waits = _ROUND.unpack_from(content)[0], content[_ROUND.size :]

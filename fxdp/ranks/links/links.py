@@ -2,8 +2,9 @@
 
     main thread     collectives on `group` and `reduce_group`, small ones on `messages`, rounds on `control`
     watch thread    sleeps until a control connection closes, then reads that rank's last words;
-                    if it failed or was killed: cuts both groups, so that the main thread's wait ends;
-                    should the main thread still not come out, it says why and ends the process
+                    if it failed or was killed: cuts both groups, so that the main thread's wait ends,
+                    and raises the error in Python code; should the main thread stay in a collective all the
+                    same, it says why and ends the process
 
 A rank that fails says so on the control channel first and cuts its groups after, so every other rank knows
 the cause when its own wait breaks. The watch wakes once a second to see whether the process group still
@@ -32,6 +33,7 @@ from fxdp.ranks.links.control import Control, Peer
 from fxdp.ranks.links.ending import Ending, EndKind
 from fxdp.ranks.links.group import MessageGroup
 from fxdp.ranks.links.history import SAME_ORDER
+from fxdp.ranks.links.interrupt import Caller, in_collective
 from fxdp.ranks.links.messages import LinkBrokenError, Messages, OutOfOrderError
 from fxdp.ranks.links.shared_memory import SharedMemory
 from fxdp.ranks.links.sockets import OpenSocket, cut
@@ -39,7 +41,9 @@ from fxdp.torch_compat import register_group
 
 _log = logging.getLogger("fxdp")
 _LEAVE_S = 10.0  # how long data of a rank that ended may still be under way
-_STUCK_S = 20.0  # how long the main thread may stay in a call after another rank has failed
+_GRACE_S = 0.5  # for a collective to end by itself, which has the better traceback
+_STUCK_S = 20.0  # how long a thread may stay in a collective after another rank has failed
+_OUTLAST_S = 3.0  # how long to wait at exit for the end of the rank at fault
 _CAUSE_S = 5.0  # how long to wait for the cause of a broken collective
 _WHERE = struct.Struct("<qq")  # backwards begun so far, the call that waits
 
@@ -56,8 +60,8 @@ class Links:
     control : short messages between all ranks.
     messages : small tensors between the ranks of the row; programs reach it by `message_group_name`.
     memory : large sums between them, by the same name; None where the ranks do not share memory.
-    in_call : true while the main thread is inside a compiled call.
-    turn : held by the thread that is inside a compiled call.
+    caller : the thread that is inside a compiled call.
+    turn : held by it.
     history : the calls and backwards that this rank has begun.
     """
 
@@ -82,7 +86,7 @@ class Links:
         self.memory = memory
         self._message_group = MessageGroup(messages, len(key[1]), self._explain, memory)
         register_group(self.message_group_name, self._message_group)
-        self.in_call = False
+        self.caller = Caller()
         self.turn = threading.RLock()
         self.history = messages.history
         control.waits_for = self._where
@@ -200,6 +204,15 @@ class Links:
         if threading.current_thread() is not self._thread:
             self._thread.join(5.0)
 
+    def outlast(self) -> None:
+        """Wait a little for the end of the rank that has failed, if another has.
+
+        torchrun calls the process that ended first the root cause.
+        """
+        ending = self._ending
+        if ending is not None and ending.kind is EndKind.FAILED and ending.rank != self.rank:
+            self.control.outlast(ending.rank, _OUTLAST_S)
+
     # -- the watch thread ----------------------------------------------------------------------------------
 
     def _watch(self) -> None:
@@ -219,7 +232,11 @@ class Links:
             self._check_left_out()
             self._check_stuck()
         self.control.last_words(Ending(self.rank, EndKind.ENDED))
-        self.control.close()
+        self.outlast()
+        if woken:  # the process ends: until then other ranks can see that it has not
+            self.control.leave_open()
+        else:
+            self.control.close()
         self.messages.close()
         if self.memory is not None:
             self.memory.close()
@@ -237,7 +254,7 @@ class Links:
     def _check_left(self) -> None:
         """A rank ended without error, yet this one is still inside a call, long after its data came."""
         now = time.monotonic()
-        if not self.in_call:
+        if not self.caller.active:
             self._left = dict.fromkeys(self._left, now)
         for rank, since in self._left.items():
             if self._ending is None and now - since > _LEAVE_S:
@@ -248,7 +265,7 @@ class Links:
 
         It would wait in the sums of that backward for a rank that waits for it.
         """
-        if not self.in_call or self._ending is not None:
+        if not self.caller.active or self._ending is not None:
             return
         for peer in self.control.peers:
             self.control.drain(peer)
@@ -273,8 +290,17 @@ class Links:
         self._cut()
 
     def _check_stuck(self) -> None:
-        """Last resort: a collective that does not end though its group was cut (gloo can lose a wake-up)."""
-        if self.in_call and self._fallen and time.monotonic() - self._fallen > _STUCK_S:
+        """Another rank has failed and this one is still inside a call.
+
+        A collective ends as its group was cut; Python code by the error raised in it. Last resort, for a
+        collective that does not end all the same (gloo can lose a wake-up): the end of the process.
+        """
+        if not self.caller.active or self._fallen is None:
+            return
+        since = time.monotonic() - self._fallen
+        if since > _GRACE_S:
+            self.caller.interrupt(str(self._ending))
+        if since > _STUCK_S and in_collective(self.caller.frame()):
             sys.stderr.write(
                 f"fxdp.errors.RankFailedError: {self._ending}\n"
                 f"rank {self.rank} was still waiting in a collective {_STUCK_S:g} s later and ends here\n"
@@ -318,5 +344,6 @@ if hasattr(os, "register_at_fork"):
 @atexit.register
 def _say_goodbye() -> None:
     for links in list(_live):
+        links.outlast()
         if links.alive:
             links.close()

@@ -10,16 +10,21 @@ A rank that waits looks here about twice a second: one small request, as long as
 
 from __future__ import annotations
 
+import contextlib
 import json
+import threading
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Protocol
+
+import torch.distributed as dist
 
 from fxdp.errors import RankFailedError
 from fxdp.ranks.links.ending import TEXT_LIMIT, Ending, EndKind, harmless
 
 EVERYWHERE = "fxdp"
 """Where a process that ends says why; other names are those of links that are being opened."""
+_TELL_S = 2.0
 _LONGEST = 8 * TEXT_LIMIT  # bytes of a notice
 
 
@@ -40,6 +45,25 @@ def tell(store: KeyValueStore, name: str, rank: int, text: str) -> None:
     store.set(f"{name}/failure/{number}", json.dumps([rank, text[:TEXT_LIMIT]]))
 
 
+def tell_everywhere(text: str) -> None:
+    """Leave a notice that this process ends, for all ranks that wait for it at start-up.
+
+    In a thread, for two seconds at most: another one may be inside of the store, waiting.
+    """
+    world = dist.GroupMember.WORLD if dist.is_available() and dist.is_initialized() else None
+    if world is None or dist.get_world_size() == 1:
+        return
+    store, rank = world.get_group_store(), dist.get_rank()
+
+    def run() -> None:
+        with contextlib.suppress(RuntimeError):
+            tell(store, EVERYWHERE, rank, text)
+
+    thread = threading.Thread(target=run, name="fxdp-notice", daemon=True)
+    thread.start()
+    thread.join(_TELL_S)
+
+
 class Notices:
     """The notices that concern the ranks of one mesh.
 
@@ -56,6 +80,7 @@ class Notices:
         self._name = name
         self._places = {global_rank: place for place, global_rank in enumerate(ranks) if place != rank}
         self._read = {EVERYWHERE: 0, name: 0}
+        self._come_back(ranks[rank])
 
     def look(self) -> None:
         """Raise what another rank of the mesh has said since.
@@ -75,23 +100,32 @@ class Notices:
         """Say why this rank does not join these links."""
         tell(self._store, self._name, rank, text)
 
+    def _come_back(self, rank: int) -> None:
+        """Notices about this rank are of the past: it has caught the error that it reported."""
+        if told := self._store.add(f"{EVERYWHERE}/failures", 0):
+            self._store.set(f"{EVERYWHERE}/back/{rank}", str(told))
+
+    def _is_back(self, rank: int, number: int) -> bool:
+        key = f"{EVERYWHERE}/back/{rank}"
+        return self._store.check([key]) and int(self._store.get(key)) >= number
+
     def _news(self, name: str) -> list[Ending]:
         found: list[Ending] = []
         while self._store.check([f"{name}/failure/{self._read[name] + 1}"]):
             self._read[name] += 1
-            ending = self._ending(self._store.get(f"{name}/failure/{self._read[name]}"))
-            if ending is not None:
+            rank, ending = self._parsed(self._store.get(f"{name}/failure/{self._read[name]}"))
+            if ending is not None and not (name == EVERYWHERE and self._is_back(rank, self._read[name])):
                 found.append(ending)
         return found
 
-    def _ending(self, notice: bytes) -> Ending | None:
-        """None for a rank that is not in this mesh, and for what fxdp has not written."""
+    def _parsed(self, notice: bytes) -> tuple[int, Ending | None]:
+        """The global rank; and None for one that is not in this mesh, or for what fxdp has not written."""
         try:
             rank, text = json.loads(notice[:_LONGEST])
             place = self._places.get(int(rank))
         except (ValueError, TypeError):
-            return None
-        return None if place is None else Ending(place, EndKind.FAILED, harmless(str(text)))
+            return -1, None
+        return int(rank), None if place is None else Ending(place, EndKind.FAILED, harmless(str(text)))
 
 
 def store_lost(error: BaseException) -> RankFailedError:

@@ -116,11 +116,10 @@ class _Opening:
     def _made(
         self, make: Callable[[], dict[str, dist.ProcessGroup]], control: Control
     ) -> dict[str, dist.ProcessGroup]:
-        def look() -> None:
+        def look() -> None:  # not into the store, in which the other thread may wait
             ending = control.news()
             if ending is not None:
                 raise RankFailedError(str(ending))
-            self.notices.look()
 
         # NCCL connects at first use, and remembers the thread's device
         return made_while_looking(make, look) if self.backend == "gloo" else make()

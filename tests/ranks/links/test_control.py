@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import struct
+import threading
 import time
 from collections.abc import Iterator
 
@@ -88,6 +89,25 @@ def test_news_are_those_of_a_failure_first() -> None:
         assert rank.news() is None
         wire.sendall(_HEADER.pack(3, 0, 5))
         assert rank.news() == Ending(5, EndKind.KILLED)
+
+
+def test_a_rank_is_outlasted_until_its_process_has_ended() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        own = socket.create_connection(listener.getsockname())
+        wire, _ = listener.accept()
+    own.setblocking(False)
+    with contextlib.closing(Control(0, {1: own}, 5.0)) as rank:
+        wire.sendall(_HEADER.pack(2, 1, 1) + b"x")
+        wire.shutdown(socket.SHUT_WR)
+        failed = rank.drain(rank.peers[0])
+        assert failed is not None
+        rank.last_words(failed)
+        begin = time.monotonic()
+        rank.outlast(1, 0.2)
+        assert time.monotonic() - begin >= 0.2
+        threading.Timer(0.1, wire.close).start()
+        rank.outlast(1, 10.0)
+        assert time.monotonic() - begin < 5
 
 
 def test_plain_text_stays() -> None:

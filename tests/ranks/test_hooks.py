@@ -1,0 +1,67 @@
+"""Errors that end a process are told, whoever shows them."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fxdp.ranks import hooks
+from fxdp.ranks.links.interrupt import Caller
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """What other ranks would hear."""
+    said: list[str] = []
+    monkeypatch.setattr(hooks, "tell_all", lambda error: said.append(str(error)))
+    monkeypatch.setattr(sys, "excepthook", lambda kind, error, trace: said.append(f"shown {error}"))
+    monkeypatch.setattr(threading, "excepthook", lambda args: said.append(f"shown {args.exc_value}"))
+    monkeypatch.setattr(hooks._Termination, "install", lambda _: None)
+    before = signal.getsignal(signal.SIGURG)
+    hooks.install_hook.cache_clear()
+    yield said
+    signal.signal(signal.SIGURG, before)
+    hooks.install_hook.cache_clear()
+
+
+def test_hook_is_chained_once(told: list[str]) -> None:
+    hooks.install_hook()
+    hooks.install_hook()
+    sys.excepthook(ValueError, ValueError("x"), None)
+    assert told == ["x", "shown x"]
+
+
+def test_a_replaced_hook_is_made_up_for_at_exit(told: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    hooks.install_hook()
+    monkeypatch.setattr(sys, "last_value", ValueError("x"), raising=False)
+    hooks._tell_uncaught()
+    assert told == ["x"]
+    monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)  # an error of a cell does not end a notebook
+    hooks._tell_uncaught()
+    assert told == ["x"]
+
+
+def test_an_error_in_a_thread_is_told_if_the_thread_trains(
+    told: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    links: Any = SimpleNamespace(caller=Caller())
+    monkeypatch.setattr(hooks, "live_links", lambda: [links])
+    hooks.install_hook()
+
+    def run(trains: bool) -> None:
+        if trains:
+            links.caller.enter()
+            links.caller.leave()
+        raise ValueError(f"trains {trains}")
+
+    for trains in (False, True):
+        thread = threading.Thread(target=run, args=(trains,))
+        thread.start()
+        thread.join()
+    assert told == ["shown trains False", "trains True", "shown trains True"]
