@@ -60,7 +60,8 @@ class Order:
         # what the model computes of its batch size is meant of all micro-batches, so it comes before them
         first: tuple[Pass, ...] = (ExposeCounts(), LiftNumbers()) if several else ()
         localize = LocalizeShapes(tuple(captured.symbols))
-        once = not options.reshard_after_forward
+        # what is cut gathers before its first micro-batch, for all of them
+        once = stages is not None or not options.reshard_after_forward
         precision = options.precision
         placed: tuple[Pass, ...] = (PlaceParameters(once),) if options.shards else ()
         narrow: tuple[Pass, ...] = (CastReductions(precision.reduce),) if precision else ()

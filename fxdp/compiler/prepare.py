@@ -50,10 +50,10 @@ def check_sharding(mesh: Mesh, options: Options) -> None:
                 f"strategy='shard', or that axis under the name 'dp'"
             )
         return
-    if mesh.pipeline.size > 1 or options.microbatches > 1:
+    if mesh.pipeline.size > 1:
         raise MeshError(
-            "strategy='shard' with stages or micro-batches: fxdp cannot combine them yet; expected a mesh "
-            f"of axes {_SHARDABLE} and microbatches=1"
+            "strategy='shard' with pipeline ranks: fxdp cannot combine them yet; expected a mesh "
+            f"of axes {_SHARDABLE}"
         )
     if axes not in ({"dp"}, {SHARD}, {REPLICATE, SHARD}):
         raise MeshError(
@@ -108,11 +108,12 @@ def _cut(
     epilogues = tuple(_reduced(part, mesh, options, order) for part in partition.epilogues)
     schedule = schedule if loss is not None else schedule.forward_only()
     step = ScheduledStep(schedule, loss, frozenset(captured.detached))
-    return replace(partition, epilogues=epilogues), step
+    prologue = _reduced(partition.prologue, mesh, options, order) if options.shards else partition.prologue
+    return replace(partition, prologue=prologue, epilogues=epilogues), step
 
 
 def _reduced(part: Part | None, mesh: Mesh, options: Options, order: Order) -> Part | None:
-    """An epilogue whose reductions travel together: on the mesh alone, as micro-batches are summed by now."""
+    """What runs once per step, its collectives in few large ones: on the mesh without micro-batches."""
     if part is None:
         return None
     gm = PassManager(mesh, options.verify, level=Level.LOCAL).run(part.gm, order.reductions)

@@ -128,12 +128,12 @@ class Mesh:
     @property
     def shard_axis(self) -> str | None:
         """Along which data axis sharded parameters are dealt out; None: along the only one there is."""
-        return SHARD if len(self.axes) > 1 else None
+        return SHARD if {REPLICATE, SHARD} <= set(self.axes) else None
 
     def along(self, axis: str | None) -> tuple[tuple[int, ...], ...]:
         """The ranks in sets that communicate along an axis, by their index along all data axes.
 
-            axes a=2, b=3     along a: (0, 3) (1, 4) (2, 5)     along b: (0, 1, 2) (3, 4, 5)
+        axes a=2, b=3     along a: (0, 3) (1, 4) (2, 5)     along b: (0, 1, 2) (3, 4, 5)
         """
         if axis is None:
             return (tuple(range(self.size)),)

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from fxdp.ir.notes import note
 from fxdp.ir.slots import Buffer, Constant, Parameter, Slot
-from fxdp.torch_compat import local_shard
+from fxdp.torch_compat import dtensor_like, local_shard
 
 
 def held(tensor: Tensor) -> Tensor:
@@ -24,6 +24,11 @@ def held(tensor: Tensor) -> Tensor:
     gradients belong to the `DTensor`.
     """
     return local_shard(tensor) if isinstance(tensor, DTensor) else tensor
+
+
+def rows_like(parameter: DTensor, rows: Tensor) -> DTensor:
+    """A sharded parameter's gradient of this rank's rows, which may be padded to those of the first rank."""
+    return dtensor_like(parameter, rows[: len(held(parameter))])
 
 
 def is_sharded(tensor: Tensor) -> bool:

@@ -13,14 +13,14 @@ from torch import Tensor, fx
 from torch.distributed.tensor import DTensor
 
 from fxdp.ir.draws import drawn_seed, node_draws, own_generator, rank_seed
-from fxdp.ir.model_tensors import held
+from fxdp.ir.model_tensors import rows_like
 from fxdp.ir.notes import note
 from fxdp.ir.slots import Input, Mutation, Slot
 from fxdp.lowering.eager import forward_inputs, results
 from fxdp.lowering.halves import Halves
 from fxdp.runtime.first_only import first_only
 from fxdp.runtime.template import TangentSlot, Template
-from fxdp.torch_compat import backward_class, dtensor_like, release_saved_tensors
+from fxdp.torch_compat import backward_class, release_saved_tensors
 
 _log = logging.getLogger("fxdp")
 
@@ -191,8 +191,7 @@ class _Step(torch.autograd.Function):
             results = list(program.backward(saved, grads, ctx.shapes, ctx.even))
             for position, parameter in program.sharded:
                 if (gradient := results[position]) is not None:
-                    # rows of a sum are padded to those of the first rank
-                    results[position] = dtensor_like(parameter, gradient[: len(held(parameter))])
+                    results[position] = rows_like(parameter, gradient)
         return (None, None, None, *first_only(results))
 
 

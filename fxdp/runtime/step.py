@@ -8,8 +8,10 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, fx
+from torch.distributed.tensor import DTensor
 
 from fxdp.errors import StateError
+from fxdp.ir.model_tensors import rows_like
 from fxdp.ir.slots import Buffer, Gradient, Input, Mutation, Output, Parameter, ResultSlot
 from fxdp.runtime.first_only import first_only
 from fxdp.runtime.p2p import Microbatch
@@ -79,6 +81,14 @@ class Step:
                     self.buffers[slot.of].copy_(value)
         return outputs, gradients
 
+    def dealt_out(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """The gradients as autograd hands them out: of sharded parameters as rows, as they are."""
+        leaves = [self.leaves.get(of) if isinstance(of, Parameter) else None for of in self._order]
+        return [
+            rows_like(leaf, gradient) if isinstance(leaf, DTensor) and gradient is not None else gradient
+            for leaf, gradient in zip(leaves, gradients, strict=True)
+        ]
+
 
 class _HandOut(torch.autograd.Function):
     """The loss of a step whose gradients are there already."""
@@ -115,7 +125,7 @@ class _HandOut(torch.autograd.Function):
         scale = grads[step.loss] if step.loss is not None else None
         if scale is None:
             return (None, None, *[None] * len(gradients))
-        return (None, None, *first_only(_scaled(gradients, scale)))
+        return (None, None, *first_only(step.dealt_out(_scaled(gradients, scale))))
 
 
 def _scaled(gradients: Sequence[Tensor | None], scale: Tensor) -> list[Tensor | None]:

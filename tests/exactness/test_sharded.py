@@ -101,6 +101,8 @@ def _train(axes: tuple[str, ...], split: list[int], **options: Any) -> tuple[flo
         (("dp_shard",), [4, 0, 1, 2], {"compute": "eager", "reshard_after_forward": False}),
         (("dp_replicate", "dp_shard"), [4, 0, 1, 2], {"bucket_mb": 0.0005}),
         (("dp_shard",), [2, 3], {"bucket_mb": 0.0005}),
+        (("dp",), [5, 2], {"microbatches": 2}),
+        (("dp_replicate", "dp_shard"), [4, 0, 1, 2], {"compute": "eager", "microbatches": 3}),
     ],
 )
 def test_training_equals_one_device(
@@ -158,7 +160,6 @@ def test_verify_runs_the_sharded_program(mesh: dict[str, int], *, reshard: bool)
         ({"dp_replicate": 2}, {"strategy": "shard"}, r"expected \('dp',\), \('dp_shard',\) or"),
         ({"dp": 2, "dp_shard": 2}, {"strategy": "shard"}, "parameters are dealt out along 'dp_shard'"),
         ({"pp": 2, "dp": 2}, {"strategy": "shard"}, "cannot combine them yet"),
-        ({"dp": 2}, {"strategy": "shard", "microbatches": 2}, "cannot combine them yet"),
     ],
 )
 def test_illegal_combinations_list_the_legal_ones(

@@ -31,6 +31,10 @@ _HEAVY = frozenset(
 )  # fmt: skip
 
 
+_KEEPING = frozenset({aten._to_copy.default, conversions.gather_rows, conversions.wait})
+"""What a parameter passes through and is still one."""
+
+
 def input_only(graph: fx.Graph) -> set[fx.Node]:
     """Nodes that depend on inputs, buffers, constants and sizes alone, collectives among them.
 
@@ -63,12 +67,12 @@ def free_nodes(graph: fx.Graph, known: Iterable[fx.Node]) -> set[fx.Node]:
 
 
 def parameter_views(graph: fx.Graph) -> set[fx.Node]:
-    """Parameters, and their views and casts."""
+    """Parameters, gathered whole where they lie in rows, and their views and casts."""
     found: set[fx.Node] = set()
     for node in graph.nodes:
         if node.op == "placeholder" and isinstance(note(node).slot, Parameter):
             found.add(node)
-        elif is_view(node.target) or node.target is aten._to_copy.default:
+        elif is_view(node.target) or node.target in _KEEPING:
             tensors = [a for a in node.all_input_nodes if isinstance(note(a).type, TensorType)]
             if tensors and all(a in found for a in tensors):
                 found.add(node)

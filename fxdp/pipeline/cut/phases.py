@@ -1,6 +1,7 @@
 """When in a step a node runs: before the first micro-batch, in each, or after the last.
 
-    prologue     collectives that depend on the inputs alone (token counts), on the rank's whole batch
+    prologue     collectives that depend on the inputs alone (token counts), on the rank's whole batch, and
+                 the gathers of sharded parameters
     microbatch   forward and backward of one micro-batch
     epilogue     what follows from sums over all micro-batches: the loss, the reduced gradients, and outputs
                  that need the whole batch (a variance that is only shown)
@@ -21,7 +22,7 @@ from fxdp.ir import conversions
 from fxdp.ir.draws import node_draws
 from fxdp.ir.graph_text import target_text
 from fxdp.ir.notes import Site, note
-from fxdp.ir.placements import R
+from fxdp.ir.placements import Replicate, Rows
 from fxdp.ir.slots import Input, Mutation
 from fxdp.ir.types import TensorType
 from fxdp.pipeline.cut.node_roles import free_nodes, input_only, parameter_views
@@ -74,12 +75,19 @@ def recall_phases(graph: fx.Graph, microbatches: int) -> Phases:
 
 def _without_epilogue(graph: fx.Graph, microbatches: int) -> Phases:
     early = _prologue(graph, microbatches)
+    gathered = _gathered(graph)
     free = free_nodes(graph, early)
     free |= {n.args[0] for n in early if n.target in (conversions.wait, operator.getitem)}  # type: ignore[misc]
     views = parameter_views(graph) - free
     elsewhere = free | views
     backward = {n for n in graph.nodes if n.op == "call_function" and note(n).backward and n not in elsewhere}
-    return Phases(early, set(), free, views, backward)
+    return Phases([*early, *gathered], set(), free, views, backward)
+
+
+def _gathered(graph: fx.Graph) -> list[fx.Node]:
+    """Sharded parameters as the prologue gathers them, whole, for all micro-batches."""
+    starts = graph.find_nodes(op="call_function", target=conversions.gather_rows)
+    return [user for start in starts for user in start.users if user.target is conversions.wait]
 
 
 def _prologue(graph: fx.Graph, microbatches: int) -> list[fx.Node]:
@@ -111,12 +119,16 @@ def _epilogue(graph: fx.Graph, phases: Phases, microbatches: int) -> tuple[set[f
     for node in reversed(graph.nodes):
         if node not in after:
             continue
-        if note(node).placement != R and not (microbatches > 1 and _only_shows(node, phases.views)):
+        if not _is_whole_or_rows(node) and not (microbatches > 1 and _only_shows(node, phases.views)):
             continue
         if all(user is output or user in late for user in node.users):
             late.add(node)
     stuck = [n for n in graph.nodes if n in after and n not in late and n.target in conversions.COLLECTIVES]
     return late, stuck
+
+
+def _is_whole_or_rows(node: fx.Node) -> bool:
+    return isinstance(note(node).placement, Replicate | Rows)
 
 
 def _only_shows(node: fx.Node, parameters: set[fx.Node]) -> bool:
