@@ -89,6 +89,7 @@ class Planning:
         reader = Reader(program.causes, self.sizes, program.captured.origin)
         named = [
             ("prologue", cut.prologue),
+            *((f"gather {i}", part) for i, part in enumerate(cut.gathers)),
             *((f"stage {i}", part) for i, part in enumerate(cut.parts)),
             *((f"finish {i}", part) for i, part in enumerate(cut.epilogues)),
         ]
@@ -117,10 +118,14 @@ class Planning:
 
     def _readers(self) -> dict[str, tuple[int, ...]]:
         """The stages that read each parameter."""
+        cut = self.program.partition
+        if self.program.step is None:
+            return {}
         found: dict[str, tuple[int, ...]] = {}
-        for stage, part in enumerate(self.program.partition.parts if self.program.step is not None else ()):
-            for slot in part.parameters:
-                found[slot.name] = (*found.get(slot.name, ()), stage)
+        for parts in (cut.parts, cut.gathers):
+            for stage, part in enumerate(parts):
+                for slot in part.parameters if part is not None else ():
+                    found[slot.name] = (*found.get(slot.name, ()), stage)
         return found
 
     def _memory(self) -> tuple[RankMemory, ...]:

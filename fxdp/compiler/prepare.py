@@ -32,7 +32,7 @@ def is_cut(mesh: Mesh, options: Options) -> bool:
     return mesh.pipeline.size > 1 or options.microbatches > 1
 
 
-_SHARDABLE = "('dp',), ('dp_shard',) or ('dp_replicate', 'dp_shard')"
+_SHARDABLE = "('dp',), ('dp_shard',) or ('dp_replicate', 'dp_shard'), with 'pp' or without"
 
 
 def check_sharding(mesh: Mesh, options: Options) -> None:
@@ -50,11 +50,6 @@ def check_sharding(mesh: Mesh, options: Options) -> None:
                 f"strategy='shard', or that axis under the name 'dp'"
             )
         return
-    if mesh.pipeline.size > 1:
-        raise MeshError(
-            "strategy='shard' with pipeline ranks: fxdp cannot combine them yet; expected a mesh "
-            f"of axes {_SHARDABLE}"
-        )
     if axes not in ({"dp"}, {SHARD}, {REPLICATE, SHARD}):
         raise MeshError(
             f"strategy='shard' on a mesh of axes {mesh.axes}: expected {_SHARDABLE}; parameters are dealt "
@@ -108,8 +103,8 @@ def _cut(
     epilogues = tuple(_reduced(part, mesh, options, order) for part in partition.epilogues)
     schedule = schedule if loss is not None else schedule.forward_only()
     step = ScheduledStep(schedule, loss, frozenset(captured.detached))
-    prologue = _reduced(partition.prologue, mesh, options, order) if options.shards else partition.prologue
-    return replace(partition, prologue=prologue, epilogues=epilogues), step
+    gathers = tuple(_reduced(part, mesh, options, order) for part in partition.gathers)
+    return replace(partition, gathers=gathers, epilogues=epilogues), step
 
 
 def _reduced(part: Part | None, mesh: Mesh, options: Options, order: Order) -> Part | None:

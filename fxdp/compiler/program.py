@@ -59,7 +59,8 @@ class Program:
     def parts(self) -> tuple[Part, ...]:
         """All parts, in no order of time."""
         cut = self.partition
-        return tuple(p for p in (cut.prologue, *cut.parts, *cut.epilogues) if p is not None)
+        every = (cut.prologue, *cut.gathers, *cut.parts, *cut.epilogues)
+        return tuple(part for part in every if part is not None)
 
     @property
     def text(self) -> str:
@@ -93,7 +94,7 @@ class Program:
     def writer(self, layout: MicrobatchSizes, rank: int) -> Writer:
         """What writes the step of one pipeline rank."""
         return Writer(
-            StepGraph(rank, layout.sizes),
+            StepGraph(rank, layout.sizes, self.mesh.size_along(self.mesh.shard_axis)),
             self.partition,
             self.run_schedule,
             layout.bounds,

@@ -44,7 +44,9 @@ def wanted_parts(
             )
             for index, own in sizes.items() if index is not None
         ]  # fmt: skip
-    once = {f"finish {stage}": cut.epilogues[stage] for stage in _own_stages(program)}
+    own = _own_stages(program)
+    once = {f"finish {stage}": cut.epilogues[stage] for stage in own}
+    once |= {f"gather {stage}": cut.gathers[stage] for stage in own if cut.gathers}
     for name, part in {**once, "prologue": cut.prologue}.items():
         if part is not None:
             found.append(WantedPart(name, part, sizes[None], batches, rank, once=True, zero=_NOTHING))
@@ -74,6 +76,8 @@ def step_modules(
         made |= _stage_modules(program, stage, codes[f"stage {stage}"])
         if part.summed:
             made[f"sums_{stage}"] = _sums(program, part, sizes, device)
+        if f"gather {stage}" in codes:
+            made[f"gather_{stage}"] = Once(codes[f"gather {stage}"][None], (), streams)
         if last is not None:
             names = [c.name for c in last.reads]
             made[f"finish_{stage}"] = Once(codes[f"finish {stage}"][None], names, streams)

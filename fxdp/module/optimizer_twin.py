@@ -18,10 +18,9 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from fxdp.ir.mesh import SHARD
 from fxdp.ir.model_tensors import held
 from fxdp.ir.ops.parameter_rows import own_rows
-from fxdp.torch_compat import sharded_tensor
+from fxdp.torch_compat import shard_axis, sharded_tensor
 
 
 def twin_of(optimizer: Optimizer) -> Optimizer:
@@ -36,12 +35,6 @@ def keep_options(optimizer: Optimizer, twin: Optimizer) -> None:
     """What the twin's step has written into its groups belongs to the optimizer."""
     for group, stepped in zip(optimizer.param_groups, twin.param_groups, strict=True):
         group.update({name: value for name, value in stepped.items() if name != "params"})
-
-
-def shard_axis(parameter: DTensor) -> int:
-    """The axis of a sharded parameter's mesh along which its rows are dealt out."""
-    names = parameter.device_mesh.mesh_dim_names or ()
-    return names.index(SHARD) if len(names) > 1 else 0
 
 
 def ranks_of(parameter: DTensor) -> tuple[int, int]:
@@ -62,7 +55,7 @@ def rows_of(parameter: DTensor, value: Tensor) -> Tensor:
 def dealt(parameter: DTensor, local: Tensor, rows: int) -> DTensor:
     """The `DTensor` with a parameter's placement of which this rank holds `local`."""
     whole = torch.empty((rows, *local.shape[1:]), dtype=local.dtype, device="meta")
-    made = sharded_tensor(local, whole, parameter.device_mesh, SHARD).detach()
+    made = sharded_tensor(local, whole, parameter.device_mesh, shard_axis(parameter)).detach()
     assert isinstance(made, DTensor)
     return made
 

@@ -26,10 +26,11 @@ from torch.optim import Optimizer
 from fxdp.errors import InputError
 from fxdp.ir.model_tensors import held
 from fxdp.ir.ops.parameter_rows import own_rows, row_range
-from fxdp.module.optimizer_twin import dealt, keep_options, ranks_of, rows_of, shard_axis, twin_of
+from fxdp.module.optimizer_twin import dealt, keep_options, ranks_of, rows_of, twin_of
 from fxdp.ranks.failure import guard
 from fxdp.ranks.joined import Joined
 from fxdp.ranks.raw_bytes import pack, unpack
+from fxdp.torch_compat import shard_axis
 
 _Type: TypeAlias = "tuple[tuple[int, ...], torch.dtype, str]"
 """Shape, dtype and type of device."""

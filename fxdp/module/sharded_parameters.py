@@ -17,14 +17,13 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from fxdp.errors import InputError
-from fxdp.ir.mesh import SHARD
 from fxdp.ir.model_tensors import held, is_sharded, stand_in_for
 from fxdp.ir.ops.parameter_rows import elements_each, own_rows
 from fxdp.module.initial_values import initialise
 from fxdp.module.sharded_optimizers import adopt_parameters
 from fxdp.ranks.agreement import agree, broadcast_tensors, gather_objects, model_lines
 from fxdp.ranks.joined import Joined
-from fxdp.torch_compat import sharded_tensor
+from fxdp.torch_compat import shard_axis, sharded_tensor
 
 
 def share_values(module: nn.Module, joined: Joined, lines: Sequence[str] = ()) -> None:
@@ -103,9 +102,8 @@ def _in_rows(
     if joined.device_mesh is None:
         return {}
     mesh, device_mesh = joined.mesh, joined.device_mesh
-    axis = mesh.shard_axis
-    world = mesh.size_along(axis)
-    place = mesh.rank if axis is None else mesh.coordinates[axis]
+    axis, names = mesh.shard_axis or mesh.axes[0], device_mesh.mesh_dim_names or ()
+    world, place = mesh.size_along(axis), mesh.coordinates[axis]
     alike: dict[tuple[torch.dtype, torch.device], list[nn.Parameter]] = {}
     for parameter in parameters:
         if parameter.dim() > 0:
@@ -119,7 +117,7 @@ def _in_rows(
             local = room[: rows.numel()].view(rows.shape)
             if not rows.is_meta:
                 local.copy_(rows)
-            made[parameter] = sharded_tensor(local, parameter, device_mesh, SHARD)
+            made[parameter] = sharded_tensor(local, parameter, device_mesh, names.index(axis))
     return made
 
 
@@ -170,10 +168,9 @@ def dealt_out(module: nn.Module, state: Mapping[str, Any]) -> dict[str, Any]:
 def _rows_like(parameter: DTensor, whole: Tensor) -> Tensor:
     """This rank's rows of a whole value, as the parameter holds them."""
     rows = _own_rows_of(parameter, whole).to(held(parameter))
-    return sharded_tensor(rows, parameter, parameter.device_mesh, SHARD).detach()
+    return sharded_tensor(rows, parameter, parameter.device_mesh, shard_axis(parameter)).detach()
 
 
 def _own_rows_of(parameter: DTensor, whole: Tensor) -> Tensor:
-    mesh, names = parameter.device_mesh, parameter.device_mesh.mesh_dim_names or ()
-    axis = names.index(SHARD) if len(names) > 1 else 0
+    mesh, axis = parameter.device_mesh, shard_axis(parameter)
     return own_rows(whole, mesh.size(axis), mesh.get_local_rank(axis))

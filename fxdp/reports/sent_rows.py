@@ -57,7 +57,8 @@ class Transfers:
     def _made(self) -> dict[str, fx.Node]:
         """The nodes of all parts by name: what is sent is made in one of them."""
         cut = self.partition
-        parts = [p for p in (cut.prologue, *cut.parts, *cut.epilogues) if p is not None]
+        every = (cut.prologue, *cut.gathers, *cut.parts, *cut.epilogues)
+        parts = [part for part in every if part is not None]
         return {n.name: n for part in parts for n in part.gm.graph.nodes if n.op == "call_function"}
 
     def _row(
@@ -157,7 +158,7 @@ def _calls(graph: fx.Graph) -> Iterable[tuple[str, fx.Node]]:
 
 def _is_work(node: fx.Node) -> bool:
     """Whether it runs a part of the model: no transfer, event or buffer."""
-    words = ("forward_", "backward_", "input_gradient_", "weight_gradient_", "finish_", "prologue")
+    words = ("forward_", "backward_", "input_gradient_", "weight_gradient_", "finish_", "gather_", "prologue")
     return node.op == "call_module" and str(node.target).startswith(words)
 
 

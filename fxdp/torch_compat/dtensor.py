@@ -16,6 +16,7 @@ __all__ = [
     "dtensor_spec",
     "local_shard",
     "mesh_on_paper",
+    "shard_axis",
     "sharded_tensor",
     "tensor_metadata",
     "that_pickles",
@@ -48,13 +49,9 @@ def local_shard(tensor: DTensor) -> torch.Tensor:
     return tensor._local_tensor
 
 
-def sharded_tensor(local: torch.Tensor, whole: torch.Tensor, mesh: DeviceMesh, axis: str) -> nn.Parameter:
-    """A parameter like `whole` of which this rank holds the rows `local`.
-
-    They are dealt out along the mesh's axis of that name, or along the only one.
-    """
-    names = mesh.mesh_dim_names or ()
-    placements = [Shard(0) if name == axis or len(names) == 1 else Replicate() for name in names]
+def sharded_tensor(local: torch.Tensor, whole: torch.Tensor, mesh: DeviceMesh, axis: int) -> nn.Parameter:
+    """A parameter like `whole` of which this rank holds the rows `local`, dealt out along that axis."""
+    placements = [Shard(0) if i == axis else Replicate() for i in range(mesh.ndim)]
     stride = torch.empty(whole.shape, device="meta").stride()
     # of memory of its own first, as in `that_pickles`: so the parameter can be pickled and copied
     own = torch.empty_like(local)
@@ -62,6 +59,11 @@ def sharded_tensor(local: torch.Tensor, whole: torch.Tensor, mesh: DeviceMesh, a
     parameter = nn.Parameter(made, requires_grad=whole.requires_grad)
     parameter._local_tensor = local  # type: ignore[attr-defined]
     return parameter
+
+
+def shard_axis(tensor: DTensor) -> int:
+    """The axis of its mesh along which the rows of a sharded parameter are dealt out."""
+    return tensor.placements.index(Shard(0))
 
 
 def dtensor_like(tensor: DTensor, local: torch.Tensor) -> DTensor:

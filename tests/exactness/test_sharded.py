@@ -78,7 +78,7 @@ def _train(axes: tuple[str, ...], split: list[int], **options: Any) -> tuple[flo
         worst = 0.0
         for step in range(4):
             whole = _batch(step, sum(split))
-            own = tuple(part(t, split, dist.get_rank()) for t in whole)
+            own = tuple(part(t, split, dist.get_rank() % len(split)) for t in whole)
             for inputs in (own, own) if step == 1 else (own,):  # accumulates
                 loss = compiled(*inputs)
                 loss.backward()
@@ -103,12 +103,15 @@ def _train(axes: tuple[str, ...], split: list[int], **options: Any) -> tuple[flo
         (("dp_shard",), [2, 3], {"bucket_mb": 0.0005}),
         (("dp",), [5, 2], {"microbatches": 2}),
         (("dp_replicate", "dp_shard"), [4, 0, 1, 2], {"compute": "eager", "microbatches": 3}),
+        (("pp", "dp_shard"), [4, 3], {"compute": "eager", "microbatches": 2}),
+        (("pp", "dp"), [4, 1], {"compute": "eager", "bucket_mb": 0.0005}),
     ],
 )
 def test_training_equals_one_device(
     ranks: RankPool, axes: tuple[str, ...], split: list[int], options: dict[str, Any]
 ) -> None:
-    for worst_loss, worst_parameter in ranks.run(len(split), _train, axes, split, timeout=240, **options):
+    count = len(split) * (2 if "pp" in axes else 1)
+    for worst_loss, worst_parameter in ranks.run(count, _train, axes, split, timeout=240, **options):
         assert worst_loss <= 1e-12
         assert worst_parameter <= 1e-9
 
@@ -159,7 +162,6 @@ def test_verify_runs_the_sharded_program(mesh: dict[str, int], *, reshard: bool)
         ({"dp_shard": 2}, {}, "expected strategy='shard'"),
         ({"dp_replicate": 2}, {"strategy": "shard"}, r"expected \('dp',\), \('dp_shard',\) or"),
         ({"dp": 2, "dp_shard": 2}, {"strategy": "shard"}, "parameters are dealt out along 'dp_shard'"),
-        ({"pp": 2, "dp": 2}, {"strategy": "shard"}, "cannot combine them yet"),
     ],
 )
 def test_illegal_combinations_list_the_legal_ones(

@@ -75,12 +75,14 @@ class Partition:
     """Values of micro-batches that epilogues or results read, by name."""
     results: tuple[tuple[ResultSlot, str, int], ...]
     """The program's results: slot, name of the value, stage that has it."""
+    gathers: tuple[Part | None, ...] = ()
+    """Per stage, what gathers the sharded parameters that it reads, before the first micro-batch."""
 
     def readers(self, placement: Sequence[int]) -> dict[Parameter, set[int]]:
         """The ranks whose stages read each parameter, several of a tied one; a rank per stage is given."""
         found: dict[Parameter, set[int]] = {}
-        for parts in (self.parts, self.epilogues):
-            for part, rank in zip(parts, placement, strict=True):
+        for parts in (self.parts, self.gathers, self.epilogues):
+            for part, rank in zip(parts, placement, strict=False):
                 for slot in part.parameters if part is not None else ():
                     found.setdefault(slot, set()).add(rank)
         return found

@@ -1,7 +1,7 @@
 """When in a step a node runs: before the first micro-batch, in each, or after the last.
 
-    prologue     collectives that depend on the inputs alone (token counts), on the rank's whole batch, and
-                 the gathers of sharded parameters
+    gathers      of the sharded parameters that a stage reads
+    prologue     collectives that depend on the inputs alone (token counts), on the rank's whole batch
     microbatch   forward and backward of one micro-batch
     epilogue     what follows from sums over all micro-batches: the loss, the reduced gradients, and outputs
                  that need the whole batch (a variance that is only shown)
@@ -34,6 +34,8 @@ class Phases:
 
     prologue: list[fx.Node]
     """Values that the prologue computes for all: results of collectives, and shared random numbers."""
+    gathered: list[fx.Node]
+    """Sharded parameters that are gathered whole for all micro-batches, by each stage that reads them."""
     epilogue: set[fx.Node]
     free: set[fx.Node]
     """Cheap nodes that any part may compute for itself."""
@@ -75,17 +77,16 @@ def recall_phases(graph: fx.Graph, microbatches: int) -> Phases:
 
 def _without_epilogue(graph: fx.Graph, microbatches: int) -> Phases:
     early = _prologue(graph, microbatches)
-    gathered = _gathered(graph)
     free = free_nodes(graph, early)
     free |= {n.args[0] for n in early if n.target in (conversions.wait, operator.getitem)}  # type: ignore[misc]
     views = parameter_views(graph) - free
     elsewhere = free | views
     backward = {n for n in graph.nodes if n.op == "call_function" and note(n).backward and n not in elsewhere}
-    return Phases([*early, *gathered], set(), free, views, backward)
+    return Phases(early, _gathered(graph), set(), free, views, backward)
 
 
 def _gathered(graph: fx.Graph) -> list[fx.Node]:
-    """Sharded parameters as the prologue gathers them, whole, for all micro-batches."""
+    """Waits for sharded parameters."""
     starts = graph.find_nodes(op="call_function", target=conversions.gather_rows)
     return [user for start in starts for user in start.users if user.target is conversions.wait]
 

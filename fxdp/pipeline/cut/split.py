@@ -76,7 +76,8 @@ class _Cut:
         self.graph = gm.graph
         self.phases = phases
         self.stages = stages
-        self.early = set(phases.prologue)
+        self.gathered = set(phases.gathered)
+        self.early = {*phases.prologue, *self.gathered}
         self.order = {n: i for i, n in enumerate(self.graph.nodes)}
         output = self.graph.output_node()
         self.results: list[tuple[ResultSlot, fx.Node]] = list(
@@ -98,17 +99,18 @@ class _Cut:
                 wanted[Crossing(node.name, node in self.phases.backward)] = node
         builders = [self._stage(s) for s in range(self.stages)]
         parts = [self._finish_stage(s, builders, wanted) for s in range(self.stages)]
-        needed = {n for b in builders for n in b.crossing if n in self.early}
-        needed |= {n for b, _ in last for n in b.crossing if n in self.early}
-        needed |= {n for _, n in self.results if n in self.early}
+        returned = {n for _, n in self.results}
+        read = [{*b.crossing, *e.crossing, *returned} for b, (e, _) in zip(builders, last, strict=True)]
+        gathers = [self._before(r & self.gathered, f"Gather{s}") for s, r in enumerate(read)]
         return Partition(
             self.stages,
-            self._prologue(needed),
+            self._before(set().union(*read) & self.early - self.gathered, "Prologue"),
             tuple(parts),
             tuple(self._finish_epilogue(b, m, last) for b, m in last),
             tuple(self._edges(builders)),
             {c.name: Total(n.name, self._home(n), c.backward, *placed_tensor(n)) for c, n in wanted.items()},
             tuple((slot, n.name, self._home(n)) for slot, n in self.results),
+            tuple(gathers) if self.gathered else (),
         )
 
     def _is_loose(self, node: fx.Node) -> bool:
@@ -186,14 +188,15 @@ class _Cut:
 
     # ---- what runs once per step -------------------------------------------------------------------------
 
-    def _prologue(self, needed: set[fx.Node]) -> Part | None:
+    def _before(self, needed: set[fx.Node], title: str) -> Part | None:
+        """What computes values before the first micro-batch."""
         if not needed:
             return None
         roots = sorted(needed, key=self.order.__getitem__)
         builder = _Builder(self.gm)
         builder.include(roots, lambda _: None)
         results: list[tuple[ResultSlot, fx.Node]] = [(Crossing(n.name), n) for n in roots]
-        gm = builder.build(results, "Prologue")
+        gm = builder.build(results, title)
         return Part(gm, (), tuple(n.name for n in roots))
 
     def _epilogue(

@@ -60,8 +60,8 @@ class Finish:
         return [self._result(slot, name) for slot, name, _ in self.partition.results]
 
     def _source(self, name: str) -> Total | None:
-        """Where a value of the step is made; None for those of the prologue, which all ranks have."""
-        if self.partition.prologue is not None and name in self.partition.prologue.gives:
+        """Where a value of the step is made; None for what each rank that reads it has from the start."""
+        if any(p is not None and name in p.gives for p in (self.partition.prologue, *self.partition.gathers)):
             return None
         if name in self.partition.totals:
             return self.partition.totals[name]

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from fxdp.ir.placements import Placement
+from fxdp.ir.ops.parameter_rows import rows_each
+from fxdp.ir.placements import Placement, Rows
 from fxdp.ir.sizes import evaluate
 from fxdp.ir.types import TensorType, local_shape
 from fxdp.pipeline.write.events import Events
@@ -46,11 +47,13 @@ class Sent:
 class StepGraph:
     """Writes one rank's graph.
 
-    `sizes` are the values of the size symbols in each micro-batch, and in the whole local batch under None.
+    `sizes` are the values of the size symbols in each micro-batch, and in the whole local batch under None;
+    sharded parameters are dealt out over `shards` ranks.
     """
 
     rank: int
     sizes: Mapping[int | None, Mapping[str, int]]
+    shards: int = 1
     graph: fx.Graph = field(default_factory=fx.Graph)
     sent: list[Sent] = field(default_factory=list)
     _values: dict[tuple[str, int | None], fx.Node] = field(default_factory=dict)
@@ -117,7 +120,10 @@ class StepGraph:
         return found
 
     def shape(self, type_: TensorType, placement: Placement | None, microbatch: int | None) -> list[int]:
-        """The shape of this rank's value."""
+        """The shape of this rank's value; of rows with their padding."""
+        if isinstance(placement, Rows):
+            first, *rest = type_.shape
+            return [rows_each(int(first), self.shards), *map(int, rest)]
         return [evaluate(size, self.sizes[microbatch]) for size in local_shape(type_, placement)]
 
     def send(

@@ -124,6 +124,10 @@ class Writer:
         if part is not None:
             made = self.step.module("prologue", (self.whole,), "prologue")
             self.step.keep_items(made, part.gives)
+        for stage, gather in enumerate(self.partition.gathers):
+            if gather is not None and self.schedule.placement[stage] == self.step.rank:
+                name = f"gather_{stage}"
+                self.step.keep_items(self.step.module(name, (self.whole,), name), gather.gives)
 
     def _batch(self, microbatch: int) -> fx.Node:
         if microbatch not in self._batches:

@@ -57,12 +57,14 @@ def _made(axes: tuple[str, ...], seed: int) -> tuple[fxdp.CompiledModule, torch.
     return compiled, torch.optim.AdamW(compiled.parameters(), 1e-2)
 
 
-def _losses(compiled: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> list[float]:
-    losses = []
+def _losses(
+    compiled: nn.Module, optimizer: torch.optim.Optimizer, steps: range, stages: int = 1
+) -> list[float]:
+    losses, parts = [], dist.get_world_size() // stages
     for step in steps:
         generator = torch.Generator().manual_seed(step)
         whole = [torch.randint(0, 7, (7,), generator=generator) for _ in range(2)]
-        own = [t.tensor_split(dist.get_world_size())[dist.get_rank()] for t in whole]
+        own = [t.tensor_split(parts)[dist.get_rank() % parts] for t in whole]
         loss = compiled(*own)
         loss.backward()
         optimizer.step()
@@ -96,25 +98,27 @@ def _saving(folder: Path) -> tuple[list[float], list[float]]:
 def _resuming(folder: Path, axes: tuple[str, ...]) -> tuple[list[list[float]], list[float]]:
     compiled, optimizer = _made(axes, 9)
     assert fxdp.load(folder / "own", compiled, optimizer) == 3
-    drawn = _drawn()
-    losses = [_losses(compiled, optimizer, _AHEAD)]
+    drawn, stages = _drawn(), 2 if "pp" in axes else 1
+    losses = [_losses(compiled, optimizer, _AHEAD, stages)]
     state = _by_torch(compiled, optimizer)
     dcp.load(state, checkpoint_id=folder / "torch")
     names.set_model_state_dict(compiled, state["model"])
     # torch wants state of the parameter that never got a gradient, too
     options = names.StateDictOptions(strict=False)
     names.set_optimizer_state_dict(compiled, optimizer, state["optimizer"], options=options)
-    return [*losses, _losses(compiled, optimizer, _AHEAD)], drawn
+    return [*losses, _losses(compiled, optimizer, _AHEAD, stages)], drawn
 
 
 def test_training_goes_on_with_other_ranks_meshes_and_strategies(ranks: RankPool, tmp_path: Path) -> None:
     saved = ranks.run(2, _saving, tmp_path, timeout=240)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["own", "torch"]
-    for world, *axes in ((1, "dp"), (3, "dp_shard"), (4, "dp_replicate", "dp_shard")):
+    meshes = ((1, "dp"), (3, "dp_shard"), (4, "dp_replicate", "dp_shard"), (4, "pp", "dp_shard"))
+    for world, *axes in meshes:
         for rank, (rows, drawn) in enumerate(ranks.run(world, _resuming, tmp_path, tuple(axes), timeout=240)):
             for losses in rows:
                 assert losses == pytest.approx(saved[0][0], abs=1e-9, rel=0)
-            assert drawn == saved[rank if rank < 2 else 0][1]
+            place = rank % 2 if "pp" in axes else rank  # along the data axes
+            assert drawn == saved[place if place < 2 else 0][1]
 
 
 def _alone(seed: int = 0) -> tuple[fxdp.CompiledModule, torch.optim.Optimizer]:
