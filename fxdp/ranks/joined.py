@@ -26,6 +26,11 @@ class Joined:
     links: Links | None = field(default=None, repr=False, compare=False)
     device_mesh: DeviceMesh | None = field(default=None, repr=False)
 
+    @property
+    def index(self) -> int:
+        """This rank's place among all ranks of the mesh, the pipeline axis included."""
+        return 0 if self.links is None else self.links.rank
+
     def check_ranks(self) -> None:
         """Refuse a mesh of sizes: enough for a plan, but nobody is there to exchange anything with.
 

@@ -47,16 +47,16 @@ def save(
     RankFailedError : another rank failed or died.
     """
     joined, folder = _joined(compiled), Path(path).absolute()
-    _together(joined, begin(folder) if joined.mesh.rank == 0 else None, InputError)
+    _together(joined, begin(folder) if joined.index == 0 else None, InputError)
     state = {**state_of(compiled, optimizer), "step": step}
     try:
-        torch.save(_random_state(joined), _random_file(new_folder(folder), joined.mesh.rank))
+        torch.save(_random_state(joined), _random_file(new_folder(folder), joined.index))
         _write(joined, new_folder(folder), state)
         fault = None
     except (CheckpointException, OSError) as error:
         fault = f"{folder} could not be written; what was there is as it was: {error}"
     _together(joined, fault, StateError)
-    if joined.mesh.rank == 0:
+    if joined.index == 0:
         try:
             publish(folder)
         except OSError as error:
@@ -153,7 +153,7 @@ def _random_state(joined: Joined) -> dict[str, Any]:
 
 
 def _set_random_state(joined: Joined, folder: Path) -> None:
-    own = _random_file(folder, joined.mesh.rank)
+    own = _random_file(folder, joined.index)
     own = own if own.is_file() else _random_file(folder, 0)
     if not own.is_file():  # saved by torch alone
         return

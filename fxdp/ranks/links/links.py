@@ -103,7 +103,7 @@ class Links:
 
     @property
     def rank(self) -> int:
-        """This rank's index along the mesh's data axes."""
+        """This rank's index in the mesh."""
         return self.control.rank
 
     @property
