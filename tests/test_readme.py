@@ -94,7 +94,10 @@ def test_the_skips_run() -> None:
     assert torch.equal(names["model"](x), names["model"][1](x[:, ::2]).repeat_interleave(2, 1) + x)
 
 
-def test_the_plan_is_asked(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_plan_is_asked(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     _, block = re.findall(r"```py\n(.*?)```", README, re.DOTALL)
     model, x = torch.nn.Linear(4, 2), torch.randn(2, 4)
     names = {"fxdp": fxdp, "model": model, "x": x, "other": fxdp.plan(model, (x,), mesh={"dp": 2})}
@@ -103,6 +106,7 @@ def test_the_plan_is_asked(capsys: pytest.CaptureFixture[str]) -> None:
     assert "gradient of bias needs it as R: a result of the step" in shown
     assert "mesh: dp=64 here, dp=2 there" in shown
     assert names["again"] == names["plan"]
+    assert "<h1>Linear on mesh(dp=64)" in (tmp_path / "plan.html").read_text()
 
 
 AFTERWARDS = {

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from fxdp.cli.show import show, show_json, working, write
+from fxdp.cli.show import prints, show, show_json, working
 from fxdp.cli.target import declare_target, load_target, parse_mesh
 from fxdp.module.dry_run import dry_run
 from fxdp.options import Options
@@ -21,6 +21,7 @@ def declare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--microbatches", type=int, metavar="N", help="parts of a rank's batch per step")
     parser.add_argument("--schedule", metavar="NAME", help="1f1b (default), gpipe, ... or a CSV file")
     parser.add_argument("--stages", metavar="N", help="how many, or the modules that begin one: a,b")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write all of it as a page for a browser")
     parser.add_argument("--svg", type=Path, metavar="FILE", help="write a picture of the schedule")
 
 
@@ -31,8 +32,10 @@ def run(asked: argparse.Namespace) -> int:
     mesh = parse_mesh(asked.mesh)
     with working(f"planning {type(target.model).__name__} on {asked.mesh}"):
         plan = dry_run(target.model, target.args, target.kwargs, mesh, options, target.origin)
-    if asked.svg:
-        write(asked.svg, plan.schedule_svg())
+    if asked.svg and prints():
+        plan.to_svg(asked.svg)
+    if asked.html and prints():
+        plan.to_html(asked.html)
     if asked.json:
         show_json({name: value for name, value in plan.as_dict().items() if asked.text or name != "text"})
         return 0

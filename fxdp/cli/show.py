@@ -6,12 +6,10 @@ import contextlib
 import json
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console, RenderableType
 
-from fxdp.errors import InputError
 from fxdp.settings import Settings
 
 
@@ -47,17 +45,3 @@ def working(words: str) -> Iterator[None]:
     console = Console(stderr=True)
     with console.status(words) if console.is_terminal and prints() else contextlib.nullcontext():
         yield
-
-
-def write(path: Path, text: str) -> None:
-    """Write a file that the command line names.
-
-    Raises
-    ------
-    InputError : it cannot be written.
-    """
-    try:
-        if prints():
-            path.write_text(text)
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror}. Name another file") from error

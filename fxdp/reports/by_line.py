@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from fxdp.ir.notes import Site
@@ -33,7 +33,7 @@ class LineExchange:
     bytes: int
     count: int
     collectives: tuple[str, ...]
-    """The names of the collectives in which it travels."""
+    """The collectives in which it travels, by their keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +54,14 @@ def folded(name: str) -> str:
     return _NUMBER.sub("*", name)
 
 
+def starred(names: Sequence[str]) -> str:
+    """Names that differ in numbers of layers as one: `h.0.0.weight` and `h.1.0.weight` are `h.*.0.weight`."""
+    parts = [_NUMBER.split(name) for name in names]
+    numbers = zip(*(_NUMBER.findall(name) for name in names), strict=True)
+    stars = [*(found[0] if len(set(found)) == 1 else "*" for found in numbers), ""]
+    return "".join(text + star for text, star in zip(parts[0], stars, strict=True))
+
+
 @dataclass(frozen=True, slots=True)
 class _Value:
     """One value that travels, and for what."""
@@ -71,11 +79,11 @@ def _values(rows: Iterable[Collective]) -> Iterator[_Value]:
     for row in rows:
         if row.kind == "send":
             more = f" ({len(row.needs)} values)" if len(row.needs) > 1 else ""
-            yield _Value(row.site, row.phase, row.kind, row.text + more, row.bytes, row.name, row.count)
+            yield _Value(row.site, row.phase, row.kind, row.text + more, row.bytes, row.key, row.count)
             continue
         for need in row.needs:
             text = need.text.replace(f" in `{need.site.code}`", "")
-            yield _Value(need.site, row.phase, row.kind, text, need.bytes, row.name)
+            yield _Value(need.site, row.phase, row.kind, text, need.bytes, row.key)
 
 
 def lines_of(rows: Iterable[Collective], *, fold: bool = True) -> tuple[Line, ...]:
@@ -98,8 +106,8 @@ def _exchange(values: list[_Value]) -> LineExchange:
     return LineExchange(
         first.phase,
         first.kind,
-        folded(text) if many else text,
-        folded(module) if many else module,
+        starred([value.text for value in values]) if many else text,
+        starred([value.site.module for value in values]) if many else module,
         sum(value.bytes for value in values),
         sum(value.count for value in values),
         tuple(dict.fromkeys(value.collective for value in values)),

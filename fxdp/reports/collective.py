@@ -70,7 +70,7 @@ class Collective:
 
     Attributes
     ----------
-    name : its node in `plan.text`; of a transfer the value's.
+    name : its node in `plan.text`; of a transfer `send_`, the value, from and to.
     part : of a program in stages, where it is: `prologue`, `stage 1`, `finish 0`; else empty.
     kind, words : `all_reduce`, `all_gather`, `send` ..., and what it does to the value.
     bytes : of the value that is reduced, gathered or sent, in global shape, all `count` together.
@@ -102,6 +102,11 @@ class Collective:
     hidden: Hidden
     gradient: bool = False
     count: int = 1
+
+    @property
+    def key(self) -> str:
+        """Its name with its part, as several parts may have a node of that name."""
+        return f"{self.part.replace(' ', '_')}.{self.name}" if self.part else self.name
 
     @property
     def site(self) -> Site:

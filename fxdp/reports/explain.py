@@ -36,7 +36,9 @@ def _explanation(node: fx.Node, axes: tuple[str, ...], origin: Origin | None) ->
     if origin is not None:
         site = origin.of(site if node.op != "placeholder" else first_read(node))
     text = node_text(node, axes, causes=False)
-    return Explanation(node.name, text, _why(node), site, node.target in conversions.COLLECTIVES)
+    placed = known.placement[0] if isinstance(known.placement, tuple) else known.placement
+    is_collective = node.target in conversions.COLLECTIVES
+    return Explanation(node.name, text, _why(node), site, is_collective, str(placed or ""))
 
 
 def _why(node: fx.Node) -> str:

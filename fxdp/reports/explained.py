@@ -148,7 +148,7 @@ def _by_name(details: Details, name: str) -> Explained | None:
             travels,
             parameters,
         )
-    collectives = tuple(row for row in details.collectives if row.name == name)
+    collectives = tuple(row for row in details.collectives if name in (row.name, row.key))
     if collectives or name in rows:
         names = {need.value for row in collectives for need in row.needs} | {name}
         travels = collectives or _carrying(
@@ -171,6 +171,6 @@ def _by_words(details: Details, words: Sequence[str]) -> Explained | None:
 def _names(details: Details) -> list[str]:
     """All that can be asked for."""
     sites = [row.site for row in details.explanations]
-    found = [row.name for row in details.parameters] + [row.name for row in details.collectives]
+    found = [row.name for row in details.parameters] + [row.key for row in details.collectives]
     found += [row.name for row in details.explanations] + [site.module for site in sites if site.module]
     return list(dict.fromkeys([*found, *(f"{os.path.basename(s.file)}:{s.line}" for s in sites if s.file)]))

@@ -31,7 +31,7 @@ class ParameterRow:
     bytes, held : of the whole, and of what one rank holds.
     placement : `R`: whole on every rank; `Rows`: its rows of dim 0.
     gradient : whether a gradient is computed.
-    reduced_by : the collectives that carry its gradient, by name.
+    reduced_by : the collectives that carry its gradient, by their keys.
     stages : the pipeline stages that read it.
     site : the user's line that first reads it, with the path of the module.
     """
@@ -67,7 +67,7 @@ def parameter_rows(
     carried: dict[str, list[str]] = {}
     for row in collectives:
         for need in row.needs:
-            carried.setdefault(need.value, []).append(row.name)
+            carried.setdefault(need.value, []).append(row.key)
     return tuple(
         _row(node, slot, mesh, origin, made, carried, stages.get(slot.name, ()))
         for node in causes.graph.find_nodes(op="placeholder")

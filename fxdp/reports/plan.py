@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any, get_type_hints
 
 from rich.console import RenderableType
@@ -22,6 +23,7 @@ from fxdp.reports.details import Details
 from fxdp.reports.explained import Explained, explained
 from fxdp.reports.graph_display import displayed
 from fxdp.reports.memory_curve import RankMemory
+from fxdp.reports.page.plan_page import plan_page, write_file
 from fxdp.reports.parameter_table import ParameterRow
 from fxdp.reports.plan_diff import PlanDiff, differences
 from fxdp.reports.plan_json import FORMAT, VERSION, checked, plain, read, read_coverage, read_schedule
@@ -183,6 +185,25 @@ class Plan:
             "schedule_name": "" if self.schedule is None else self.schedule.name,
             "schedule": schedule,
         }
+
+    def to_html(self, path: Path | str) -> None:
+        """Write all of it as one page for a browser, which needs neither network nor scripts.
+
+        Raises
+        ------
+        InputError : the file cannot be written.
+        """
+        write_file(path, plan_page(self))
+
+    def to_svg(self, path: Path | str) -> None:
+        """Write the picture of the schedule.
+
+        Raises
+        ------
+        StateError : as `timetable`.
+        InputError : the file cannot be written.
+        """
+        write_file(path, self.schedule_svg())
 
     @classmethod
     def from_json(cls, text: str) -> Plan:

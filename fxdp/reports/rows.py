@@ -105,6 +105,7 @@ class Explanation:
     why: str
     site: Site
     collective: bool = False
+    placement: str = ""
 
     def __str__(self) -> str:
         return f"{self.text}\n    {self.why}\n    at {self.site}"

@@ -71,7 +71,7 @@ class Transfers:
         packed = node is None
         issued, waited, hidden = self._timing(items)
         return Collective(
-            name=first.name,
+            name=f"send_{first.name}_{first.source}_to_{first.target}",
             part="",
             kind="send",
             words="sent to another stage",

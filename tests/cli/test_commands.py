@@ -101,8 +101,9 @@ def test_verify_of_what_is_not_equal_is_exit_code_1(nets: str, capsys: pytest.Ca
 def test_plan_of_a_pipeline(nets: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     picture = tmp_path / "schedule.svg"
     asked = ("plan", f"{nets}:trained", "--mesh", "pp=1", "--microbatches", "3", "--svg", str(picture))
-    code, out, _ = run(capsys, *asked, "--schedule", "gpipe")
+    code, out, _ = run(capsys, *asked, "--schedule", "gpipe", "--html", str(tmp_path / "plan.html"))
     assert code == 0
+    assert "Linear on mesh(dp=1), a batch of 8" in (tmp_path / "plan.html").read_text()
     assert "rank 0: F0 F1 F2 B0 B0 B1 B1 B2 B2" in out
     assert "gpipe: 1 stages on 1 ranks, 3 micro-batches" in picture.read_text()
     code, found = run_json(capsys, *asked, "--stages", "1")

@@ -16,7 +16,7 @@ from torch import nn
 
 import fxdp
 from fxdp.ir.notes import Site
-from fxdp.reports.by_line import folded, place
+from fxdp.reports.by_line import folded, place, starred
 from fxdp.reports.sheet import Shown
 from tests.reports.test_collectives import Pairs, Tagger, _inputs, normed
 
@@ -172,4 +172,5 @@ def test_words_of_places() -> None:
     assert folded("transformer.h.11.attn.c_attn.weight") == "transformer.h.*.attn.c_attn.weight"
     assert folded("gradient of 0.weight") == "gradient of *.weight"
     assert folded("fc1.weight2") == "fc1.weight2"
+    assert starred(["gradient of h.0.1.bias", "gradient of h.7.1.bias"]) == "gradient of h.*.1.bias"
     assert place(Site(f"/a/site-packages/{'long/' * 20}model.py", 1234)).endswith("/model.py:1234")

@@ -1,0 +1,101 @@
+"""The page of a plan: its rows, put into `report.html`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
+
+from fxdp.errors import InputError
+from fxdp.reports.by_line import lines_of, place, short_path
+from fxdp.reports.page.charts import memory_svg, stages_svg
+from fxdp.reports.page.module_tree import lies, module_tree
+from fxdp.reports.plan_summary import headline, totals
+from fxdp.reports.rows import format_bytes
+from fxdp.reports.tables import timings_line
+
+if TYPE_CHECKING:
+    from fxdp.reports.collective import Collective
+    from fxdp.reports.plan import Plan
+
+_TEXT = 200_000  # characters of a program that a page still shows
+
+
+@lru_cache(maxsize=1)
+def _template() -> Template:
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True,
+        lstrip_blocks=True, undefined=StrictUndefined,
+    )  # fmt: skip
+    environment.filters.update(bytes=format_bytes, place=place, short_path=short_path, lies=lies)
+    return environment.get_template("report.html")
+
+
+def plan_page(plan: Plan) -> str:
+    """The whole page, about what a screen of it tells: from the headline down to each cause."""
+    details, rows = plan.details(), plan.collectives()
+    size = sum(row.bytes for row in rows)
+    return _template().render(
+        plan=plan,
+        details=details,
+        headline=headline(plan),
+        totals=totals(plan) if rows else "",
+        tiles=_tiles(plan, size),
+        lines=lines_of(rows),
+        largest=max((one.bytes for line in lines_of(rows) for one in line.exchanges), default=1) or 1,
+        kinds=_kinds(rows),
+        root=module_tree(details),
+        memory=[(one, memory_svg(one)) for one in plan.memory()],
+        stage_map=stages_svg(plan.stages, plan.edges) if plan.schedule is not None else "",
+        schedule=plan.schedule_svg() if plan.schedule is not None else "",
+        options=_options(details.options),
+        timings=timings_line(plan.timings),
+        text=plan.text if len(plan.text) <= _TEXT else "",
+    )
+
+
+def write_file(path: Path | str, text: str) -> None:
+    """Write what a user named a file for.
+
+    Raises
+    ------
+    InputError : it cannot be written.
+    """
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror}. Name another file") from error
+
+
+def _tiles(plan: Plan, size: int) -> list[tuple[str, str]]:
+    """The numbers at the top, with what they count."""
+    peak = max((one.peak.bytes for one in plan.memory()), default=0)
+    whole = len(plan.coverage())
+    return [
+        (format_bytes(size), "travel in a step"),
+        (str(sum(row.count for row in plan.communication)), "messages"),
+        (format_bytes(plan.gradient_bytes), "of them gradients"),
+        (format_bytes(peak), "at most on a rank"),
+        (str(whole) if whole else "all", "places do not split" if whole else "splits over the ranks"),
+    ]
+
+
+def _kinds(rows: tuple[Collective, ...]) -> list[dict[str, Any]]:
+    """The collectives by kind, phase and carrier."""
+    count: Counter[tuple[str, str, str, str]] = Counter()
+    size: Counter[tuple[str, str, str, str]] = Counter()
+    for row in rows:
+        key = (row.kind, row.phase, row.axis, row.carrier)
+        count[key] += row.count
+        size[key] += row.bytes
+    names = ("kind", "phase", "axis", "carrier")
+    return [dict(zip(names, key, strict=True)) | {"count": count[key], "bytes": size[key]} for key in count]
+
+
+def _options(lines: tuple[str, ...]) -> list[tuple[str, str]]:
+    """Names and values."""
+    pairs = (line.removeprefix("option ").partition("=") for line in lines)
+    return [(name, value) for name, _, value in pairs]
