@@ -26,7 +26,7 @@ from types import TracebackType
 from fxdp.errors import AgreementError, FxdpError, RankFailedError, StateError
 from fxdp.ir.user_lines import show_user_lines
 from fxdp.ranks.joined import Joined
-from fxdp.ranks.links import Ending, EndKind, Links, RefusedError, live_links, tell_everywhere
+from fxdp.ranks.links import Ending, EndKind, Links, RefusedError, speaking_links, tell_everywhere
 from fxdp.ranks.resolve import ensure_alive
 
 _BROKEN = (
@@ -172,7 +172,7 @@ def describe(error: BaseException) -> str:
 
 def tell_all(error: BaseException) -> None:
     """Tell the ranks of all meshes why this one ends, and those that wait for it at start-up."""
-    for links in live_links():
+    for links in speaking_links():
         if links.ending is None:  # those that fell earlier say nothing of where this rank is now
             _add_place(links, error, "after")
         links.stop(Ending(links.rank, EndKind.FAILED, describe(error)))

@@ -25,7 +25,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from fxdp.ranks.failure import tell_all
-from fxdp.ranks.links import Ending, EndKind, live_links
+from fxdp.ranks.links import Ending, EndKind, speaking_links
 from fxdp.ranks.links.interrupt import prepare_signal
 
 _TERMINATED = (
@@ -59,7 +59,7 @@ def _chain_thread_hook() -> None:
     def tell_then_show(args: Any) -> None:
         thread = args.thread.ident if args.thread is not None else None
         # a thread of a progress bar or of a logger may fail without an end to the training
-        if args.exc_value is not None and any(links.caller.has_been(thread) for links in live_links()):
+        if args.exc_value is not None and any(links.caller.has_been(thread) for links in speaking_links()):
             with contextlib.suppress(Exception):
                 tell_all(args.exc_value)
         previous(args)
@@ -125,7 +125,7 @@ class _Termination:
     def _end(self) -> None:
         if os.getpid() == self._owner and self._once.acquire(blocking=False):
             with contextlib.suppress(Exception):
-                for links in live_links():
+                for links in speaking_links():
                     own = Ending(links.rank, EndKind.FAILED, _TERMINATED)
                     links.control.last_words(links.ending or own)
             # as `signal.signal` is for the main thread only

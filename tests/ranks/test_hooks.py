@@ -51,7 +51,7 @@ def test_an_error_in_a_thread_is_told_if_the_thread_trains(
     told: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     links: Any = SimpleNamespace(caller=Caller())
-    monkeypatch.setattr(hooks, "live_links", lambda: [links])
+    monkeypatch.setattr(hooks, "speaking_links", lambda: [links])
     hooks.install_hook()
 
     def run(trains: bool) -> None:

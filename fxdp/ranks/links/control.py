@@ -79,6 +79,7 @@ class Control:
     Attributes
     ----------
     round : how many rounds this rank has begun or refused.
+    silent : whether last words were said.
     waits_for : gives what the others are told when this rank has waited for them for a second.
 
     Raises (all methods that wait):
@@ -93,7 +94,7 @@ class Control:
         self._timeout_s = timeout_s
         self._lock = threading.RLock()
         self._own = b""
-        self._silent = False  # last words were said
+        self.silent = False
         self.peers = [Peer(other, connections[other]) for other in sorted(connections)]
         self._by_descriptor = {peer.connection.fileno(): peer for peer in self.peers}
         self._poll = select.poll()
@@ -156,9 +157,9 @@ class Control:
     def last_words(self, ending: Ending) -> None:
         """Tell all ranks why this one stops, and send nothing any more. Later calls do nothing."""
         with self._lock:
-            if self._silent:
+            if self.silent:
                 return
-            self._silent = True
+            self.silent = True
         content = as_bytes(ending.text)
         frame = _HEADER.pack(ending.kind, len(content), ending.rank) + content
         for peer in self.peers:
@@ -193,9 +194,8 @@ class Control:
                 peer.closed = True
                 peer.connection.detach()
 
-    def outlast(self, rank: int, limit_s: float) -> None:
+    def outlast(self, rank: int, end: float) -> None:
         """Wait until the process of another rank has ended: then its machine refuses what is sent."""
-        end = time.monotonic() + limit_s
         frame = _HEADER.pack(_Kind.PING, 0, self.rank)
         for peer in [peer for peer in self.peers if peer.rank == rank]:
             while time.monotonic() < end:

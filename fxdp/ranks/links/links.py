@@ -94,6 +94,7 @@ class Links:
         self._ending: Ending | None = None
         self._left: dict[int, float] = {}
         self._fallen: float | None = None
+        self._outlasts: float | None = None
         self._known = threading.Event()
         self._lock = threading.Lock()
         self._wake, self._waker = socket.socketpair()
@@ -211,7 +212,8 @@ class Links:
         """
         ending = self._ending
         if ending is not None and ending.kind is EndKind.FAILED and ending.rank != self.rank:
-            self.control.outlast(ending.rank, _OUTLAST_S)
+            self._outlasts = self._outlasts or time.monotonic() + _OUTLAST_S  # once, at exit and in the watch
+            self.control.outlast(ending.rank, self._outlasts)
 
     # -- the watch thread ----------------------------------------------------------------------------------
 
@@ -322,6 +324,14 @@ def live_links() -> list[Links]:
     return [links for links in _live if links.alive]
 
 
+def speaking_links() -> list[Links]:
+    """The links whose other ranks have not been told yet that this one ends.
+
+    Those of a process group that was destroyed a moment ago, too, as in a `finally` on the way of an error.
+    """
+    return [links for links in _live if not links.control.silent]
+
+
 def find_links(ranks: Sequence[int], row: Sequence[int], backend: str) -> Links | None:
     """The links that already join `ranks`, None if there are none or they have ended."""
     key = (tuple(ranks), tuple(row), backend)
@@ -345,5 +355,4 @@ if hasattr(os, "register_at_fork"):
 def _say_goodbye() -> None:
     for links in list(_live):
         links.outlast()
-        if links.alive:
-            links.close()
+        links.close()

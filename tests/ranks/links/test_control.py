@@ -103,10 +103,10 @@ def test_a_rank_is_outlasted_until_its_process_has_ended() -> None:
         assert failed is not None
         rank.last_words(failed)
         begin = time.monotonic()
-        rank.outlast(1, 0.2)
+        rank.outlast(1, begin + 0.2)
         assert time.monotonic() - begin >= 0.2
         threading.Timer(0.1, wire.close).start()
-        rank.outlast(1, 10.0)
+        rank.outlast(1, begin + 10.0)
         assert time.monotonic() - begin < 5
 
 
