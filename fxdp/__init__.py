@@ -266,7 +266,7 @@ def plan(
     from fxdp.options import Options
 
     mesh = {"dp": 2} if mesh is None else mesh
-    return dry_run(model, args, {} if kwargs is None else kwargs, mesh, Options(**options))
+    return dry_run(model, args, {} if kwargs is None else kwargs, mesh, Options.named(options))
 
 
 def explain(
@@ -341,6 +341,6 @@ def verify(
 
     mesh = {"dp": 4} if mesh is None else mesh
     return verify_model(
-        model, args, {} if kwargs is None else kwargs, mesh, Options(**options),
+        model, args, {} if kwargs is None else kwargs, mesh, Options.named(options),
         splits=splits, precision=precision, tolerance=tolerance, seed=seed,
     )  # fmt: skip

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import difflib
 import logging
-from collections.abc import Callable, Sequence
+import os
+import reprlib
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from fxdp.capture.mixed_precision import MixedPrecision, policy_faults
 from fxdp.errors import InputError
 from fxdp.pipeline.schedule.catalogue import check_name
 
 _log = logging.getLogger("fxdp")
+_MOST = 4096
+"""Of micro-batches and of stages: a step is written out, a few nodes for each."""
+_SWITCHES = ("reshard_after_forward", "uneven", "verify", "strict")
 _CHOICES = {
     "strategy": ("replicate", "shard"),
     "rng": ("sharded", "single-device"),
@@ -52,15 +60,23 @@ class Options:
 
     def __post_init__(self) -> None:
         faults = [
-            f"{name} is {getattr(self, name)!r}, expected one of {choices}"
+            f"{name} is {_shown(getattr(self, name))}, expected one of {choices}"
             for name, choices in _CHOICES.items()
-            if getattr(self, name) not in choices
+            if not isinstance(getattr(self, name), str) or getattr(self, name) not in choices
+        ]
+        faults += [
+            f"{name} is {_shown(getattr(self, name))}, expected True or False"
+            for name in _SWITCHES
+            if not isinstance(getattr(self, name), bool)
         ]
         if not _is_size(self.bucket_mb):
-            faults.append(f"bucket_mb is {self.bucket_mb!r}, expected a size in MiB above 0")
-        reshard: Any = self.reshard_after_forward
-        if not isinstance(reshard, bool):
-            faults.append(f"reshard_after_forward is {reshard!r}, expected True or False")
+            faults.append(f"bucket_mb is {_shown(self.bucket_mb)}, expected a size in MiB above 0")
+        if not _is_count(self.check_replicas, least=0, most=sys.maxsize):
+            given = _shown(self.check_replicas)
+            faults.append(f"check_replicas is {given}, expected a number of calls, or 0 for never")
+        faults += _leaf_faults("batch_dims", self.batch_dims, (int,), "an int")
+        faults += _leaf_faults("pad", self.pad, (int, float, bool), "a number")
+        faults += _folder_faults(self.dump_dir)
         faults += policy_faults(self.mp_policy)
         faults += self._staging_faults()
         loss_fn: Any = self.loss_fn
@@ -74,16 +90,42 @@ class Options:
     def _staging_faults(self) -> list[str]:
         faults = []
         if not _is_count(self.microbatches):
-            faults.append(f"microbatches is {self.microbatches!r}, expected an integer of at least 1")
+            faults.append(
+                f"microbatches is {_shown(self.microbatches)}, expected an integer of at least 1 and at most "
+                f"{_MOST:,}"
+            )
         schedule: Any = self.schedule
         if not isinstance(schedule, str):
             faults.append(f"schedule is {self.schedule!r}, expected a name, or the path of a file *.csv")
-        named = isinstance(self.stages, (list, tuple)) and all(isinstance(n, str) for n in self.stages)
-        if not (self.stages is None or named or _is_count(self.stages)):
+        stages: Any = self.stages
+        named = isinstance(stages, (list, tuple)) and stages and all(isinstance(n, str) for n in stages)
+        if not (stages is None or named or _is_count(stages)):
             faults.append(
-                f"stages is {self.stages!r}, expected an integer of at least 1, or a list of module names"
+                f"stages is {_shown(stages)}, expected an integer of at least 1, or a list of module names"
             )
         return faults
+
+    @classmethod
+    def named(cls, given: Mapping[str, Any]) -> Options:
+        """The options of these names.
+
+        Raises
+        ------
+        InputError : names that are no options, with those that are near.
+        """
+        known = [f.name for f in fields(cls)]
+        unknown = []
+        for name in given:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.6) if name not in known else []
+            if name not in known:
+                unknown.append(f"{name}: did you mean {near[0]}?" if near else name)
+        if unknown:
+            listing = "\n  ".join(unknown)
+            raise InputError(
+                f"fxdp.compile has no options of these names:\n  {listing}\nexpected some of "
+                + ", ".join(known)
+            )
+        return cls(**given)
 
     @property
     def single_device_rng(self) -> bool:
@@ -129,8 +171,43 @@ class Options:
 
 
 def _is_size(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0
+    """Whether it is a number of MiB that some memory could have."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < 2**40
 
 
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+def _is_count(value: Any, *, least: int = 1, most: int = _MOST) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+
+
+def _leaf_faults(name: str, value: Any, kinds: tuple[type, ...], words: str) -> list[str]:
+    """Leaves of a pytree prefix that are of no such type; whether it fits the inputs, the first call says."""
+    leaves = [leaf for leaf in tree_leaves(value) if leaf is not None]
+    # a bool is an int to Python, and True the dim 1, which nobody means
+    wrong = [x for x in leaves if not isinstance(x, kinds) or (isinstance(x, bool) and bool not in kinds)]
+    if not wrong:
+        return []
+    return [f"{name} has {_shown(wrong[0])}, expected {words}, None, or a container of these"]
+
+
+def _folder_faults(value: Any) -> list[str]:
+    """What speaks against a folder, as far as every rank can tell: one of them writes it."""
+    if value is None:
+        return []
+    if not isinstance(value, (str, Path)) or not str(value):
+        return [f"dump_dir is {_shown(value)}, expected the path of a folder, as text or a Path"]
+    folder = Path(value)
+    there = next((p for p in (folder, folder.parent) if p.exists()), None)
+    if there is None:  # maybe on another host, whose rank writes it
+        return []
+    if not there.is_dir():
+        return [f"dump_dir is {str(value)!r}, but {there} is no folder"]
+    if not os.access(there, os.W_OK | os.X_OK):
+        return [f"dump_dir is {str(value)!r}, but {there} is not writable"]
+    return []
+
+
+def _shown(value: Any) -> str:
+    """A value in few words: a number may have thousands of digits."""
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 10**20:
+        return "a number of more than 20 digits"
+    return reprlib.repr(value)

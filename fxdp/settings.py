@@ -19,6 +19,8 @@ from dataclasses import dataclass
 
 from fxdp.errors import MeshError
 
+_LONGEST = 1e7  # seconds, 115 days: longer times do not fit into what waits for sockets
+_MOST_RANKS = 1 << 20
 _LAUNCH_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -58,7 +60,7 @@ class Settings:
 
         Raises
         ------
-        MeshError : a variable is not a number, or torchrun's set is incomplete.
+        MeshError : a variable is not a number or out of range, or torchrun's set is incomplete.
         """
         env = os.environ if environment is None else environment
         return Settings(
@@ -118,7 +120,7 @@ def become(place: Launch) -> None:
 def _launch(env: Mapping[str, str]) -> Launch | None:
     if "RANK" not in env or "WORLD_SIZE" not in env:
         return None
-    world_size = int(_number(env, "WORLD_SIZE", 1))
+    world_size = _integer(env, "WORLD_SIZE", 1, 1, _MOST_RANKS)
     missing = [name for name in _LAUNCH_VARIABLES if not env.get(name) and name != "LOCAL_RANK"]
     if missing and world_size == 1:
         return None
@@ -128,14 +130,27 @@ def _launch(env: Mapping[str, str]) -> Launch | None:
             f"expected all of {', '.join(_LAUNCH_VARIABLES)}: launch with torchrun, or call "
             "torch.distributed.init_process_group yourself before fxdp.compile"
         )
-    rank = int(_number(env, "RANK", 0))
+    rank = _integer(env, "RANK", 0, 0, world_size - 1)
     return Launch(
         rank=rank,
         world_size=world_size,
-        local_rank=int(_number(env, "LOCAL_RANK", rank)),
+        local_rank=_integer(env, "LOCAL_RANK", rank, 0, _MOST_RANKS),
         master_addr=env["MASTER_ADDR"],
-        master_port=int(_number(env, "MASTER_PORT", 0)),
+        master_port=_integer(env, "MASTER_PORT", 0, 1, 65_535),
     )
+
+
+def _integer(env: Mapping[str, str], name: str, default: int, least: int, most: int) -> int:
+    text = env.get(name)
+    if not text:
+        return default
+    digits = text.isascii() and text.isdigit() and len(text) < 10  # a number of any length would be read
+    if not digits or not least <= int(text) <= most:
+        raise MeshError(
+            f"environment variable {name} is {text[:30]!r}; expected an integer from {least} to {most}, as "
+            "torchrun sets it"
+        )
+    return int(text)
 
 
 def _number(env: Mapping[str, str], name: str, default: float) -> float:
@@ -146,6 +161,8 @@ def _number(env: Mapping[str, str], name: str, default: float) -> float:
         value = float(text)
     except ValueError:
         value = -1.0
-    if value < 0 or value != value:
-        raise MeshError(f"environment variable {name} is {text!r}; expected a number >= 0")
+    if not 0 <= value <= _LONGEST:
+        raise MeshError(
+            f"environment variable {name} is {text!r}; expected a number >= 0, and at most {_LONGEST:g}"
+        )
     return value

@@ -34,6 +34,8 @@ class Condition:
 
     expr: sympy.Basic
     site: Site
+    refusal: str = ""
+    """What eager code says where it does not hold; empty where it would go another way."""
 
     def holds(self, sizes: dict[sympy.Symbol, int]) -> bool:
         """Whether it holds at these sizes; unknown symbols count as fulfilled."""

@@ -156,17 +156,23 @@ def check_plain_tensors(leaves: Iterable[Any], names: Iterable[str]) -> None:
 
     Raises
     ------
-    InputError : nested or quantized tensors, all of them by name.
+    InputError : nested, sparse or quantized tensors, all of them by name.
     """
-    nested, quantized = [], []
+    nested, sparse, quantized = [], [], []
     for name, leaf in zip(names, leaves, strict=True):
         if isinstance(leaf, torch.Tensor):
             nested += [name] if leaf.is_nested else []
+            sparse += [name] if not leaf.is_nested and leaf.layout != torch.strided else []
             quantized += [name] if leaf.is_quantized else []
     if nested:
         raise InputError(
             f"{', '.join(nested)}: a nested tensor (torch.nested), whose samples have lengths of their own; "
             "expected a tensor with one size per dim: pass torch.nested.to_padded_tensor(...) and a mask"
+        )
+    if sparse:
+        raise InputError(
+            f"{', '.join(sparse)}: a sparse tensor; expected a dense one, which has rows that ranks could "
+            "divide: pass x.to_dense()"
         )
     if quantized:
         raise InputError(

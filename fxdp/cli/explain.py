@@ -28,7 +28,7 @@ def declare(parser: argparse.ArgumentParser) -> None:
 def run(asked: argparse.Namespace) -> int:
     """Explain what was asked for; nothing is an error."""
     target = load_target(asked)
-    mesh, options = parse_mesh(asked.mesh), Options(**target.options)
+    mesh, options = parse_mesh(asked.mesh), Options.named(target.options)
     with working(f"planning {type(target.model).__name__} on {asked.mesh}"):
         plan = dry_run(target.model, target.args, target.kwargs, mesh, options, target.origin)
     try:

@@ -28,7 +28,7 @@ def declare(parser: argparse.ArgumentParser) -> None:
 def run(asked: argparse.Namespace) -> int:
     """Plan and show; the factory's batch is that of one rank."""
     target = load_target(asked)
-    options = Options(**{**target.options, **_staging(asked)})
+    options = Options.named({**target.options, **_staging(asked)})
     mesh = parse_mesh(asked.mesh)
     with working(f"planning {type(target.model).__name__} on {asked.mesh}"):
         plan = dry_run(target.model, target.args, target.kwargs, mesh, options, target.origin)

@@ -29,7 +29,7 @@ def run(asked: argparse.Namespace) -> int:
     splits = None if asked.split is None else [_split(text) for text in asked.split]
     target = load_target(asked)
     report = verify_model(
-        target.model, target.args, target.kwargs, parse_mesh(asked.mesh), Options(**target.options),
+        target.model, target.args, target.kwargs, parse_mesh(asked.mesh), Options.named(target.options),
         splits=splits, precision=asked.precision, tolerance=asked.tolerance, seed=asked.seed,
     )  # fmt: skip
     if asked.json:

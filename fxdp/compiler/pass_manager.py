@@ -15,7 +15,7 @@ from typing import Protocol
 
 from torch import fx
 
-from fxdp.errors import VerifierError
+from fxdp.errors import InputError, VerifierError
 from fxdp.ir.graph_text import graph_text
 from fxdp.ir.graphs import no_collection
 from fxdp.ir.level import Level
@@ -94,7 +94,10 @@ class PassManager:
     def _dump(self, gm: fx.GraphModule, name: str) -> None:
         if self.dump_dir is None:
             return
-        self.dump_dir.mkdir(parents=True, exist_ok=True)
+        try:
+            self.dump_dir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"dump_dir is {str(self.dump_dir)!r}, which cannot be made: {error}") from error
         text = graph_text(gm, self.mesh.shape)
         (self.dump_dir / f"{self._dumps:02d}-{name}.txt").write_text(text + "\n")
         self._dumps += 1

@@ -22,6 +22,7 @@ AXES = ("pp", "dp", "dp_replicate", "dp_shard")
 REPLICATE, SHARD = "dp_replicate", "dp_shard"
 """Beside the axis along which sharded parameters are dealt out: the one along which ranks hold equal rows."""
 _PIPELINE = "pp"
+_MOST_RANKS = 1 << 20
 _BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 
 Purpose: TypeAlias = Literal["data", "reduce", "rows", "messages"]
@@ -162,9 +163,14 @@ def mesh_of(shape: Mapping[str, int], device_type: str, index: int = 0) -> Mesh:
     MeshError : unknown axes; sizes that are no positive integers.
     """
     check_axes(tuple(shape))
-    wrong = [f"{name}={size!r}" for name, size in shape.items() if not isinstance(size, int) or size < 1]
+    wrong = [f"{name}={size!r}" for name, size in shape.items() if not _is_size(size)]
     if wrong:
         raise MeshError(f"mesh sizes {', '.join(wrong)}; expected integers >= 1")
+    if prod(shape.values()) > _MOST_RANKS:
+        raise MeshError(
+            f"the mesh ({', '.join(shape)}) has more than {_MOST_RANKS:,} ranks; expected as many as there "
+            "are, or may be one day"
+        )
     axes = {name: size for name, size in shape.items() if name != _PIPELINE} or {"dp": 1}
     places = [_place(shape, i) for i in range(prod(shape.values()))]
     stage, data = places[index]
@@ -172,6 +178,10 @@ def mesh_of(shape: Mapping[str, int], device_type: str, index: int = 0) -> Mesh:
     pipeline = PipelineAxis(len(column), stage, column, tuple(place for _, place in places))
     row = tuple(i for i, (p, _) in enumerate(places) if p == stage)
     return Mesh(tuple(axes), tuple(axes.values()), data, row, device_type, pipeline)
+
+
+def _is_size(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
 def _place(shape: Mapping[str, int], index: int) -> tuple[int, int]:
@@ -194,6 +204,9 @@ def check_axes(names: Sequence[str]) -> None:
     ------
     MeshError : with the nearest names.
     """
+    numbered = [name for name in names if not isinstance(name, str)]
+    if numbered:
+        raise MeshError(f"mesh axes {list(names)}: got {numbered}, expected names out of {list(AXES)}")
     unknown = [name for name in names if name not in AXES]
     if unknown or not names:
         near = {name: difflib.get_close_matches(name, AXES, n=1, cutoff=0.4) for name in unknown}

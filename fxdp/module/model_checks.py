@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from fxdp.errors import InputError, MeshError, StateError
@@ -28,16 +29,27 @@ def check_model(model: Any) -> None:
 
     Raises
     ------
-    InputError : no module; one that is compiled, or wrapped for data parallelism, at any depth; parameters
-        that are sharded.
+    InputError : no module; a scripted one; one that is compiled, or wrapped for data parallelism, at any
+        depth; lazy parameters without shapes; parameters that are sharded.
     """
     if not isinstance(model, nn.Module):
         raise InputError(
             f"the model is a {type(model).__name__}, expected a torch.nn.Module, whose parameters are trained"
         )
+    if isinstance(model, torch.jit.ScriptModule):
+        raise InputError(
+            "the model is a torch.jit.ScriptModule, which has no Python code that could be captured; "
+            "expected the module that was scripted or traced"
+        )
     children = [(f"its part {n!r}", m) for n, m in _children(model)]
     for where, module in [("the model", model), *children]:
         _check_plain(where, module)
+    lazy = [n for n, t in (*model.named_parameters(), *model.named_buffers()) if is_lazy(t)]
+    if lazy:
+        raise InputError(
+            f"{', '.join(lazy[:3])} of the model have no shape yet (lazy modules); expected a model that "
+            "knows its shapes: call it once on an example batch before"
+        )
     sharded = [n for n, p in model.named_parameters() if is_sharded(p)]
     if sharded:
         raise InputError(

@@ -156,6 +156,9 @@ class Programs:
         if self._broken(program, call, batches) and batch >= 2:
             program = self._capture(call, dynamic=dynamic, hint=batch)
         broken = self._broken(program, call, batches)
+        refusals = [c.refusal for c in broken if c.refusal]
+        if refusals:
+            raise everywhere(InputError("\n".join(refusals)))
         if broken:
             listing = "\n  ".join(f"{c.expr} at {c.site}" for c in broken)
             raise everywhere(

@@ -17,9 +17,9 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from fxdp.errors import InputError
+from fxdp.errors import InputError, StateError
 from fxdp.module.stand_in import StandIn
-from fxdp.torch_compat import READ_BY_WRAPPERS, running_ddp
+from fxdp.torch_compat import READ_BY_WRAPPERS, running_ddp, running_transform
 
 _TRAINERS = (
     "fxdp.integrations.transformers.compile_trainer(trainer)",
@@ -61,18 +61,30 @@ class Bare(StandIn):
         """
         return nullcontext()
 
+    def __prepare_scriptable__(self) -> NoReturn:
+        """What `torch.jit.script` asks a module for first."""
+        raise _refused("torch.jit.script(compiled)")
+
     def compile(self, *_: Any, **__: Any) -> NoReturn:
         """Refused: it is compiled already."""
         raise _refused("compiled.compile()")
 
 
 def refuse_surroundings(model: nn.Module) -> None:
-    """Refuse a call from inside of a `DistributedDataParallel` that reduces the model's gradients, too.
+    """Refuse a call from inside of what transforms code, or of a `DistributedDataParallel`.
+
+    The latter would reduce the model's gradients, too.
 
     Raises
     ------
     InputError : it does.
+    StateError : a transform of torch.func, or a tracer, calls it.
     """
+    if transform := running_transform():
+        raise StateError(
+            f"a compiled module was called inside of {transform}, which cannot look into its programs; "
+            "expected calls on plain tensors: transform or export the model itself, compiled.module"
+        )
     ddp = running_ddp()
     if ddp is None or not torch.is_grad_enabled():
         return

@@ -30,6 +30,11 @@ def check_splits(
     """
     if splits is None:
         return default_splits(batch, world)
+    if not _are_numbers(splits):
+        raise InputError(
+            f"splits={splits!r}; expected one split, a list with the samples of each rank, as [3, 1], or a "
+            "list of these"
+        )
     given = tuple((one,) if isinstance(one, int) else tuple(one) for one in splits)
     if splits and all(isinstance(one, int) for one in splits):
         given = (tuple(n for one in given for n in one),)
@@ -40,6 +45,14 @@ def check_splits(
             f"per rank, 0 allowed) with 1 to {batch} samples in all, as many as the given batch has"
         )
     return given
+
+
+def _are_numbers(splits: object) -> bool:
+    """Whether these are integers, or lists of them."""
+    if not isinstance(splits, (list, tuple)):
+        return False
+    parts = [n for one in splits for n in (one if isinstance(one, (list, tuple)) else (one,))]
+    return all(isinstance(n, int) and not isinstance(n, bool) for n in parts)
 
 
 def _uneven(batch: int, world: int) -> tuple[int, ...]:

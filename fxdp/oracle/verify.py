@@ -50,6 +50,7 @@ def verify_model(
 ) -> Report:
     """See `fxdp.verify`."""
     _check_precision(precision)
+    _check_numbers(tolerance, seed)
     check_arguments(args, kwargs)
     _check_statistics(options)
     check_model(model)
@@ -216,6 +217,14 @@ def _check_statistics(options: Options) -> None:
             'batch_stats="microbatch" normalizes each part of the batch by its own statistics, which one '
             'device does not: there is nothing to verify it by. Verify the model with batch_stats="global"'
         )
+
+
+def _check_numbers(tolerance: object, seed: object) -> None:
+    is_number = isinstance(tolerance, (int, float)) and not isinstance(tolerance, bool)
+    if tolerance is not None and not (is_number and 0 <= tolerance < float("inf")):  # type: ignore[operator]
+        raise InputError(f"tolerance is {tolerance!r}, expected a relative error of at least 0, as 1e-6")
+    if not isinstance(seed, int) or isinstance(seed, bool) or not -(2**63) <= seed < 2**63:
+        raise InputError(f"seed is {seed!r}, expected an integer of 64 bits, as for torch.manual_seed")
 
 
 def _check_precision(precision: str) -> None:

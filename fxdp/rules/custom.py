@@ -65,6 +65,13 @@ def register_rule(
     targets = [_checked(op) for op in ops]
     if not targets:
         raise InputError("register_rule: got no op, expected one such as torch.ops.mylib.f.default")
+    if not isinstance(labels, str) or not isinstance(pointwise, bool):
+        raise InputError(
+            f"register_rule: got labels={labels!r} and pointwise={pointwise!r}, expected text such as "
+            '"n_, _ -> n_", or pointwise=True'
+        )
+    if isinstance(linear_in, str):
+        raise InputError(f"register_rule: linear_in={linear_in!r} is one text, expected names in a list")
     if labels and pointwise:
         raise InputError("register_rule: got labels and pointwise, expected one of them")
     if pointwise:
@@ -83,6 +90,8 @@ def register_rule(
 
 def _decorator(targets: Sequence[OpOverload | OpOverloadPacket]) -> Callable[[Rule], Rule]:
     def register(rule: Rule) -> Rule:
+        if not callable(rule):
+            raise InputError(f"register_rule: got {rule!r} as a rule, expected a function of the op")
         registry.add(rule, FAMILY, *targets)
         return rule
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, TypeVar
 from torch import nn
 
 from fxdp.skip.namespace import Namespace
-from fxdp.skip.tracker import current_skip_tracker
+from fxdp.skip.tracker import skips_of_this_call
 
 S = TypeVar("S", bound="Skippable")
 
@@ -67,7 +67,8 @@ class Skippable(nn.Module):
         RuntimeError : it stashes or pops other than it declares, or pops what was not stashed.
         TypeError : it yields something else.
         """
-        return current_skip_tracker().exchange(self).run(args, kwargs)
+        with skips_of_this_call() as tracker:
+            return tracker.exchange(self).run(args, kwargs)
 
 
 def names_of(option: str, names: Iterable[str]) -> frozenset[str]:
@@ -75,10 +76,13 @@ def names_of(option: str, names: Iterable[str]) -> frozenset[str]:
 
     Raises
     ------
-    TypeError : a bare string, which would be taken letter by letter, or a name that is no string.
+    TypeError : no names at all, a bare string, which would be taken letter by letter, or a name that is no
+        string.
     """
     if isinstance(names, str):
         raise TypeError(f"{option}={names!r} would be the names {list(names)}: write {option}=[{names!r}]")
+    if not isinstance(names, Iterable):
+        raise TypeError(f"{option}={names!r} is no list of names: write {option}=['skip'], or leave it out")
     found = frozenset(names)
     wrong = [name for name in found if not isinstance(name, str)]
     if wrong:

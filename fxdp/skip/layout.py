@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from torch import nn
 
@@ -43,8 +43,10 @@ def inspect_skip_layout(partitions: Sequence[nn.Module]) -> SkipLayout:
 
     Raises
     ------
-    TypeError : a skip that is popped was not stashed before; all of them are listed.
+    TypeError : no list of modules; a skip that is popped was not stashed before; all of them are listed.
     """
+    if not isinstance(partitions, Iterable) or not all(isinstance(p, nn.Module) for p in partitions):
+        raise TypeError(f"inspect_skip_layout takes a list of modules, got {partitions!r}")
     routes: dict[tuple[Namespace | None, str], tuple[int, int]] = {}
     stashed: dict[tuple[Namespace | None, str], int] = {}
     faults: list[str] = []

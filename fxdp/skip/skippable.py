@@ -65,6 +65,8 @@ def verify_skippables(module: nn.Module) -> None:
     ------
     TypeError : listing all pairs that do not match.
     """
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"verify_skippables takes a model, which is a module, got a {type(module).__name__}")
     faults = find_faults(module)
     if faults:
         listing = "\n".join(f"* {fault.text}" for fault in faults)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 from collections.abc import Iterator
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fxdp.skip.batch import Batch, Tensors, lane_of
 from fxdp.skip.exchange import Exchange
@@ -22,6 +24,9 @@ if TYPE_CHECKING:
     from fxdp.skip.layout import SkipLayout
 
 
+_MODULE_CALL = nn.Module.__call__.__code__
+
+
 class SkipTracker:
     """Keeps skip tensors as they are. Each thread has one, so skippables work in a plain `nn.Sequential`.
 
@@ -32,10 +37,26 @@ class SkipTracker:
 
     def __init__(self) -> None:
         self.tensors: dict[tuple[Namespace | None, str], Any] = {}
+        self._call: FrameType | None = None
 
     def save(self, batch: Tensors, ns: Namespace | None, name: str, tensor: Tensor | None) -> None:
         """Keep what the maker of `batch` stashed."""
         self.tensors[ns, name] = tensor
+
+    def forget_other_calls(self) -> None:
+        """Drop what an earlier call of a model has stashed and not popped: it is no other model's."""
+        call = _outermost_call()
+        if self._call is not call:
+            # made outside of any model, by hand, a stash is for whoever pops it
+            if self._call is not None:
+                self.tensors.clear()
+            # the frame itself, as another may get its address; it is let go of with the last tensor
+            self._call = call
+
+    def close_call(self) -> None:
+        """Hold on to a call only while something of it waits."""
+        if not self.tensors:
+            self._call = None
 
     def load(self, batch: Tensors, ns: Namespace | None, name: str) -> Tensor | None:
         """Give back, once, what the reader of `batch` pops.
@@ -142,12 +163,40 @@ def _device(portal: Portal) -> torch.device:
     return torch.device("cpu") if portal.tensor is None else portal.tensor.device
 
 
+def _outermost_call() -> FrameType | None:
+    """The outermost call of a module on this thread; None if that is of the skippable itself, or of none."""
+    found, inner, frame = None, 0, sys._getframe()
+    here: FrameType | None = frame
+    while here is not None:
+        if here.f_code is _MODULE_CALL:
+            found, inner = here, inner + 1
+        here = here.f_back
+    return found if inner > 1 else None
+
+
 class _Current(threading.local):
     def __init__(self) -> None:
-        self.tracker = SkipTracker()
+        self.tracker = self.own = SkipTracker()
 
 
 _current = _Current()
+
+
+@contextlib.contextmanager
+def skips_of_this_call() -> Iterator[SkipTracker]:
+    """The tracker of this thread, for one forward of a skippable.
+
+    The thread's own holds what belongs to one call of a model; others live as long as who made them wants.
+    """
+    tracker = _current.tracker
+    if tracker is not _current.own:
+        yield tracker
+        return
+    tracker.forget_other_calls()
+    try:
+        yield tracker
+    finally:
+        tracker.close_call()
 
 
 def current_skip_tracker() -> SkipTracker:

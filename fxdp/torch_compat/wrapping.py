@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 from torch import nn
+from torch._C._functorch import peek_interpreter_stack
 from torch.nn.parallel import DistributedDataParallel
 
-__all__ = ["READ_BY_WRAPPERS", "running_ddp"]
+__all__ = ["READ_BY_WRAPPERS", "running_ddp", "running_transform"]
 
 READ_BY_WRAPPERS = {
     "_ddp_params_and_buffers_to_ignore": "DistributedDataParallel",
@@ -13,6 +17,17 @@ READ_BY_WRAPPERS = {
     "_initialize_hook": "torch.compile",
 }
 """Attributes that a wrapper's constructor asks a module for, and nobody else does."""
+
+
+def running_transform() -> str:
+    """What traces or transforms the code that calls this (`vmap`, `torch.export`); empty for nothing."""
+    # asked at each call of a compiled module, so the answers that are there at once come first
+    level: Any = peek_interpreter_stack()
+    if level is not None:
+        return f"torch.func ({str(level.key()).rpartition('.')[2].lower()})"
+    if torch.jit.is_tracing():  # type: ignore[attr-defined,no-untyped-call]
+        return "torch.jit.trace"
+    return "torch.export or torch.compile" if torch.compiler.is_compiling() else ""
 
 
 def running_ddp() -> nn.Module | None:

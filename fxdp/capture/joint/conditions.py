@@ -11,10 +11,13 @@ from torch import fx
 
 from fxdp.capture.captured import Condition
 from fxdp.capture.joint.canonical_sizes import Sizes
+from fxdp.capture.sites import Origin, SiteIndex
 from fxdp.ir.notes import Site, note, tensor_type
+from fxdp.ir.sizes import B
 
 aten = torch.ops.aten
 
+_TRAINING = 5  # the position of `training` among the arguments of aten.batch_norm
 _SQUEEZES = (aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
 _BATCHES = (2, 3, 4, 5, 6, 8, 9, 12, 15, 16, 25, 31, 64, 100, 1000)
 _OTHERS = (2, 3, 5, 8, 17, 100)
@@ -54,6 +57,31 @@ def _squeezed(node: fx.Node) -> list[Any]:
     shape = tensor_type(source).shape
     dims: Any = node.args[1] if len(node.args) > 1 else range(len(shape))
     return [shape[d] for d in ([dims] if isinstance(dims, int) else dims)]
+
+
+def several_values(exported: fx.Graph) -> tuple[Condition, ...]:
+    """That a forward's BatchNorms in training see several values per channel: one alone has no variance.
+
+    Eager raises where it is one. torch traces sizes of at least 2, for which it leaves no guard.
+    """
+    found = []
+    for node in exported.nodes:
+        if "batch_norm" not in str(node.target) or len(node.args) <= _TRAINING or not node.args[_TRAINING]:
+            continue
+        shape = getattr(node.args[0].meta.get("val"), "shape", ())  # graphs of Dynamo have no values
+        sizes = [size for dim, size in enumerate(shape) if dim != 1 and not _is_1(size)]
+        if len(sizes) == 1 and isinstance(sizes[0], torch.SymInt) and sizes[0].node.expr.is_Symbol:
+            site = Origin.here().of(SiteIndex(exported.nodes).site(node))
+            words = (
+                "Expected more than 1 value per channel when training, got a global batch of 1 for the "
+                f"BatchNorm at {site}: a single value has no variance"
+            )
+            found.append(Condition(sympy.Ne(B, 1), site, words))
+    return tuple(found)
+
+
+def _is_1(size: Any) -> bool:
+    return isinstance(size, int) and size == 1
 
 
 def guards_of(shape_env: Any) -> list[tuple[sympy.Basic, Any]]:

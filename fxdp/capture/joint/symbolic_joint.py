@@ -9,9 +9,10 @@ import torch
 from fxdp.capture.captured import Captured, SizeLeaf
 from fxdp.capture.export.exported import Exported
 from fxdp.capture.joint.canonical_sizes import Sizes
-from fxdp.capture.joint.conditions import find_conditions, guards_of, kept_dims
+from fxdp.capture.joint.conditions import find_conditions, guards_of, kept_dims, several_values
 from fxdp.capture.joint.convert import convert
 from fxdp.capture.joint.raw_joint import JointOptions, trace_joint
+from fxdp.capture.refusals.mixed_dtypes import check_dtypes
 from fxdp.errors import CaptureError
 from fxdp.ir.sizes import fixed_by_data
 
@@ -24,9 +25,12 @@ def symbolic_joint(exported: Exported, options: JointOptions) -> Captured:
     BatchSpecializedError : the forward or its backward fixes the batch size.
     CaptureError : the graph holds what no program can run.
     """
+    # read first: the forward graph is used up by what follows
+    single = () if options.own_statistics else several_values(exported.gm.graph)
     raw = trace_joint(exported, options)
     sizes = Sizes(raw.fakes, exported.batch, [guard for guard, _ in guards_of(raw.shape_env)])
     converted = convert(raw, sizes)
+    check_dtypes(converted.gm.graph)
     return Captured(
         gm=converted.gm,
         leaves=tuple(_leaf(leaf, sizes) for leaf in exported.leaves),
@@ -37,6 +41,7 @@ def symbolic_joint(exported: Exported, options: JointOptions) -> Captured:
         constants=converted.constants,
         conditions=(
             *find_conditions(raw.shape_env, sizes),
+            *single,
             *(kept_dims(converted.gm.graph) if options.couple else ()),  # else a squeeze sees the whole batch
         ),
         checks=exported.checks,

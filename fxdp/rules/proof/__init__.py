@@ -38,7 +38,7 @@ def check_rule(
     Raises
     ------
     RuleError : an alternative is not what the op computes: which one, for which split, and the difference.
-    InputError : the op has no rule.
+    InputError : the op has no rule, or does not take the arguments.
     """
     target = overload_of(op)
     if not isinstance(target, OpOverload) or registry.get(target) is None:
@@ -46,4 +46,11 @@ def check_rule(
             f"check_rule: got {op}, expected an op overload that has a rule, such as "
             "torch.ops.mylib.f.default. Register one with fxdp.register_rule"
         )
-    return tuple(spelled(a) for a in Case(target, args, kwargs, splits=splits).verified())
+    try:
+        case = Case(target, args, kwargs, splits=splits)
+    except (RuntimeError, TypeError, ValueError) as error:  # of the op, which was run on samples
+        raise InputError(
+            f"check_rule: {target} does not take these arguments: {str(error).splitlines()[0]}. Expected its "
+            'own arguments, with a fxdp.Sample("B", 3) in the place of each tensor'
+        ) from error
+    return tuple(spelled(a) for a in case.verified())

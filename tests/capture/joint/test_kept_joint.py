@@ -49,7 +49,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "kept"
 
 
-_X, _Y = torch.randn(6, 3), torch.randint(5, (6,))
+_X, _Y = torch.randn(6, 3, dtype=torch.float64), torch.randint(5, (6,))
 
 
 def _words(found: Captured) -> tuple[str, str]:
@@ -103,7 +103,7 @@ def test_what_changes_a_program_makes_another_entry() -> None:
         _key(changed(lambda m: m.body.append(nn.Linear(5, 5)))),
         _key(_Model(), couple=False),
         _key(_Model(), own_statistics=True),
-        _key(_Model(), x=_X.double()),
+        _key(_Model(), x=_X.float()),
     }
     assert len(same) == 1
     assert len(same | others) == 8

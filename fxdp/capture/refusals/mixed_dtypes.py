@@ -1,0 +1,67 @@
+"""Products of values of two dtypes, as of inputs in float64 and weights in float32: eager refuses them.
+
+A trace does not run kernels, so it would be found at the first step, in the midst of the program.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from fxdp.capture.sites import Origin
+from fxdp.errors import InputError
+from fxdp.ir.notes import note
+from fxdp.ir.slots import Input
+from fxdp.ir.types import TensorType
+
+_aten = torch.ops.aten
+_PRODUCTS = frozenset(
+    {
+        _aten.mm.default,
+        _aten.addmm.default,
+        _aten.bmm.default,
+        _aten.baddbmm.default,
+        _aten.mv.default,
+        _aten.dot.default,
+        _aten.convolution.default,
+        _aten.linear.default,
+    }
+)
+
+
+def check_dtypes(graph: fx.Graph) -> None:
+    """Refuse a graph whose forward multiplies values of several dtypes.
+
+    Raises
+    ------
+    InputError : with the lines, the dtypes there, and those of the inputs.
+    """
+    found = [node for node in graph.nodes if node.target in _PRODUCTS and not note(node).backward]
+    mixed = {node: dtypes for node in found if len(dtypes := _dtypes(node)) > 1}
+    if not mixed:
+        return
+    origin = Origin.here()
+    lines = dict.fromkeys(f"{', '.join(d)} at {origin.of(note(node).site)}" for node, d in mixed.items())
+    listing = "\n  ".join(lines)
+    raise InputError(
+        f"values of different dtypes are multiplied:\n  {listing}\nThe inputs are {_inputs(graph)}. Expected "
+        "one dtype: convert the inputs, as with x.to(torch.float32), or the model, before it is compiled"
+    )
+
+
+def _dtypes(node: fx.Node) -> tuple[str, ...]:
+    types = (note(operand).type for operand in node.all_input_nodes)
+    return tuple(dict.fromkeys(_name(t.dtype) for t in types if isinstance(t, TensorType)))
+
+
+def _inputs(graph: fx.Graph) -> str:
+    named = []
+    for node in graph.find_nodes(op="placeholder"):
+        slot, type_ = note(node).slot, note(node).type
+        if isinstance(slot, Input) and isinstance(type_, TensorType):
+            named.append(f"{slot.path or node.name} {_name(type_.dtype)}")
+    return ", ".join(named)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
