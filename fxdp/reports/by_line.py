@@ -22,6 +22,10 @@ _NUMBER = re.compile(r"(?<![\w*])\d+(?=\.)|(?<=\.)\d+(?=\.|$|\b)")
 """The number of a layer in a dotted name."""
 
 
+_AT_THE_END = Site(code="at the end of the step: results and gradients for the other pipeline ranks")
+"""What is sent for no line."""
+
+
 @dataclass(frozen=True, slots=True)
 class LineExchange:
     """What travels for one line in one way, of all layers that run it."""
@@ -44,9 +48,9 @@ class Line:
     exchanges: tuple[LineExchange, ...]
 
     @property
-    def bytes(self) -> int:
-        """Bytes of all values."""
-        return sum(one.bytes for one in self.exchanges)
+    def title(self) -> str:
+        """Where it is; of what is for no line, what it is."""
+        return place(self.site) if self.site.file else self.site.code
 
 
 def folded(name: str) -> str:
@@ -78,8 +82,10 @@ class _Value:
 def _values(rows: Iterable[Collective]) -> Iterator[_Value]:
     for row in rows:
         if row.kind == "send":
-            more = f" ({len(row.needs)} values)" if len(row.needs) > 1 else ""
-            yield _Value(row.site, row.phase, row.kind, row.text + more, row.bytes, row.key, row.count)
+            results = row.name.startswith("send_results_")
+            text = f"{row.text} ({len(row.needs)} values)" if results else row.text
+            site = _AT_THE_END if results else row.site
+            yield _Value(site, row.phase, row.kind, text, row.bytes, row.key, row.count)
             continue
         for need in row.needs:
             text = need.text.replace(f" in `{need.site.code}`", "")
@@ -143,8 +149,8 @@ def line_texts(lines: Iterable[Line], width: int = 80) -> list[str]:
     """The lines as text of this width; file names and line numbers are whole."""
     shown = []
     for line in lines:
-        where = place(line.site)
-        shown.append(f"{where}  {shortened(line.site.code, width - len(where) - 2)}".rstrip())
+        code = shortened(line.site.code, width - len(line.title) - 2) if line.site.file else ""
+        shown.append(f"{line.title}  {code}".rstrip())
         for one in line.exchanges:
             times = f"x{one.count}" if one.count > 1 else ""
             head = f"  {one.phase:8}  {one.kind:14} {times:>5} {format_bytes(one.bytes):>10}  "

@@ -64,7 +64,7 @@ class Hidden:
         return self.first if self.count == 1 else f"{self.count} ops, {self.first} to {self.last}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Collective:
     """One collective of a step, or the transfers of one value between two pipeline ranks.
 

@@ -39,7 +39,7 @@ class MemoryPoint:
     bytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class RankMemory:
     """What one rank holds over a step, in bytes.
 
@@ -63,6 +63,9 @@ class RankMemory:
         """The largest of the points."""
         still = MemoryPoint("", "", self.parameters + self.buffers + self.inputs)
         return max(self.points, key=lambda point: point.bytes, default=still)
+
+    def __repr__(self) -> str:
+        return f"RankMemory({self})"
 
     def __str__(self) -> str:
         peak = self.peak

@@ -20,7 +20,7 @@ from fxdp.reports.collective import Collective
 from fxdp.reports.rows import format_bytes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class ParameterRow:
     """One parameter of a plan.
 
@@ -46,6 +46,9 @@ class ParameterRow:
     reduced_by: tuple[str, ...]
     stages: tuple[int, ...]
     site: Site
+
+    def __repr__(self) -> str:
+        return f"ParameterRow({self.name}: {self.dtype}{list(self.shape)}, {self.placement})"
 
     def __str__(self) -> str:
         shape = "x".join(map(str, self.shape)) or "a number"

@@ -99,8 +99,8 @@ class Summary:
 def plan_sheets(plan: Plan) -> list[Sheet]:
     """The plan in tables."""
     exchanges = tuple(
-        (place(line.site) if i == 0 else "", line.site.code if i == 0 else "", one.phase, one.kind,
-         str(one.count), format_bytes(one.bytes), one.text, one.modules)
+        (line.title if i == 0 else "", line.site.code if i == 0 and line.site.file else "", one.phase,
+         one.kind, str(one.count), format_bytes(one.bytes), one.text, one.modules)
         for line in lines_of(plan.collectives())
         for i, one in enumerate(line.exchanges)
     )  # fmt: skip

@@ -16,7 +16,7 @@ def flat_dict(row: Any) -> dict[str, Any]:
     return plain | site
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class CommRow:
     """One collective of a step, or several of the same kind."""
 
@@ -34,6 +34,11 @@ class CommRow:
     """What carries it: `gloo`, `nccl`, `messages` that the calling thread itself writes and reads, or
     `memory` that the ranks of one host share.
     """
+
+    def __repr__(self) -> str:
+        times = f"{self.count} times " if self.count > 1 else ""
+        by = f" by {self.by}" if self.by else ""
+        return f"CommRow({self.phase} {self.op} {times}of {format_bytes(self.bytes)}{by}: {self.cause})"
 
 
 @dataclass(frozen=True)

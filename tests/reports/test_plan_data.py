@@ -74,7 +74,8 @@ gradients: 100 B per step""",
 def test_every_object_shows_itself(pairs: fxdp.Plan, pipeline: fxdp.Plan) -> None:
     shown: list[Any] = [
         pairs, pairs.coverage(), pairs.explain("fc.weight"), pairs.diff(pipeline), pairs.graph,
-        pipeline.schedule, *pairs.collectives(),
+        pipeline.schedule, *pairs.collectives(), *pairs.parameters(), *pairs.memory(),
+        *pipeline.communication,
     ]  # fmt: skip
     assert all("\n" not in repr(one) and len(repr(one)) < 160 for one in shown)
     pages = [one._repr_html_() for one in shown if hasattr(one, "_repr_html_")]

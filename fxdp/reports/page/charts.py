@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -25,8 +26,8 @@ stroke-dasharray="4 4"/>
 {% endfor %}
 <circle cx="{{ x }}" cy="{{ y }}" r="4" class="peak"><title>{{ at }}</title></circle>
 <text x="{{ left - 6 }}" y="{{ y + 4 }}" text-anchor="end">{{ peak }}</text>
-<text x="{{ left }}" y="{{ height + 28 }}">forward</text>
-<text x="{{ width }}" y="{{ height + 28 }}" text-anchor="end">backward</text>
+<text x="{{ left }}" y="{{ height + 28 }}">the step begins</text>
+<text x="{{ width }}" y="{{ height + 28 }}" text-anchor="end">and ends</text>
 </svg>"""
 )
 
@@ -67,15 +68,17 @@ def memory_svg(memory: RankMemory) -> str:
     def y(size: int) -> float:
         return round(10 + _HEIGHT * (1 - size / peak.bytes), 1)
 
-    areas = []
-    for phase in ("forward", "backward"):
-        own = [i for i, point in enumerate(points) if point.phase == phase]
+    areas, first = [], 0
+    for phase, run in itertools.groupby(point.phase for point in points):
+        last = first + len(list(run))
         top = " ".join(
-            f"{round(_LEFT + (i + end) * step, 1)},{y(points[i].bytes)}" for i in own for end in (0, 1)
+            f"{round(_LEFT + (i + end) * step, 1)},{y(points[i].bytes)}"
+            for i in range(first, last)
+            for end in (0, 1)
         )
-        if own:
-            first, last = round(_LEFT + own[0] * step, 1), round(_LEFT + (own[-1] + 1) * step, 1)
-            areas.append(_Area(phase, f"M{first},{10 + _HEIGHT} L{top} L{last},{10 + _HEIGHT} Z"))
+        ends = round(_LEFT + first * step, 1), round(_LEFT + last * step, 1)
+        areas.append(_Area(phase, f"M{ends[0]},{10 + _HEIGHT} L{top} L{ends[1]},{10 + _HEIGHT} Z"))
+        first = last
     place = next(i for i, point in enumerate(points) if point == peak)
     return _MEMORY.render(
         width=_WIDTH, height=_HEIGHT, left=_LEFT, areas=areas, still=format_bytes(still), still_y=y(still),
