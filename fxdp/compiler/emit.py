@@ -23,7 +23,7 @@ from fxdp.ir.slots import Size
 from fxdp.ir.types import TensorType, local_shape
 from fxdp.lowering.eager import lower_eager
 from fxdp.lowering.halves import Halves
-from fxdp.lowering.inductor.compile import lower_inductor
+from fxdp.lowering.inductor.kept_halves import lower_kept
 from fxdp.lowering.inductor.start import Start
 from fxdp.lowering.shapes import Shapes
 from fxdp.pipeline.cut.partition import Part, summed
@@ -92,7 +92,7 @@ def lower_part(
     if compiled:
         values = slot_values(gm.graph, module, program.captured.constants)
         single = mesh.size * (1 if program.step is None else options.microbatches) == 1
-        halves = lower_inductor(
+        halves = lower_kept(
             gm, values, Shapes(dict(wanted.sizes), generic, single), device_of(module, mesh), start,
             wanted.zero, summed(part), None if wanted.unhalved else wanted.first,
         )  # fmt: skip

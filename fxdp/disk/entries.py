@@ -53,6 +53,7 @@ class Entries:
             return None
         try:
             content = self.folder.read(key)
+            _log.debug("%s on disk: %s", key, "nothing" if content is None else f"{len(content)} bytes")
             return None if content is None else load(_checked(content))
         except (UnusableFolderError, OSError) as error:
             _say(f"the cache of captures is not used: {error}")

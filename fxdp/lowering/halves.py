@@ -49,8 +49,13 @@ class Halves:
     """The same for half a backward, whose results keep the strides that the other half was traced with."""
     summed: tuple[int, ...] = ()
     """The backward's results that it adds to buffers, which it takes last, instead of returning them."""
-    _backwards: dict[frozenset[int], LoweredBackward] = field(default_factory=dict, repr=False)
-    _halved: dict[tuple[int, ...], tuple[Boxed, Boxed]] = field(default_factory=dict, repr=False)
+    anew: Callable[[], Halves] | None = None
+    """Of code from the disk, whose graphs hold no more than their collectives: the same halves with all."""
+    compiled: dict[frozenset[int], LoweredBackward] = field(default_factory=dict, repr=False)
+    """The backwards that there are, by the tangents that are zero."""
+    compiled_halves: dict[tuple[int, ...], tuple[Boxed, Boxed]] = field(default_factory=dict, repr=False)
+    """Those in two halves, by the results that come first."""
+    _whole: Halves | None = field(default=None, repr=False)
 
     @property
     def trains(self) -> bool:
@@ -59,13 +64,15 @@ class Halves:
 
     def backward(self, zero: frozenset[int]) -> LoweredBackward:
         """The backward for calls in which the tangents numbered `zero` are zero."""
-        found = self._backwards.get(zero)
+        found = self.compiled.get(zero)
+        if found is None and self.anew is not None:
+            found = self.compiled[zero] = self._made_anew().backward(zero)
         if found is None:
             assert self.backward_graph is not None
             assert self.compile_backward is not None
             graph, kept = without_tangents(self.backward_graph, sorted(zero), self.tangents)
             graph = add_to_buffers(graph, self.summed) if self.summed else graph
-            found = self._backwards[zero] = LoweredBackward(self.compile_backward(graph), kept, graph)
+            found = self.compiled[zero] = LoweredBackward(self.compile_backward(graph), kept, graph)
         return found
 
     def halved(self, first: tuple[int, ...]) -> tuple[Boxed, Boxed]:
@@ -73,7 +80,9 @@ class Halves:
 
         The first half gives what the second one takes after its results. None of `first` is summed.
         """
-        found = self._halved.get(first)
+        found = self.compiled_halves.get(first)
+        if found is None and self.anew is not None:
+            found = self.compiled_halves[first] = self._made_anew().halved(first)
         if found is None:
             assert self.backward_graph is not None
             assert self.compile_half is not None
@@ -82,5 +91,11 @@ class Halves:
                 # the second half numbers its results without the first one's
                 later = tuple(i - sum(f < i for f in first) for i in self.summed)
                 weights = add_to_buffers(weights, later)
-            found = self._halved[first] = (self.compile_half(inputs), self.compile_half(weights))
+            found = self.compiled_halves[first] = (self.compile_half(inputs), self.compile_half(weights))
         return found
+
+    def _made_anew(self) -> Halves:
+        assert self.anew is not None
+        if self._whole is None:
+            self._whole = self.anew()
+        return self._whole

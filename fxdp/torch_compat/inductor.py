@@ -19,6 +19,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 __all__ = [
     "CppBuilding",
+    "code_settings",
     "compile_with_inductor",
     "cpp_building",
     "inductor_folder",
@@ -107,7 +108,7 @@ def compile_with_inductor(
     from torch._inductor.virtualized import V
 
     _call_products_into_buffers()
-    settings = {"cpp.vec_isa_ok": True} if _compiler_knows_vectors() else {}
+    settings = code_settings()
     if in_order:
         settings |= {"reorder_for_peak_memory": False, "reorder_for_locality": False}
     context = TracingContext(fake_mode)
@@ -145,6 +146,11 @@ def _call_products_into_buffers() -> None:
 
     if torch.ops.aten.addmm_.default not in lowerings:
         make_fallback(torch.ops.aten.addmm_.default, warn=False)  # type: ignore[no-untyped-call]
+
+
+def code_settings() -> dict[str, Any]:
+    """The settings under which all code is compiled and loaded."""
+    return {"cpp.vec_isa_ok": True} if _compiler_knows_vectors() else {}
 
 
 @functools.cache

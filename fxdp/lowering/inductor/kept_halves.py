@@ -1,0 +1,172 @@
+"""Compiled halves that are kept on disk: the second start of a program traces and partitions nothing.
+
+    emitted graph, sizes, strides -- text --> key     found: both halves' code is loaded
+                                              else:   `lower_inductor`, and what it compiled is kept
+
+Inductor finds its code again by the graphs of both halves; to have these costs more than all else of a warm
+start. Ranks take the same way or not, each for itself: the exchanges are around it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from fxdp.disk.entries import Entries, key_of
+from fxdp.errors import StateError
+from fxdp.ir.graph_form import NoTextError, exact_text, graph_bytes, graph_of_bytes, node_text
+from fxdp.ir.notes import Note, note
+from fxdp.ir.slots import Slot
+from fxdp.lowering.halves import Halves, LoweredBackward
+from fxdp.lowering.inductor.collective_order import collectives
+from fxdp.lowering.inductor.compile import lower_inductor
+from fxdp.lowering.inductor.start import Start
+from fxdp.lowering.shapes import Shapes
+from fxdp.torch_compat import code_bytes, code_environment, code_of_bytes, graph_module
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """Halves as plain values, code as bytes."""
+
+    forward: bytes
+    graphs: tuple[bytes, bytes | None]
+    """The collectives of both halves, in their order."""
+    backwards: dict[frozenset[int], tuple[bytes, tuple[int, ...]]]
+    halved: dict[tuple[int, ...], tuple[bytes, bytes]]
+    outputs: int
+    saved_order: tuple[int, ...]
+    tangents: int
+    summed: tuple[int, ...]
+    digest: str
+
+
+def lower_kept(
+    gm: fx.GraphModule, values: Mapping[Slot, Any], shapes: Shapes, device: torch.device, start: Start,
+    zero: frozenset[int] | None = None, summed: tuple[int, ...] = (), first: tuple[int, ...] | None = None,
+) -> Halves:  # fmt: skip
+    """`lower_inductor`, from the disk where it was done before."""
+    make = partial(lower_inductor, gm, values, shapes, device, zero=zero, summed=summed, first=first)
+    entries = Entries.of_settings()
+    # on other devices than CPU code is more than its source: never tried there
+    environment = code_environment() if entries.folder is not None and device.type == "cpu" else None
+    key = None
+    if environment is not None:
+        asked = None if zero is None else tuple(sorted(zero)), summed, first
+        key = _key(gm, values, shapes, (environment, str(device), exact_text(asked)))
+    if key is None:
+        return make(start=start)
+    with start.building():
+        found: Halves | None = entries.find(key, partial(_restored, make=partial(make, start=Start())))
+    if found is None:
+        found = make(start=start)
+        entries.keep(key, found, _bytes)
+    return found
+
+
+def _key(
+    gm: fx.GraphModule, values: Mapping[Slot, Any], shapes: Shapes, others: tuple[str, ...]
+) -> str | None:
+    """The name of the halves; None for a graph that no text can say."""
+    _, sizes = shapes.trace_sizes()
+    hints = {name: getattr(getattr(size, "node", None), "hint", size) for name, size in sizes.items()}
+    try:
+        return key_of(
+            "halves",
+            *others,
+            exact_text((hints, shapes.generic, shapes.single)),
+            "\n".join(_graph_lines(gm)),
+            "\n".join(f"{exact_text(slot)} {_tensor_text(value)}" for slot, value in values.items()),
+        )
+    except NoTextError:
+        return None
+
+
+def _graph_lines(gm: fx.GraphModule) -> Iterable[str]:
+    """Each node with all that lowering reads of it."""
+    for node in gm.graph.nodes:
+        if node.op not in ("placeholder", "call_function", "output"):
+            raise NoTextError(f"%{node.name} reads an attribute of its module")
+        known: Note = note(node)
+        read = (known.type, known.slot, known.results, known.backward, known.placement, known.draws_for)
+        yield f"{node_text(node)} {exact_text(read)}"
+
+
+def _tensor_text(value: Any) -> str:
+    if not isinstance(value, Tensor) or value.layout != torch.strided:
+        raise NoTextError(f"a value of {type(value).__name__}")
+    lies = (tuple(value.shape), tuple(value.stride()), value.storage_offset())
+    return f"{type(value).__name__} {value.dtype} {value.device} {lies}"
+
+
+def _bytes(halves: Halves) -> bytes:
+    backward = halves.backward_graph
+    kept = _Kept(
+        code_bytes(halves.forward),
+        (_order(halves.forward_graph), None if backward is None else _order(backward)),
+        {zero: (code_bytes(b.run), b.tangents) for zero, b in halves.compiled.items()},
+        {first: (code_bytes(a), code_bytes(b)) for first, (a, b) in halves.compiled_halves.items()},
+        halves.outputs,
+        halves.saved_order,
+        halves.tangents,
+        halves.summed,
+        _digest(halves),
+    )
+    return pickle.dumps(kept)
+
+
+def _order(gm: fx.GraphModule) -> bytes:
+    """A graph of a half's collectives alone, which ranks compare."""
+    names, graph = frozenset(collectives(gm.graph)), fx.Graph()
+    for node in gm.graph.nodes:
+        if node.name in names:
+            graph.create_node(node.op, node.target, name=node.name)
+    graph.output(())
+    return graph_bytes(graph_module(nn.Module(), graph))
+
+
+def _digest(halves: Halves) -> str:
+    """Of what both halves hand one another."""
+    graphs = (halves.forward_graph, halves.backward_graph)
+    return hashlib.sha256("".join(str(gm.graph) for gm in graphs if gm is not None).encode()).hexdigest()
+
+
+def _restored(content: bytes, make: Callable[[], Halves]) -> Halves:
+    """Halves of code from the disk; a backward that is not among it is compiled when it is needed."""
+    kept = pickle.loads(content)
+    assert isinstance(kept, _Kept)
+    forward, backward = (None if g is None else graph_of_bytes(g, "Collectives") for g in kept.graphs)
+    assert forward is not None
+    halves = Halves(
+        code_of_bytes(kept.forward),
+        kept.outputs,
+        forward,
+        backward,
+        kept.saved_order,
+        kept.tangents,
+        summed=kept.summed,
+        anew=lambda: _same(make(), kept.digest),
+    )
+    if backward is not None:
+        for zero, (code, tangents) in kept.backwards.items():
+            halves.compiled[zero] = LoweredBackward(code_of_bytes(code), tangents, backward)
+    for first, (inputs, weights) in kept.halved.items():
+        halves.compiled_halves[first] = code_of_bytes(inputs), code_of_bytes(weights)
+    return halves
+
+
+def _same(halves: Halves, digest: str) -> Halves:
+    """What was made anew, if its backward takes what the kept forward saves."""
+    if _digest(halves) != digest:
+        raise StateError(
+            "this program's backward was compiled anew and does not fit its forward, which was kept on disk; "
+            "set FXDP_CACHE=0, and report it as a bug in fxdp"
+        )
+    return halves

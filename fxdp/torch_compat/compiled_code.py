@@ -1,0 +1,85 @@
+"""Of Inductor's code: as bytes that another process runs, and what it depends on beside its graph."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import os
+import pickle
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from fxdp.torch_compat.exporting import tracing_modes
+from fxdp.torch_compat.inductor import code_settings
+
+__all__ = ["code_bytes", "code_environment", "code_of_bytes"]
+
+_SETTINGS = ("torch._inductor.config", "torch._inductor.config_comms", "torch._functorch.config")
+_PASSES = (
+    "joint_custom_pre_pass", "joint_custom_post_pass", "post_grad_custom_pre_pass",
+    "post_grad_custom_post_pass", "_pre_fusion_custom_pass", "_post_fusion_custom_pass",
+    "custom_partitioner_fn",
+)  # fmt: skip
+"""Settings that hold code of the user's."""
+
+
+def code_environment() -> str | None:
+    """What code depends on beside its graph; None where Inductor keeps none, or runs others' passes."""
+    import torch._inductor.config as inductor_config
+
+    if inductor_config.force_disable_caches or not inductor_config.fx_graph_cache:
+        return None
+    if any(getattr(inductor_config, name, None) for name in _PASSES):
+        return None
+    # Inductor's own key says as much, but imports all of its code generators for it, which takes as long as
+    # loading the code of a small model
+    common = sys.modules.get("torch._inductor.codegen.common")
+    if any(getattr(common, "custom_backend_passes", {}).values()):
+        return None
+    settings = [_settings(name) for name in _SETTINGS]
+    threads = torch.get_num_threads(), os.cpu_count()
+    return repr((settings, sorted(code_settings().items()), threads, tracing_modes()))
+
+
+def _settings(name: str) -> list[tuple[str, Any]]:
+    try:
+        config: Any = importlib.import_module(name)
+    except ImportError:  # older torch has not all
+        return []
+    return sorted(config.save_config_portable(ignore_private_configs=False).items())
+
+
+def code_bytes(code: Any) -> bytes:
+    """One half as Inductor itself keeps it: its source, of which kernels are found or built again.
+
+    Raises
+    ------
+    TypeError : it holds what is not in its source.
+    """
+    from torch._inductor.output_code import CompiledFxGraph
+
+    if type(code) is not CompiledFxGraph:
+        raise TypeError(f"{type(code).__name__} is no code of Inductor's")
+    if code.constants or code.frozen_param_names or code.torchbind_constants:
+        raise TypeError("the code holds tensors of its own")
+    plain = copy.copy(code)
+    plain.prepare_for_serialization()
+    plain.runnable_graph_str = plain.inductor_post_grad_graph_str = ""  # for torch's logs: half of the bytes
+    return pickle.dumps(plain)
+
+
+def code_of_bytes(content: bytes) -> Callable[[list[Any]], Any]:
+    """The half again, loaded and ready to run."""
+    import torch._inductor.config as inductor_config
+    from torch._inductor.output_code import CompiledFxGraphConstants
+    from torch._inductor.utils import BoxedBool
+
+    code = pickle.loads(content)
+    constants = CompiledFxGraphConstants()
+    with inductor_config.patch(code_settings()):  # those of its kernels decide where they are found
+        code.after_deserialization(constants)
+        code.post_compile([], constants, {**code.fx_kwargs, "cudagraphs": BoxedBool(False)})
+    return code  # type: ignore[no-any-return]
