@@ -142,7 +142,7 @@ def compile(
     mp_policy: MixedPrecisionPolicy | None = None,
     batch_dims: Any = None,
     pad: Any = None,
-    bucket_mb: float = 25.0,
+    bucket_mb: float | None = None,
     rng: str = "sharded",
     uneven: bool = True,
     compute: str = "inductor",
@@ -184,7 +184,8 @@ def compile(
         dim). None: dim 0 of every tensor input with at least one dim.
     pad : the value with which each input is padded, at its end, to the longest rank's sequence: a number, or
         a pytree prefix of `(args, kwargs)`. None: all ranks must pass the same sizes, the batch aside.
-    bucket_mb : MiB of gradients that are reduced in one all-reduce.
+    bucket_mb : MiB of gradients that are reduced in one all-reduce. None: 25, and over a network (gloo) as
+        many as let the sums run while the backward does, by the link's speed, which is measured once.
     rng : `"sharded"`: ranks draw different random numbers, reproducible from one seed at a given mesh;
         `"single-device"`: all ranks draw what one device would for contiguous inputs (with `compute="eager"`,
         bit for bit); a call that draws is refused for others (a slice, a transposed one, `channels_last`).

@@ -43,7 +43,7 @@ class Options:
     mp_policy: Any = None
     batch_dims: Any = None
     pad: Any = None
-    bucket_mb: float = 25.0
+    bucket_mb: float | None = None
     rng: str = "sharded"
     uneven: bool = True
     compute: str = "inductor"
@@ -69,7 +69,7 @@ class Options:
             for name in _SWITCHES
             if not isinstance(getattr(self, name), bool)
         ]
-        if not _is_size(self.bucket_mb):
+        if not (self.bucket_mb is None or _is_size(self.bucket_mb)):
             faults.append(f"bucket_mb is {_shown(self.bucket_mb)}, expected a size in MiB above 0")
         if not _is_count(self.check_replicas, least=0, most=sys.maxsize):
             given = _shown(self.check_replicas)
@@ -148,9 +148,9 @@ class Options:
         return MixedPrecision.of(self.mp_policy)
 
     @property
-    def bucket_bytes(self) -> int:
-        """Bytes of a gradient bucket."""
-        return max(1, int(self.bucket_mb * 1024 * 1024))
+    def bucket_bytes(self) -> int | None:
+        """Bytes of a bucket of gradients or parameters, if the user says."""
+        return None if self.bucket_mb is None else max(1, int(self.bucket_mb * 1024 * 1024))
 
     def warn_idle(self) -> None:
         """Say which options given have no effect on a program without stages and micro-batches."""

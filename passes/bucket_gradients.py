@@ -12,6 +12,7 @@ from torch import fx
 from fxdp.ir import conversions
 from fxdp.ir.graphs import reachable
 from fxdp.ir.level import Level
+from fxdp.ir.link_cost import LinkCost, bucket_of
 from fxdp.ir.mesh import Mesh
 from fxdp.ir.notes import Cause, members_of, note, tensor_type
 from fxdp.ir.packing import Packing, elements
@@ -113,9 +114,10 @@ class _Bucket:
 class _Bucketing:
     """Rewrites one graph."""
 
-    def __init__(self, graph: fx.Graph, bucket_bytes: int) -> None:
+    def __init__(self, graph: fx.Graph, bucket_bytes: int | None, link: LinkCost | None) -> None:
         self.graph = graph
         self.bucket_bytes = bucket_bytes
+        self.link = link
         self.position = {n: i for i, n in enumerate(graph.nodes)}
         self.tail: dict[fx.Node, fx.Node] = {}
         self.flat: dict[_Reduction, fx.Node] = {}
@@ -149,8 +151,9 @@ class _Bucketing:
         packing = Packing(self.graph, "bucket", backward=True, axis=axis)
         members = sorted(members, key=lambda r: self.position[r.value])
         sizes = [elements(r.type) for r in members]
+        bucket = bucket_of(sum(sizes) * dtype.itemsize, self.bucket_bytes, self.link)
         started = []
-        for pieces in cut_into_buckets(sizes, max(1, self.bucket_bytes // dtype.itemsize)):
+        for pieces in cut_into_buckets(sizes, max(1, bucket // dtype.itemsize)):
             chosen = [(members[p.gradient], p) for p in pieces]
             started.append(_Bucket(packing, self._start_one(packing, chosen), chosen))
         return started
@@ -224,10 +227,11 @@ class BucketGradients:
 
     Parameters
     ----------
-    bucket_bytes : the size of a bucket. Reductions along different axes go into different ones.
+    bucket_bytes : the size of a bucket; None: 25 MiB, or less where the ranks' link asks for it. Reductions
+        along different axes go into different ones.
     """
 
-    bucket_bytes: int = 25 * 1024 * 1024
+    bucket_bytes: int | None = None
 
     name = "bucket-gradients"
     requires = Level.LOCAL
@@ -236,5 +240,5 @@ class BucketGradients:
     def run(self, gm: fx.GraphModule, mesh: Mesh) -> fx.GraphModule:
         """Rewrite the graph in place."""
         if mesh.size > 1:
-            _Bucketing(gm.graph, self.bucket_bytes).run()
+            _Bucketing(gm.graph, self.bucket_bytes, mesh.link).run()
         return gm

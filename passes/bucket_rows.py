@@ -12,6 +12,7 @@ from torch import fx
 from fxdp.ir import conversions
 from fxdp.ir.graphs import reachable
 from fxdp.ir.level import Level
+from fxdp.ir.link_cost import bucket_of
 from fxdp.ir.mesh import Mesh
 from fxdp.ir.notes import Cause, Note, Reason, members_of, note, tensor_operands, tensor_type
 from fxdp.ir.ops.parameter_rows import elements_each, rows_each
@@ -194,10 +195,11 @@ class BucketRows:
 
     Parameters
     ----------
-    bucket_bytes : the most bytes of whole values in one bucket.
+    bucket_bytes : the most bytes of whole values in one bucket; None: 25 MiB, or less where the ranks' link
+        asks for it.
     """
 
-    bucket_bytes: int = 25 * 1024 * 1024
+    bucket_bytes: int | None = None
 
     name = "bucket-rows"
     requires = Level.LOCAL
@@ -208,7 +210,7 @@ class BucketRows:
         graph, writer = gm.graph, _Writer(gm.graph, mesh)
         position = {node: i for i, node in enumerate(graph.nodes)}
         gathers = sorted(_members(graph, conversions.gather_rows), key=lambda m: position[m.steps[-1]])
-        for bucket in _cut(gathers, self.bucket_bytes):
+        for bucket in _cut(gathers, self._room(gathers, mesh)):
             cause, first_use = _gather_cause(bucket), bucket[0].steps[-1]
             bucket.sort(key=lambda m: position[m.value])
             with graph.inserting_before(first_use):
@@ -217,10 +219,14 @@ class BucketRows:
             writer.erase(bucket)
         scatters = sorted(_members(graph, conversions.scatter_rows), key=lambda m: position[m.value])
         end = _to_the_end(graph, {m.steps[-1] for m in scatters})
-        for bucket in _cut(scatters, self.bucket_bytes):
+        for bucket in _cut(scatters, self._room(scatters, mesh)):
             with graph.inserting_before(bucket[-1].value.next):
                 start, *rest = writer.travel(bucket, _scatter_cause(bucket))
             with graph.inserting_before(end):
                 writer.cut_out(rest[-1] if rest else start, bucket, whole=False)
             writer.erase(bucket)
         return gm
+
+    def _room(self, members: list[_Member], mesh: Mesh) -> int:
+        total = sum(elements(m.type) * m.type.dtype.itemsize for m in members)
+        return bucket_of(total, self.bucket_bytes, mesh.link)

@@ -17,6 +17,7 @@ from math import prod
 from typing import Literal, TypeAlias
 
 from fxdp.errors import MeshError
+from fxdp.ir.link_cost import LinkCost
 
 AXES = ("pp", "dp", "dp_replicate", "dp_shard")
 REPLICATE, SHARD = "dp_replicate", "dp_shard"
@@ -73,6 +74,7 @@ class Mesh:
     pipeline : the pipeline axis, of size 1 if the mesh has none.
     groups : the process groups that join the ranks; none in a plan, or at size 1.
     shared_memory : whether all ranks are on one host and can sum through memory that they share.
+    link : what sums over ranks cost on the wire, where there is one and it was measured.
     """
 
     axes: tuple[str, ...]
@@ -83,6 +85,7 @@ class Mesh:
     pipeline: PipelineAxis = PipelineAxis()
     groups: tuple[Group, ...] = ()
     shared_memory: bool = False
+    link: LinkCost | None = None
 
     @property
     def size(self) -> int:

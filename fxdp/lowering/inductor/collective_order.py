@@ -50,13 +50,26 @@ def order_lines(halves: Halves) -> list[str]:
     return [f"{half}: {name}" for half, gm in graphs.items() if gm for name in collectives(gm.graph)]
 
 
-def moves_rows(graph: fx.Graph) -> bool:
-    """Whether sharded parameters are gathered or their gradients dealt out.
+def must_stay(graph: fx.Graph) -> bool:
+    """Whether Inductor may not reorder a half: for memory's sake it would.
 
-    Inductor takes care that collectives of torch's keep their order, but it does not know ours, and would
-    move them against the others on one rank and not on another, as sizes have it: both would wait forever.
+    Sums that are under way together, while the rest is computed, it would start right before their waits, one
+    after another. It takes care that collectives of torch's keep their order, but it does not know our
+    gathers of sharded parameters, and would move them against the others on one rank and not on another, as
+    sizes have it: both would wait forever.
     """
-    return any(node.target in STARTS for node in graph.nodes)
+    under_way: set[fx.Node] = set()
+    for node in graph.nodes:
+        if _starts(node):
+            under_way.add(node)
+        under_way.difference_update(node.all_input_nodes if _waits(node) else ())
+        if len(under_way) > 1 or node.target in STARTS:
+            return True
+    return False
+
+
+def _waits(node: fx.Node) -> bool:
+    return getattr(node.target, "_opname", "") in _WAITS
 
 
 def _starts(node: fx.Node) -> bool:

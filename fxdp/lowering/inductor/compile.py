@@ -31,7 +31,7 @@ from fxdp.lowering.eager import (
     results,
 )
 from fxdp.lowering.halves import Boxed, Halves
-from fxdp.lowering.inductor.collective_order import collectives, moves_rows, put_in_order
+from fxdp.lowering.inductor.collective_order import collectives, must_stay, put_in_order
 from fxdp.lowering.inductor.saved_values import (
     save_compared_values,
     save_draws,
@@ -198,7 +198,7 @@ class _Compiler:
             with self.start.building():
                 return compile_with_inductor(
                     gm, inputs, self.traced.fake_mode, backward=backward, inference=inference, fixed=fixed,
-                    in_order=moves_rows(gm.graph),
+                    in_order=must_stay(gm.graph),
                 )  # fmt: skip
 
         # copies: Inductor rewrites the graph that it is given, and a second try needs the first one's

@@ -29,6 +29,7 @@ from collections.abc import Sequence
 import torch.distributed as dist
 
 from fxdp.errors import AgreementError, RankFailedError
+from fxdp.ir.link_cost import LinkCost
 from fxdp.ranks.links.control import Control, Peer
 from fxdp.ranks.links.ending import Ending, EndKind
 from fxdp.ranks.links.group import MessageGroup
@@ -60,6 +61,7 @@ class Links:
     control : short messages between all ranks.
     messages : small tensors between the ranks of the row; programs reach it by `message_group_name`.
     memory : large sums between them, by the same name; None where the ranks do not share memory.
+    cost : of sums over the network between them; None where they need none, or NCCL has it.
     caller : the thread that is inside a compiled call.
     turn : held by it.
     history : the calls and backwards that this rank has begun.
@@ -75,6 +77,7 @@ class Links:
         messages: Messages,
         memory: SharedMemory | None,
         sockets: set[OpenSocket],
+        cost: LinkCost | None = None,
     ) -> None:
         self._world = weakref.ref(world)  # torch alone owns groups: destroying them frees them at once
         self.key = key
@@ -84,6 +87,7 @@ class Links:
         self.messages = messages
         self.message_group_name = f"{name}/messages"
         self.memory = memory
+        self.cost = cost
         self._message_group = MessageGroup(messages, len(key[1]), self._explain, memory)
         register_group(self.message_group_name, self._message_group)
         self.caller = Caller()

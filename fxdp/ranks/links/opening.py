@@ -16,6 +16,7 @@ from fxdp.ranks.links.cancellable import made_while_looking
 from fxdp.ranks.links.control import Control
 from fxdp.ranks.links.descriptors import check_limit, needed
 from fxdp.ranks.links.ending import Ending, EndKind, not_understood
+from fxdp.ranks.links.link_speed import measured
 from fxdp.ranks.links.links import Links, live_links
 from fxdp.ranks.links.messages import Messages
 from fxdp.ranks.links.notices import KeyValueStore, Notices
@@ -88,6 +89,8 @@ class _Opening:
             groups = self._made(lambda: self._groups(own), control)
             opened = open_sockets() - before
             sockets = _shared_sockets(control, opened) if self.backend == "gloo" else set()
+            on_wire = self.backend == "gloo" and "reduce" in groups and memory is None
+            cost = measured(groups["reduce"], control) if on_wire else None
         except BaseException as error:
             words = f"{type(error).__name__}: {error}"
             control.last_words(control.news() or Ending(self.rank, EndKind.FAILED, words))
@@ -95,7 +98,7 @@ class _Opening:
             messages.close()
             raise
         key = (tuple(self.ranks), tuple(self.row), self.backend)
-        return Links(world, key, own, groups, control, messages, memory, sockets)
+        return Links(world, key, own, groups, control, messages, memory, sockets, cost)
 
     def _connections(self) -> tuple[Control, Messages]:
         launch, timeout_s = self.settings.launch, self.settings.timeout_s

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor, fx
+import os
 
+import torch
+from torch import Tensor, fx, nn
+
+import fxdp
 from fxdp.lowering.halves import Halves
 from fxdp.lowering.inductor.collective_order import collectives, order_lines, put_in_order
+from tests.rank_pool import RankPool
 
 _c10d = torch.ops._c10d_functional
 
@@ -37,3 +41,31 @@ def test_the_order_as_text() -> None:
     names = collectives(gm.graph)
     lines = order_lines(Halves(lambda _: [], 3, gm, gm))
     assert lines == [f"{half}: {name}" for half in ("forward", "backward") for name in names]
+
+
+def _order_of_a_backward() -> tuple[list[str], bool]:
+    """The starts and waits of sums as a step runs them, through gloo; and whether the link has a price."""
+    os.environ["FXDP_SHARED_MEMORY"] = "0"
+    torch.manual_seed(0)
+    layers = [nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(4)]
+    try:
+        compiled = fxdp.compile(nn.Sequential(*layers), bucket_mb=64 * 65 * 4 / 2**20)
+        x = torch.ones(2, 64)
+        compiled(x).square().sum().backward()
+        loss = compiled(x).square().sum()
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as seen:
+            loss.backward()
+    finally:
+        del os.environ["FXDP_SHARED_MEMORY"]
+    link = compiled._joined.mesh.link
+    events = sorted(seen.events(), key=lambda event: event.time_range.start)
+    names = [event.name.rpartition("::")[2] for event in events if "_functional::" in event.name]
+    return names, link is not None and 0 < link.latency < 10 and 0 < link.per_byte < 1e-3
+
+
+def test_sums_start_when_their_gradients_are_made_and_are_waited_for_at_the_end(ranks: RankPool) -> None:
+    ranks.renew()  # links that share memory live as long as their process group
+    for names, priced in ranks.run(2, _order_of_a_backward):
+        assert names == ["all_reduce_"] * 4 + ["wait_tensor"] * 4
+        assert priced
+    ranks.renew()

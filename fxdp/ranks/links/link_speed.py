@@ -1,0 +1,36 @@
+"""How fast the ranks of a row sum values over a network: measured once, when they are joined."""
+
+from __future__ import annotations
+
+import struct
+import time
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from fxdp.ir.link_cost import LinkCost
+from fxdp.ranks.links.control import Control
+
+_ELEMENTS = 1 << 16  # 256 KiB: 20 ms at 100 Mbit/s, and well above the latency of 10 Gbit/s
+_TRIES = 3
+_PAIR = struct.Struct("<dd")
+
+
+def measured(group: dist.ProcessGroup, control: Control) -> LinkCost:
+    """The cost that the slowest rank sees; all ranks of the mesh must call this at the same point."""
+    small = _least_seconds(group, torch.zeros(1))
+    large = _least_seconds(group, torch.zeros(_ELEMENTS))
+    own = _PAIR.pack(small, max(large - small, 0.0) / (4 * _ELEMENTS))
+    latencies, costs = zip(*map(_PAIR.unpack, control.exchange(own)), strict=True)
+    return LinkCost(max(latencies), max(costs))
+
+
+def _least_seconds(group: dist.ProcessGroup, value: Tensor) -> float:
+    """Of a few sums, after one that opens connections."""
+    seconds = []
+    for _ in range(_TRIES + 1):
+        start = time.perf_counter()
+        group.allreduce([value]).wait()
+        seconds.append(time.perf_counter() - start)
+    return min(seconds[1:])
