@@ -153,6 +153,8 @@ def _tensor_lines(gm: fx.GraphModule) -> Iterable[str]:
         bytes_left -= tensor.numel() * tensor.element_size()
         if bytes_left < 0:
             raise NoTextError("large constants")
+        if tensor.is_meta:
+            raise NoTextError("constants without values")
         plain = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
         digest = hashlib.sha256(plain.numpy().tobytes()).hexdigest()
         yield f"constant {name} {first.setdefault(id(tensor), name)} {_tensor_text(tensor)} {digest}"

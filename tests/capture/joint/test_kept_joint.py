@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import fxdp
 from fxdp.capture.captured import Captured
 from fxdp.capture.export.exported import export
 from fxdp.capture.export.flat_module import FlatModule
@@ -132,4 +133,20 @@ class _WithOwnBackward(nn.Module):
 def test_a_backward_of_the_users_is_made_each_time(folder: Path) -> None:
     """Its code is in no graph, and may have changed."""
     capture(_WithOwnBackward(), (_X,), {})
+    assert not folder.exists()
+
+
+class _Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.table = nn.Linear(3, 5), torch.arange(5.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.fc(x) * self.table).square().mean()
+
+
+def test_constants_without_values_are_made_each_time(folder: Path) -> None:
+    with torch.device("meta"):
+        plan = fxdp.plan(_Scaled(), (torch.empty(6, 3),), mesh={"dp": 2})
+    assert plan.gradient_bytes == torch.get_default_dtype().itemsize * (3 * 5 + 5)
     assert not folder.exists()
