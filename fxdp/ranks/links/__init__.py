@@ -2,7 +2,8 @@
 
 from fxdp.ranks.links.control import Control, RefusedError
 from fxdp.ranks.links.ending import Ending, EndKind, harmless, not_understood
-from fxdp.ranks.links.links import Links, find_links, live_links, speaking_links
+from fxdp.ranks.links.links import Links
+from fxdp.ranks.links.live import find_links, live_links, speaking_links
 from fxdp.ranks.links.notices import tell_everywhere
 from fxdp.ranks.links.opening import add_group, open_links
 

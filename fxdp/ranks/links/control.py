@@ -3,26 +3,18 @@
 A collective over gloo passes through three threads and answers a dead peer with "connection closed". Here
 the calling thread itself writes and reads one connection per peer, and a rank that goes away says why:
 
-    DATA      my part of this round
-    REFUSED   I cannot take part in this round: text (the next round is fine)
-    FAILED    a rank (I, or one that I follow) raised an error: text    then end of stream
-    KILLED    I stop because that rank was killed                       then end of stream
-    ENDED     my process ends, I raised nothing                         then end of stream
-    ASTRAY    that rank is elsewhere in its program: text               then end of stream
-    PING      are you there?
-    WAITS     I wait for this round: its number, and where I am
-    (nothing) I was killed                                              end of stream
+    each call        one DATA or REFUSED from each rank
+    at the end       why: FAILED, KILLED, ENDED or ASTRAY, then end of stream; nothing, if it was killed
 
-Each rank sends exactly one DATA or REFUSED in each round, so rounds stay in step without numbers.
+All frames are in `links/frames.py`. As each rank sends exactly one DATA or REFUSED in each round, rounds stay
+in step without numbers.
 """
 
 from __future__ import annotations
 
 import contextlib
-import enum
 import select
 import socket
-import struct
 import threading
 import time
 from collections import deque
@@ -30,32 +22,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from fxdp.errors import RankFailedError, StateError
-from fxdp.ranks.links.ending import TEXT_BYTES, Ending, EndKind, as_bytes, as_text, sent_nonsense
+from fxdp.ranks.links.ending import Ending, EndKind, as_bytes, as_text, sent_nonsense
+from fxdp.ranks.links.frames import DATA_BYTES, ROUND, FrameKind, NoFrameError, framed, take_frame
 
-_HEADER = struct.Struct("<BIi")  # kind, length of the text or data, the rank it is about
-_ROUND = struct.Struct("<q")
-_CLOSING = getattr(select, "POLLRDHUP", 0)
 _CHUNK = 1 << 16
 _PING_S = 0.05
-_DATA_BYTES = 1 << 26  # of one rank's part of a round: texts of a large model take a hundredth
 
 
 class RefusedError(RankFailedError):
     """Another rank refused this round; the next rounds are not affected."""
 
-
-class _Kind(enum.IntEnum):
-    DATA = 0
-    REFUSED = 1
-    FAILED = EndKind.FAILED
-    KILLED = EndKind.KILLED
-    ENDED = EndKind.ENDED
-    ASTRAY = EndKind.ASTRAY
-    WAITS = 6
-    PING = 7
-
-
-_KINDS = frozenset(_Kind)
 
 @dataclass(eq=False)
 class Peer:
@@ -65,7 +41,7 @@ class Peer:
     connection: socket.socket
     unread: bytearray = field(default_factory=bytearray)
     unsent: bytearray = field(default_factory=bytearray)
-    rounds: deque[tuple[_Kind, bytes]] = field(default_factory=deque)
+    rounds: deque[tuple[FrameKind, bytes]] = field(default_factory=deque)
     ignore: int = 0  # rounds that this rank refused: the peer's parts are dropped
     ending: Ending | None = None
     waits: tuple[int, bytes] | None = None
@@ -108,11 +84,11 @@ class Control:
 
     def start(self, data: bytes) -> None:
         """Send this rank's part of a round; `finish` must follow."""
-        if len(data) > _DATA_BYTES:
+        if len(data) > DATA_BYTES:
             raise StateError(f"{len(data)} bytes are more than ranks tell each other; this is a bug in fxdp")
         self._own = data
         self.round += 1
-        self._send_all(_HEADER.pack(_Kind.DATA, len(data), self.rank) + data)
+        self._send_all(framed(FrameKind.DATA, data, self.rank))
 
     def finish(self) -> list[bytes]:
         """Wait for the other ranks' parts of the round that `start` began."""
@@ -136,7 +112,6 @@ class Control:
 
     def refuse(self, text: str) -> None:
         """Tell all ranks that this one cannot take part in the next round; does not wait for theirs."""
-        content = as_bytes(text)
         self.round += 1
         with self._lock:
             for peer in self.peers:
@@ -144,12 +119,11 @@ class Control:
                     peer.rounds.popleft()
                 else:
                     peer.ignore += 1
-        self._send_all(_HEADER.pack(_Kind.REFUSED, len(content), self.rank) + content)
+        self._send_all(framed(FrameKind.REFUSED, as_bytes(text), self.rank))
 
     def _tell_where(self, waiting: list[Peer]) -> None:
         """Tell those for whom this rank waits where it is: they may wait for it elsewhere."""
-        content = _ROUND.pack(self.round) + self.waits_for()
-        frame = _HEADER.pack(_Kind.WAITS, len(content), self.rank) + content
+        frame = framed(FrameKind.WAITS, ROUND.pack(self.round) + self.waits_for(), self.rank)
         for peer in waiting:
             with contextlib.suppress(OSError):
                 self._send(peer, frame)
@@ -160,8 +134,7 @@ class Control:
             if self.silent:
                 return
             self.silent = True
-        content = as_bytes(ending.text)
-        frame = _HEADER.pack(ending.kind, len(content), ending.rank) + content
+        frame = framed(ending.kind, as_bytes(ending.text), ending.rank)
         for peer in self.peers:
             with contextlib.suppress(OSError):
                 self._send(peer, frame)
@@ -196,7 +169,7 @@ class Control:
 
     def outlast(self, rank: int, end: float) -> None:
         """Wait until the process of another rank has ended: then its machine refuses what is sent."""
-        frame = _HEADER.pack(_Kind.PING, 0, self.rank)
+        frame = framed(FrameKind.PING, b"", self.rank)
         for peer in [peer for peer in self.peers if peer.rank == rank]:
             while time.monotonic() < end:
                 try:
@@ -275,17 +248,11 @@ class Control:
             self._poll.unregister(peer.connection)
 
     def _parse(self, peer: Peer) -> None:
-        while len(peer.unread) >= _HEADER.size:
-            kind, length, about = _HEADER.unpack_from(peer.unread)
-            if fault := _fault(kind, length):
-                self._turn_away(peer, fault)
-                return
-            end = _HEADER.size + length
-            if len(peer.unread) < end:
-                return
-            content = bytes(peer.unread[_HEADER.size : end])
-            del peer.unread[:end]
-            self._take(peer, _Kind(kind), about, content)
+        try:
+            while frame := take_frame(peer.unread):
+                self._take(peer, *frame)
+        except NoFrameError as error:
+            self._turn_away(peer, str(error))
 
     def _turn_away(self, peer: Peer, fault: str) -> None:
         """Hear no more from what does not speak as a rank does; ended here, so that the watch notices."""
@@ -294,17 +261,17 @@ class Control:
         with contextlib.suppress(OSError):
             peer.connection.shutdown(socket.SHUT_RDWR)
 
-    def _take(self, peer: Peer, kind: _Kind, about: int, content: bytes) -> None:
-        if kind in (_Kind.DATA, _Kind.REFUSED):
+    def _take(self, peer: Peer, kind: FrameKind, about: int, content: bytes) -> None:
+        if kind in (FrameKind.DATA, FrameKind.REFUSED):
             if peer.ignore:
                 peer.ignore -= 1
             else:
                 peer.rounds.append((kind, content))
             return
-        if kind is _Kind.PING:
+        if kind is FrameKind.PING:
             return
-        if kind is _Kind.WAITS:
-            peer.waits = _ROUND.unpack_from(content)[0], content[_ROUND.size :]
+        if kind is FrameKind.WAITS:
+            peer.waits = ROUND.unpack_from(content)[0], content[ROUND.size :]
             return
         peer.ending = Ending(about, EndKind(kind), as_text(content))
 
@@ -312,7 +279,7 @@ class Control:
         """The parts of a complete round, in rank order."""
         with self._lock:
             parts = [(peer.rank, *peer.rounds.popleft()) for peer in self.peers]
-        refused = [(rank, as_text(part)) for rank, kind, part in parts if kind is _Kind.REFUSED]
+        refused = [(rank, as_text(part)) for rank, kind, part in parts if kind is FrameKind.REFUSED]
         if refused:
             raise RefusedError("\n".join(f"rank {rank} failed: {text}" for rank, text in refused))
         data = [part for _, _, part in parts]
@@ -331,12 +298,3 @@ class Control:
             f"rank {late} did not come within {self._timeout_s:g} s, though its process is alive; expected "
             "all ranks to make the same calls (set FXDP_TIMEOUT_S if one may need longer)"
         )
-
-
-def _fault(kind: int, length: int) -> str:
-    """What is wrong with a header: found before anything is kept for it."""
-    if kind not in _KINDS:
-        return f"a frame of kind {kind}"
-    if length > (_DATA_BYTES if kind == _Kind.DATA else TEXT_BYTES):
-        return f"a frame of {length} bytes"
-    return f"a frame of {length} bytes" if kind == _Kind.WAITS and length < _ROUND.size else ""

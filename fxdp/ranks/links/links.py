@@ -13,7 +13,6 @@ exists; links live as long as that, so `find_links` can hand the same ones to ev
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import logging
 import os
@@ -24,7 +23,6 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Sequence
 
 import torch.distributed as dist
 
@@ -47,8 +45,6 @@ _STUCK_S = 20.0  # how long a thread may stay in a collective after another rank
 _OUTLAST_S = 3.0  # how long to wait at exit for the end of the rank at fault
 _CAUSE_S = 5.0  # how long to wait for the cause of a broken collective
 _WHERE = struct.Struct("<qq")  # backwards begun so far, the call that waits
-
-_live: weakref.WeakSet[Links] = weakref.WeakSet()
 
 
 class Links:
@@ -104,7 +100,6 @@ class Links:
         self._wake, self._waker = socket.socketpair()
         self._thread = threading.Thread(target=self._watch, name="fxdp-watch", daemon=True)
         self._thread.start()
-        _live.add(self)
 
     @property
     def rank(self) -> int:
@@ -321,42 +316,3 @@ class Links:
         for group in map(self._find, self._groups):
             if group is not None and "nccl" in group.name().lower():
                 group.abort()
-
-
-def live_links() -> list[Links]:
-    """The links of this process that are still in use."""
-    return [links for links in _live if links.alive]
-
-
-def speaking_links() -> list[Links]:
-    """The links whose other ranks have not been told yet that this one ends.
-
-    Those of a process group that was destroyed a moment ago, too, as in a `finally` on the way of an error.
-    """
-    return [links for links in _live if not links.control.silent]
-
-
-def find_links(ranks: Sequence[int], row: Sequence[int], backend: str) -> Links | None:
-    """The links that already join `ranks`, None if there are none or they have ended."""
-    key = (tuple(ranks), tuple(row), backend)
-    return next((links for links in live_links() if links.ending is None and links.key == key), None)
-
-
-def _leave_to_parent() -> None:
-    """A forked child (a data loader's worker) is no rank: it must neither say goodbye for its parent nor keep
-    the connections open when that is killed."""
-    for links in list(_live):
-        links.control.abandon()
-        links.messages.abandon()
-    _live.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_leave_to_parent)
-
-
-@atexit.register
-def _say_goodbye() -> None:
-    for links in list(_live):
-        links.outlast()
-        links.close()

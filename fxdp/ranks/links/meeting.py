@@ -19,7 +19,7 @@ _SLEEP_MS = 100
 _LOOK_S = 0.5  # how often to look around
 _AGAIN_S = 0.2  # before a call is made again
 _UNREACHABLE_S = 5.0  # how long a rank may be unreachable that has published its address
-_PROBE_S = 2.0  # how often to see whether missing ranks still listen
+_PROBE_S = 1.0  # how often to see whether missing ranks still listen
 _STRANGERS = 64  # callers that may be half-heard: more, and the oldest is let go; a rank calls again
 _HUNG_UP = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
 

@@ -17,7 +17,8 @@ from fxdp.ranks.links.control import Control
 from fxdp.ranks.links.descriptors import check_limit, needed
 from fxdp.ranks.links.ending import Ending, EndKind, not_understood
 from fxdp.ranks.links.link_speed import measured
-from fxdp.ranks.links.links import Links, live_links
+from fxdp.ranks.links.links import Links
+from fxdp.ranks.links.live import live_links, remember
 from fxdp.ranks.links.messages import Messages
 from fxdp.ranks.links.notices import KeyValueStore, Notices
 from fxdp.ranks.links.rendezvous import connect_all, own_address
@@ -58,11 +59,11 @@ def open_links(
     name = _prefix(store, rank, ranks)
     notices = Notices(store, name, ranks, rank)
     try:
-        return _Opening(store, name, notices, rank, ranks, row, backend, settings).links(world)
+        opening = _Opening(store, name, notices, rank, ranks, row, backend, settings)
+        return remember(opening.links(world))
     except BaseException as error:
-        if not isinstance(error, RankFailedError):  # the others know of those, or find out as this rank did
-            with contextlib.suppress(RuntimeError):
-                notices.tell(ranks[rank], f"{type(error).__name__}: {error}")
+        with contextlib.suppress(RuntimeError):
+            notices.tell(ranks[rank], _words(error))
         raise
 
 
@@ -92,8 +93,7 @@ class _Opening:
             on_wire = self.backend == "gloo" and "reduce" in groups and memory is None
             cost = measured(groups["reduce"], control) if on_wire else None
         except BaseException as error:
-            words = f"{type(error).__name__}: {error}"
-            control.last_words(control.news() or Ending(self.rank, EndKind.FAILED, words))
+            control.last_words(control.news() or Ending(self.rank, EndKind.FAILED, _words(error)))
             control.close()
             messages.close()
             raise
@@ -136,6 +136,11 @@ class _Opening:
             for purpose in ("forward", "backward"):
                 groups[purpose] = _new_group(self.name, self.ranks, self.backend, timeout, purpose)
         return groups
+
+
+def _words(error: BaseException) -> str:
+    """What the others are told; of an error about another rank only what it says of that one."""
+    return str(error) if isinstance(error, RankFailedError) else f"{type(error).__name__}: {error}"
 
 
 def add_group(links: Links, purpose: str, settings: Settings) -> None:

@@ -73,7 +73,7 @@ def test_a_refusal_cannot_write_to_the_terminal() -> None:
 
 
 def test_text_is_cut_and_data_refused_before_they_are_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control, "_DATA_BYTES", 10)
+    monkeypatch.setattr(control, "DATA_BYTES", 10)
     with _rank_and_wire() as (rank, wire):
         with pytest.raises(StateError, match="11 bytes are more than ranks tell each other"):
             rank.start(b"12345678901")

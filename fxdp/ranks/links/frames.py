@@ -1,0 +1,75 @@
+"""The frames of the control channel: a kind, a length, the rank it is about, and the content.
+
+    DATA      my part of this round
+    REFUSED   I cannot take part in this round: text (the next round is fine)
+    FAILED    a rank (I, or one that I follow) raised an error: text    then end of stream
+    KILLED    I stop because that rank was killed                       then end of stream
+    ENDED     my process ends, I raised nothing                         then end of stream
+    ASTRAY    that rank is elsewhere in its program: text               then end of stream
+    PING      are you there?
+    WAITS     I wait for this round: its number, and where I am
+    (nothing) I was killed                                              end of stream
+
+Lengths are bounded, and kinds known, before anything is kept for a frame.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+
+from fxdp.ranks.links.ending import TEXT_BYTES, EndKind
+
+DATA_BYTES = 1 << 26  # of one rank's part of a round: texts of a large model take a hundredth
+ROUND = struct.Struct("<q")  # with which a WAITS begins
+_HEADER = struct.Struct("<BIi")
+
+
+class FrameKind(enum.IntEnum):
+    """What a frame is."""
+
+    DATA = 0
+    REFUSED = 1
+    FAILED = EndKind.FAILED
+    KILLED = EndKind.KILLED
+    ENDED = EndKind.ENDED
+    ASTRAY = EndKind.ASTRAY
+    WAITS = 6
+    PING = 7
+
+
+_KINDS = {int(kind): kind for kind in FrameKind}
+
+
+class NoFrameError(Exception):
+    """What came is no frame of this version of fxdp."""
+
+
+def framed(kind: int, content: bytes, about: int) -> bytes:
+    """The bytes of a frame."""
+    return _HEADER.pack(kind, len(content), about) + content
+
+
+def take_frame(unread: bytearray) -> tuple[FrameKind, int, bytes] | None:
+    """Take the first frame off: its kind, the rank it is about, its content. None while it is not complete.
+
+    Raises
+    ------
+    NoFrameError : it is none.
+    """
+    if len(unread) < _HEADER.size:
+        return None
+    number, length, about = _HEADER.unpack_from(unread)
+    kind = _KINDS.get(number)
+    if kind is None:
+        raise NoFrameError(f"a frame of kind {number}")
+    if length > (DATA_BYTES if kind is FrameKind.DATA else TEXT_BYTES) or (
+        kind is FrameKind.WAITS and length < ROUND.size
+    ):
+        raise NoFrameError(f"a frame of {length} bytes")
+    end = _HEADER.size + length
+    if len(unread) < end:
+        return None
+    content = bytes(unread[_HEADER.size : end])
+    del unread[:end]
+    return kind, about, content
