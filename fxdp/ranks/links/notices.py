@@ -46,18 +46,18 @@ def tell(store: KeyValueStore, name: str, rank: int, text: str) -> None:
 
 
 def tell_everywhere(text: str) -> None:
-    """Leave a notice that this process ends, for all ranks that wait for it at start-up.
-
-    In a thread, for two seconds at most: another one may be inside of the store, waiting.
-    """
+    """Leave a notice that this process ends, for all ranks that wait for it at start-up."""
     world = dist.GroupMember.WORLD if dist.is_available() and dist.is_initialized() else None
-    if world is None or dist.get_world_size() == 1:
-        return
-    store, rank = world.get_group_store(), dist.get_rank()
+    if world is not None and dist.get_world_size() > 1:
+        tell_briefly(world.get_group_store(), EVERYWHERE, dist.get_rank(), text)
+
+
+def tell_briefly(store: KeyValueStore, name: str, rank: int, text: str) -> None:
+    """`tell`, for two seconds at most: another thread may be inside of the store, waiting for a rank."""
 
     def run() -> None:
         with contextlib.suppress(RuntimeError):
-            tell(store, EVERYWHERE, rank, text)
+            tell(store, name, rank, text)
 
     thread = threading.Thread(target=run, name="fxdp-notice", daemon=True)
     thread.start()
@@ -98,7 +98,7 @@ class Notices:
 
     def tell(self, rank: int, text: str) -> None:
         """Say why this rank does not join these links."""
-        tell(self._store, self._name, rank, text)
+        tell_briefly(self._store, self._name, rank, text)
 
     def _come_back(self, rank: int) -> None:
         """Notices about this rank are of the past: it has caught the error that it reported."""

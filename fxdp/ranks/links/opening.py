@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 from collections.abc import Callable, Sequence
@@ -62,8 +61,7 @@ def open_links(
         opening = _Opening(store, name, notices, rank, ranks, row, backend, settings)
         return remember(opening.links(world))
     except BaseException as error:
-        with contextlib.suppress(RuntimeError):
-            notices.tell(ranks[rank], _words(error))
+        notices.tell(ranks[rank], _words(error))
         raise
 
 
