@@ -99,7 +99,7 @@ class guard:  # noqa: N801  (reads as a statement: with guard(joined))
             _add_place(links, error, "in")
         if error is None:
             if links.ending is not None:  # e.g. aborted NCCL kernels end without an error
-                raise RankFailedError(str(links.ending))
+                raise RankFailedError(links.words(links.ending))
             return
         if isinstance(error, (RefusedError, AgreementError)) or getattr(error, _REFUSED, False):
             return  # only this call fails, on all ranks
@@ -108,13 +108,14 @@ class guard:  # noqa: N801  (reads as a statement: with guard(joined))
             return
         if links.caller.interrupted and links.ending is not None:  # somebody made another error of it
             links.stop(links.ending)
-            raise RankFailedError(str(links.ending)) from error
+            raise RankFailedError(links.words(links.ending)) from error
         if _is_broken_collective(error):
             failure = convert(links, error)
+            _add_place(links, failure, "in")
             links.stop(links.ending or Ending(links.rank, EndKind.FAILED, str(failure)))
             raise failure from error
         if links.ending is not None:
-            error.add_note(f"(at about the same time, {links.ending})")
+            error.add_note(f"(at about the same time, {links.words(links.ending)})")
         links.stop(Ending(links.rank, EndKind.FAILED, describe(error)))
 
 
@@ -122,9 +123,9 @@ def convert(links: Links, error: BaseException) -> RankFailedError:
     """The error to raise for a collective that broke with `error`: names the rank at fault and its words."""
     cause = links.cause()
     if cause is not None:
-        return RankFailedError(str(cause))
+        return RankFailedError(links.words(cause))
     return RankFailedError(
-        f"a collective on rank {links.rank} failed, though all ranks seem to be alive: {error}\n"
+        f"a collective on rank {links.ranks[links.rank]} failed, though all ranks seem to be alive: {error}\n"
         "expected all ranks to make the same calls in the same order (FXDP_TIMEOUT_S: how long to wait)"
     )
 

@@ -105,7 +105,8 @@ def ensure_alive(joined: Joined) -> None:
             f"an earlier call stopped half-way on this rank ({ending.text.splitlines()[0]}) and the other "
             "ranks were told; compile the model again to go on"
         )
-    raise RankFailedError(f"{ending}\ncompile the model again to go on, if all ranks are still there")
+    words = links.words(ending)
+    raise RankFailedError(f"{words}\ncompile the model again to go on, if all ranks are still there")
 
 
 def _resolve_world(device_type: str, settings: Settings) -> Joined:

@@ -18,8 +18,8 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
 from fxdp.errors import RankFailedError, StateError
 from fxdp.ranks.links.ending import Ending, EndKind, as_bytes, as_text, sent_nonsense
@@ -54,6 +54,7 @@ class Control:
 
     Attributes
     ----------
+    names : what errors call the ranks: their global numbers, once somebody has set them.
     round : how many rounds this rank has begun or refused.
     silent : whether last words were said.
     waits_for : gives what the others are told when this rank has waited for them for a second.
@@ -65,6 +66,7 @@ class Control:
     def __init__(self, rank: int, connections: dict[int, socket.socket], timeout_s: float) -> None:
         self.rank = rank
         self.size = len(connections) + 1
+        self.names: Sequence[int] = range(self.size)
         self.round = 0
         self.waits_for: Callable[[], bytes] = bytes
         self._timeout_s = timeout_s
@@ -101,7 +103,7 @@ class Control:
                 self._progress(self._by_descriptor[descriptor])
             waiting = [peer for peer in waiting if not peer.rounds or peer.unsent]
             if waiting and (ending := self._ending(waiting)):
-                raise RankFailedError(str(ending))
+                raise RankFailedError(self.words(ending))
             if waiting and not events and not told:
                 told = True
                 self._tell_where(waiting)
@@ -109,6 +111,11 @@ class Control:
             if waiting and time.monotonic() > deadline:
                 raise RankFailedError(self._late(waiting))
         return self._collect()
+
+    def words(self, ending: Ending) -> str:
+        """An ending in words, with the rank's name."""
+        known = 0 <= ending.rank < len(self.names)  # it came from another rank
+        return str(replace(ending, rank=self.names[ending.rank]) if known else ending)
 
     def refuse(self, text: str) -> None:
         """Tell all ranks that this one cannot take part in the next round; does not wait for theirs."""
@@ -281,7 +288,7 @@ class Control:
             parts = [(peer.rank, *peer.rounds.popleft()) for peer in self.peers]
         refused = [(rank, as_text(part)) for rank, kind, part in parts if kind is FrameKind.REFUSED]
         if refused:
-            raise RefusedError("\n".join(f"rank {rank} failed: {text}" for rank, text in refused))
+            raise RefusedError("\n".join(f"rank {self.names[r]} failed: {text}" for r, text in refused))
         data = [part for _, _, part in parts]
         data.insert(self.rank, self._own)
         return data
@@ -293,7 +300,7 @@ class Control:
         return next(iter(failed + [peer.ending for peer in waiting if peer.ending]), None)
 
     def _late(self, waiting: list[Peer]) -> str:
-        late = ", ".join(str(peer.rank) for peer in waiting)
+        late = ", ".join(str(self.names[peer.rank]) for peer in waiting)
         return (
             f"rank {late} did not come within {self._timeout_s:g} s, though its process is alive; expected "
             "all ranks to make the same calls (set FXDP_TIMEOUT_S if one may need longer)"

@@ -90,6 +90,7 @@ class Links:
         self.turn = threading.RLock()
         self.history = messages.history
         control.waits_for = self._where
+        control.names, messages.names = key[0], key[1]
         self._sockets = sockets
         self._ending: Ending | None = None
         self._left: dict[int, float] = {}
@@ -182,7 +183,8 @@ class Links:
     def _explain(self, error: LinkBrokenError | OutOfOrderError) -> Exception:
         """The error for a message that will not come, or that belongs to another call."""
         if not isinstance(error, OutOfOrderError):
-            return RankFailedError(str(self.cause() or error))
+            cause = self.cause()
+            return RankFailedError(self.words(cause) if cause else str(error))
         place, theirs, mine = error.args
         text = (
             f"rank {self.key[1][place]} came to a sum in {self.history.words(theirs)}, rank "
@@ -191,6 +193,10 @@ class Links:
         # all is known, and nobody need wait for the news: the sums of both ranks are mixed up from here on
         self.stop(Ending(self.rank, EndKind.FAILED, text))
         return AgreementError(text)
+
+    def words(self, ending: Ending) -> str:
+        """An ending in words, with the rank's global number."""
+        return self.control.words(ending)
 
     def _where(self) -> bytes:
         """What the others are told while this rank waits for them before a call."""

@@ -20,6 +20,7 @@ import socket
 import struct
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from fxdp.errors import RankFailedError
@@ -69,6 +70,7 @@ class Messages:
     Attributes
     ----------
     rounds : how many rounds were started.
+    names : what errors call the ranks.
     history : what this rank is in, which each message tells.
     """
 
@@ -76,6 +78,7 @@ class Messages:
         self.rank = rank
         self.rounds = 0
         self.history = History()
+        self.names: Sequence[int] = range(len(connections) + 1)
         self._timeout_s = timeout_s
         self._peers = [_Peer(other, connections[other]) for other in sorted(connections)]
         self._under_way: deque[Round] = deque()
@@ -145,7 +148,7 @@ class Messages:
             now = time.perf_counter()
             start = start or now
             if now > start + self._timeout_s:
-                late = ", ".join(str(peer.rank) for peer in waiting or self._peers)
+                late = ", ".join(str(self.names[peer.rank]) for peer in waiting or self._peers)
                 raise RankFailedError(
                     f"rank {late} did not come to a sum within {self._timeout_s:g} s, though its process is "
                     "alive; expected all ranks to make the same calls (set FXDP_TIMEOUT_S if one may need "

@@ -114,3 +114,18 @@ def test_plain_text_stays() -> None:
     plain = "line 1\n\tthe \u00e9tat \u4e2d\u6587 \U0001f600"
     assert harmless(plain) == plain
     assert harmless("\x07\x00\u2028\x7f") == "\\x07\\x00\\u2028\\x7f"
+
+
+def test_errors_name_ranks_by_their_global_numbers() -> None:
+    with _rank_and_wire() as (made, wire):
+        made.names = (4, 6)
+        wire.sendall(_HEADER.pack(1, 3, 1) + b"why")
+        with pytest.raises(RefusedError, match=r"^rank 6 failed: why$"):
+            made.exchange(b"mine")
+        wire.sendall(_HEADER.pack(2, 3, 1) + b"bad")
+        with pytest.raises(RankFailedError, match=r"^rank 6 failed: bad$"):
+            made.exchange(b"mine")
+    with _rank_and_wire(timeout_s=0.05) as (made, wire):
+        made.names = (4, 6)
+        with pytest.raises(RankFailedError, match=r"^rank 6 did not come within 0\.05 s"):
+            made.exchange(b"mine")
