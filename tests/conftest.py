@@ -36,6 +36,9 @@ def pytest_configure() -> None:
     torch.set_num_threads(1)
     os.environ.update(THREADS)
     os.environ.setdefault("FXDP_CACHE", "0")  # a test sees what it makes itself
+    # Of models as small as in tests, remembering what ops do to fake tensors costs more than it saves: a
+    # fifth of a capture. On ranks torch remembers it, as in its users' programs.
+    torch._dynamo.config.fake_tensor_cache_enabled = False
 
 
 def pytest_collection_finish() -> None:

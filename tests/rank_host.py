@@ -67,6 +67,7 @@ class Reply:
 def serve(descriptor: int) -> None:
     """Carry out the orders that come over `descriptor`, until pytest closes the connection."""
     orders = Connection(descriptor)
+    torch._dynamo.config.fake_tensor_cache_enabled = False  # as in tests/conftest.py
     torch.hub.tqdm.monitor_interval = 0  # torch makes a bar, shown or not, for each graph it runs: no thread
     if "PYTEST_XDIST_WORKER" in os.environ:  # a whole run: ranks of many tests need it
         _know_inductor()
@@ -136,6 +137,7 @@ def _prepared(task: Task) -> Reply:
 def _be_rank(address: str, key: bytes, output: str, environment: dict[str, str], once: bool) -> None:
     """The life of one rank; never returns."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    torch._dynamo.config.fake_tensor_cache_enabled = True
     log = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 import fxdp
 from fxdp.lowering.inductor import compile as inductor
-from tests.exactness.models import BY_HAND, one_seed, step_both, twin_of
+from tests.exactness.models import BY_HAND, know_by_hand, known, one_seed, step_both, twin_of
 from tests.fallbacks import no_fallback
 from tests.rank_pool import RankPool
 
@@ -61,13 +61,14 @@ def _error(name: str, failing: tuple[int, ...], split: list[int]) -> tuple[float
     compiled = fxdp.compile(model, compute="inductor")
     with one_seed():
         whole = inputs(sum(split))
-    with heard() as texts, broken_inductor(name, rank in failing):
+    with known("two_tower"), heard() as texts, broken_inductor(name, rank in failing):
         return step_both(compiled, twin, (whole, {}), dims, split, rank), texts
 
 
 @pytest.mark.parametrize("name", ["trace", "compile_with_inductor"])
 def test_all_ranks_go_on_without_inductor_where_one_cannot_compile(ranks: RankPool, name: str) -> None:
     """Before the ranks wait for one another, or while they do."""
+    ranks.prepare(know_by_hand)
     for error, texts in ranks.run(2, _error, name, (1,), [3, 2], timeout=120):
         assert error <= 1e-9
         (text,) = texts

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -55,6 +55,12 @@ def exact(
 def exact_body(body: Callable[..., Any], *args: Any, **options: Any) -> Program:
     """A function of a linear layer and the inputs must be exact."""
     return exact(Model(body, linear()), *args, **options)
+
+
+def in_fours(names: Iterable[str]) -> list[tuple[str, ...]]:
+    """Names by fours, for tests that capture what several of them do in one program."""
+    rest = list(names)
+    return [tuple(rest[first : first + 4]) for first in range(0, len(rest), 4)]
 
 
 def traffic(local: Program, **sizes: int) -> list[CommRow]:

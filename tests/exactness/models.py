@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from fxdp.oracle.compare import difference
 from tests.capture.unet import UNet, unet_inputs
+from tests.captures import KNOWN, capture_ahead, captured_once
 
 
 class Mlp(nn.Module):
@@ -125,6 +126,18 @@ BY_HAND: dict[str, tuple[type[nn.Module], Callable[[int], tuple[Tensor, ...]], A
     "tokens": (Tokens, token_batch, None),
 }
 """Model, inputs of a global batch, its `batch_dims`."""
+
+
+def know_by_hand() -> None:
+    """Capture them all, for `RankPool.prepare`."""
+    torch.set_default_dtype(torch.float64)
+    for name, (build, inputs, dims) in BY_HAND.items():
+        capture_ahead(name, build(), inputs(4), {}, {"dp": 2}, batch_dims=dims)
+
+
+def known(name: str) -> contextlib.AbstractContextManager[None]:
+    """Inside, that model is captured only where nobody has done so before."""
+    return captured_once(KNOWN.setdefault(name, {}))
 
 
 def part(value: Tensor, split: Sequence[int], rank: int, dim: int = 0) -> Tensor:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.exactness.cases import D, exact_body, rows, traffic
+from tests.exactness.cases import D, exact_body, in_fours, rows, traffic
 
 SPLITS = ((4, 3), (5, 2, 0, 1), (3, 3, 2, 2))
 
@@ -101,6 +101,6 @@ def test_ties_and_nan_over_the_batch() -> None:
     exact_body(body, rows(), splits=SPLITS)
 
 
-@pytest.mark.parametrize("name", OPS)
-def test_along_the_batch(name: str) -> None:
-    exact_body(lambda fc, x: OPS[name](fc(x)), rows(), splits=SPLITS)
+@pytest.mark.parametrize("names", in_fours(OPS), ids=" ".join)
+def test_along_the_batch(names: tuple[str, ...]) -> None:
+    exact_body(lambda fc, x: tuple(OPS[name](fc(x)) for name in names), rows(), splits=SPLITS)

@@ -132,19 +132,27 @@ def _wide(*size: int) -> Tensor:
     return torch.randn(size, dtype=torch.float64)
 
 
+SAID = r"\.py:\d+ `.*: rng=.* lie otherwise: args\[0\]. Pass args\[0\].contiguous\(\)$"
+
+
 @pytest.mark.parametrize("name", INPUTS)
 def test_inputs_that_lie_otherwise_are_refused_where_numbers_are_drawn(name: str) -> None:
     x = INPUTS[name](8)
-    said = r"\.py:\d+ `.*: rng=.* lie otherwise: args\[0\]. Pass args\[0\].contiguous\(\)$"
-    with pytest.raises(InputError, match=said):
+    assert x.contiguous().shape == (8, 3, 4, 4), "as below"
+    with pytest.raises(InputError, match=SAID):
         check(_noisy(), (x,), splits=SPLITS, rng="single-device")
-    with pytest.raises(InputError, match=said):
-        fxdp.plan(_noisy(), (x,), mesh={"dp": 2}, rng="single-device")
-    with pytest.raises(InputError, match=said):
-        fxdp.verify(_noisy(), (x,), mesh={"dp": 2}, rng="single-device")
-    check(_noisy(), (x.contiguous(),), splits=SPLITS, rng="single-device")
     check(_noisy().eval(), (x,), splits=((4, 4),), rng="sharded")
     check(Model(lambda x: x.sin().tanh()), (x,), splits=SPLITS, rng="single-device")
+
+
+@pytest.mark.parametrize("ask", [fxdp.plan, fxdp.verify])
+def test_who_plans_is_told_so_too(ask: Callable[..., Any]) -> None:
+    with pytest.raises(InputError, match=SAID):
+        ask(_noisy(), (INPUTS["crop"](8),), mesh={"dp": 2}, rng="single-device")
+
+
+def test_contiguous_inputs_are_taken() -> None:
+    check(_noisy(), (_wide(8, 3, 4, 4),), splits=SPLITS, rng="single-device")
 
 
 def test_one_channel_has_two_orders() -> None:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fxdp
-from tests.exactness.cases import D, Model, exact, linear, rows
+from tests.exactness.cases import D, Model, exact, in_fours, linear, rows
 
 SPLITS = ((3, 1), (2, 0, 1), (1, 1))
 
@@ -69,16 +69,19 @@ OPS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("kind", OPS)
-def test_ops_of_planes(kind: str) -> None:
-    exact(Model(lambda fc, x: OPS[kind](turned(fc(x.mT).mT.contiguous())), nn.Linear(4, 4)),
-          torch.randn(7, 8, 4, 4, requires_grad=True), splits=SPLITS)  # fmt: skip
+@pytest.mark.parametrize("kinds", in_fours(OPS), ids=" ".join)
+def test_ops_of_planes(kinds: tuple[str, ...]) -> None:
+    def body(fc: nn.Module, x: Tensor) -> tuple[Tensor, ...]:
+        y = turned(fc(x.mT).mT.contiguous())
+        return tuple(OPS[kind](y) for kind in kinds)
+
+    exact(Model(body, nn.Linear(4, 4)), torch.randn(7, 8, 4, 4, requires_grad=True), splits=SPLITS)
 
 
-@pytest.mark.parametrize("kind", ["max_pool", "attention", "layer_norm", "conv"])
-def test_ops_of_planes_in_channels_last(kind: str) -> None:
-    def body(fc: nn.Module, x: Tensor) -> Tensor:
-        return OPS[kind](fc(x).to(memory_format=torch.channels_last) * x.exp())
+def test_ops_of_planes_in_channels_last() -> None:
+    def body(fc: nn.Module, x: Tensor) -> tuple[Tensor, ...]:
+        y = fc(x).to(memory_format=torch.channels_last) * x.exp()
+        return tuple(OPS[kind](y) for kind in ("max_pool", "attention", "layer_norm", "conv"))
 
     exact(Model(body, nn.Linear(4, 4)), torch.randn(7, 8, 4, 4, requires_grad=True), splits=SPLITS)
 

@@ -17,8 +17,8 @@ from fxdp.options import Options
 from fxdp.reports.communication import communication
 from tests.capture.zoo import _BERT, _LLAMA, TOKENS, _causal, _images, _masked, keep_float64
 
-LLAMA = {**_LLAMA, "num_hidden_layers": 1, "head_dim": 8, "sliding_window": 4}
-BERT = {**_BERT, "num_hidden_layers": 1, "relative_attention": True, "pos_att_type": ["p2c", "c2p"]}
+LLAMA = {**_LLAMA, "head_dim": 8, "sliding_window": 4}
+BERT = {**_BERT, "relative_attention": True, "pos_att_type": ["p2c", "c2p"]}
 SWIN = {"image_size": 16, "patch_size": 2, "embed_dim": 8, "depths": [2, 1], "num_heads": [2, 2]}
 MAMBA = {"vocab_size": TOKENS, "hidden_size": 16, "state_size": 4, "num_hidden_layers": 1}
 XLNET = {"vocab_size": TOKENS, "d_model": 16, "n_layer": 1, "n_head": 2, "d_inner": 24}

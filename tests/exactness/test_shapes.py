@@ -208,13 +208,13 @@ SIZED = {
     "loop_over_the_length": lambda fc, x: (
         sum(0.5**i * fc(x[:, i]) for i in range(x.shape[1])).square().mean()
     ),
-    "branch_on_the_length": lambda fc, x: fc(x).mean() if x.shape[1] > 4 else fc(x).sum(),
+    "branch_on_the_length": lambda fc, x: fc(x).mean() if x.shape[1] > 2 else fc(x).sum(),
     "branch_on_the_batch": lambda fc, x: fc(x).mean() if x.shape[0] > 3 else fc(x).sum(),
 }
 
 
 @pytest.mark.parametrize("name", SIZED)
-@pytest.mark.parametrize("lengths", [(6, 1, 7, 2, 6), (1, 6, 1, 7), (6, 7, 1, 2)], ids=str)
+@pytest.mark.parametrize("lengths", [(3, 1, 4, 2, 3), (1, 3, 1, 4), (3, 4, 1, 2)], ids=str)
 def test_other_lengths_and_batches_at_later_calls(name: str, lengths: tuple[int, ...]) -> None:
     """A program serves only the sizes that it was captured for; the others are captured anew."""
     model = Model(SIZED[name], linear())

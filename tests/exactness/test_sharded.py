@@ -17,7 +17,7 @@ from torch.nn import functional as F
 import fxdp
 from fxdp.errors import InputError, MeshError, StateError
 from fxdp.oracle.compare import difference
-from tests.captures import KNOWN, captured_once
+from tests.captures import KNOWN, capture_ahead, captured_once
 from tests.exactness.models import part
 from tests.fallbacks import no_fallback
 from tests.rank_pool import RankPool
@@ -70,6 +70,11 @@ def _same_start() -> tuple[nn.Module, nn.Module]:
     return model, Words()
 
 
+def _know() -> None:
+    torch.set_default_dtype(torch.float64)
+    capture_ahead(__name__, Words(), _batch(0, 4), {}, {"dp_shard": 2}, strategy="shard")
+
+
 def _train(axes: tuple[str, ...], split: list[int], **options: Any) -> tuple[float, float]:
     model, twin = _same_start()
     with no_fallback(), captured_once(KNOWN.setdefault(__name__, {})):
@@ -99,7 +104,8 @@ def _train(axes: tuple[str, ...], split: list[int], **options: Any) -> tuple[flo
     [
         (("dp",), [4, 1], {"compute": "eager", "bucket_mb": 0.0005}),
         (("dp_shard",), [4, 0, 1, 2], {"compute": "eager", "reshard_after_forward": False}),
-        (("dp_replicate", "dp_shard"), [4, 0, 1, 2], {"bucket_mb": 0.0005}),
+        (("dp_replicate", "dp_shard"), [4, 0, 1, 2], {"compute": "eager", "bucket_mb": 0.0005}),
+        (("dp_replicate", "dp_shard"), [2, 2, 2, 2], {"bucket_mb": 0.0005}),
         (("dp_shard",), [2, 3], {"bucket_mb": 0.0005}),
         (("dp",), [5, 2], {"microbatches": 2}),
         (("dp_replicate", "dp_shard"), [4, 0, 1, 2], {"compute": "eager", "microbatches": 3}),
@@ -110,6 +116,7 @@ def _train(axes: tuple[str, ...], split: list[int], **options: Any) -> tuple[flo
 def test_training_equals_one_device(
     ranks: RankPool, axes: tuple[str, ...], split: list[int], options: dict[str, Any]
 ) -> None:
+    ranks.prepare(_know)
     count = len(split) * (2 if "pp" in axes else 1)
     for worst_loss, worst_parameter in ranks.run(count, _train, axes, split, timeout=240, **options):
         assert worst_loss <= 1e-12

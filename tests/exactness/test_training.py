@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -25,6 +26,8 @@ from tests.exactness.models import (
     Mlp,
     Tokens,
     gradient_errors,
+    know_by_hand,
+    known,
     loss_of,
     one_seed,
     part,
@@ -33,6 +36,12 @@ from tests.exactness.models import (
     twin_of,
 )  # fmt: skip
 from tests.rank_pool import RankPool
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _knowing(ranks: RankPool) -> None:
+    """Ranks that have captured the models by hand before."""
+    ranks.prepare(know_by_hand)
 
 
 def _cut(whole: tuple[Tensor, ...], split: list[int]) -> tuple[Tensor, ...]:
@@ -59,20 +68,21 @@ def _train(name: str, split: list[int]) -> float:
     torch.set_default_dtype(torch.float64)
     model = BY_HAND[name][0]()
     twin = twin_of(model)
-    compiled = fxdp.compile(model, compute="eager")
-    optimizers = [torch.optim.AdamW(m.parameters(), 1e-2, eps=1e-3) for m in (compiled, twin)]
-    for step in range(3):
-        torch.manual_seed(step)
-        whole = BY_HAND[name][1](sum(split))
-        norms = []
-        inputs = (_cut(whole, split), whole)
-        for net, optimizer, given in zip((compiled, twin), optimizers, inputs, strict=True):
-            loss_of(net(*given)).backward()
-            norms.append(nn.utils.clip_grad_norm_(net.parameters(), 0.1))
-            optimizer.step()
-            optimizer.zero_grad()
-        assert difference(norms[0], norms[1]) <= 1e-12
-    return _parameter_error(model, twin)
+    with known(name):
+        compiled = fxdp.compile(model, compute="eager")
+        optimizers = [torch.optim.AdamW(m.parameters(), 1e-2, eps=1e-3) for m in (compiled, twin)]
+        for step in range(3):
+            torch.manual_seed(step)
+            whole = BY_HAND[name][1](sum(split))
+            norms = []
+            inputs = (_cut(whole, split), whole)
+            for net, optimizer, given in zip((compiled, twin), optimizers, inputs, strict=True):
+                loss_of(net(*given)).backward()
+                norms.append(nn.utils.clip_grad_norm_(net.parameters(), 0.1))
+                optimizer.step()
+                optimizer.zero_grad()
+            assert difference(norms[0], norms[1]) <= 1e-12
+        return _parameter_error(model, twin)
 
 
 def test_three_steps_of_adamw_with_clipping(ranks: RankPool) -> None:
@@ -89,16 +99,17 @@ def _accumulate(splits: list[list[int]]) -> list[float]:
     torch.set_default_dtype(torch.float64)
     model = Tokens()
     twin = twin_of(model)
-    compiled = fxdp.compile(model, compute="eager")
-    for number, split in enumerate(splits):
-        with one_seed():
-            torch.manual_seed(number)
-            whole = token_batch(sum(split))
-        (compiled(*_cut(whole, split)) / len(splits)).backward()
-        (twin(*whole) / len(splits)).backward()
-    errors = gradient_errors(model, twin)
-    assert compiled._programs.compiled <= 2
-    return errors
+    with known("tokens"):
+        compiled = fxdp.compile(model, compute="eager")
+        for number, split in enumerate(splits):
+            with one_seed():
+                torch.manual_seed(number)
+                whole = token_batch(sum(split))
+            (compiled(*_cut(whole, split)) / len(splits)).backward()
+            (twin(*whole) / len(splits)).backward()
+        errors = gradient_errors(model, twin)
+        assert compiled._programs.compiled <= 2
+        return errors
 
 
 def test_accumulation_of_uneven_micro_batches(ranks: RankPool) -> None:
@@ -113,11 +124,12 @@ def _several_losses_before_backward(split: list[int]) -> list[float]:
     torch.set_default_dtype(torch.float64)
     model = Mlp()
     twin = twin_of(model)
-    compiled = fxdp.compile(model, compute="eager")
-    batches = [BY_HAND["mlp"][1](sum(split)) for _ in range(2)]
-    sum(loss_of(compiled(*_cut(whole, split))) for whole in batches).backward()  # type: ignore[union-attr]
-    sum(loss_of(twin(*whole)) for whole in batches).backward()  # type: ignore[union-attr]
-    return [*gradient_errors(model, twin), _parameter_error(model, twin)]
+    with known("mlp"):
+        compiled = fxdp.compile(model, compute="eager")
+        batches = [BY_HAND["mlp"][1](sum(split)) for _ in range(2)]
+        sum(loss_of(compiled(*_cut(whole, split))) for whole in batches).backward()  # type: ignore[union-attr]
+        sum(loss_of(twin(*whole)) for whole in batches).backward()  # type: ignore[union-attr]
+        return [*gradient_errors(model, twin), _parameter_error(model, twin)]
 
 
 def test_two_forwards_before_one_backward(ranks: RankPool) -> None:
@@ -138,6 +150,11 @@ class Moody(nn.Module):
     def forward(self, x: Tensor) -> dict[str, Any]:
         y = self.norm(self.fc(x))
         return {"loss": y.square().mean() + y.tanh().sum(), "out": self.drop(y), "training": self.training}
+
+
+def _switch_all(splits: list[list[int]]) -> list[float]:
+    with captured_once():
+        return [error for split in splits for error in _switch(split)]
 
 
 def _switch(split: list[int]) -> list[float]:
@@ -186,27 +203,27 @@ def _switch(split: list[int]) -> list[float]:
 
 
 def test_train_eval_no_grad_inference(ranks: RankPool) -> None:
-    for split in ([3, 3], [4, 1]):
-        for errors in ranks.run(2, _switch, split):
-            assert max(errors) <= 1e-9
+    for errors in ranks.run(2, _switch_all, [[3, 3], [4, 1]]):
+        assert max(errors) <= 1e-9
 
 
 def _many_sizes(batches: list[list[int]], lengths: list[int]) -> tuple[float, int]:
     torch.set_default_dtype(torch.float64)
     model = Tokens()
     twin = twin_of(model)
-    compiled = fxdp.compile(model, compute="eager")
-    worst = 0.0
-    for split, length in zip(batches, lengths, strict=True):
-        with one_seed():
-            whole = token_batch(sum(split), length)
-        compiled.zero_grad()
-        twin.zero_grad()
-        loss, expected = compiled(*_cut(whole, split)), twin(*whole)
-        loss.backward()
-        expected.backward()
-        worst = max(worst, difference(loss.detach(), expected.detach()), *gradient_errors(model, twin))
-    return worst, compiled._programs.compiled
+    with known("tokens"):
+        compiled = fxdp.compile(model, compute="eager")
+        worst = 0.0
+        for split, length in zip(batches, lengths, strict=True):
+            with one_seed():
+                whole = token_batch(sum(split), length)
+            compiled.zero_grad()
+            twin.zero_grad()
+            loss, expected = compiled(*_cut(whole, split)), twin(*whole)
+            loss.backward()
+            expected.backward()
+            worst = max(worst, difference(loss.detach(), expected.detach()), *gradient_errors(model, twin))
+        return worst, compiled._programs.compiled
 
 
 def test_two_compilations_serve_all_batch_sizes(ranks: RankPool) -> None:
@@ -326,28 +343,29 @@ def _state() -> None:
     torch.manual_seed(rank)
     model = Mlp()
     keys = list(model.state_dict())
-    compiled = fxdp.compile(model, compute="eager")
-    x, y = BY_HAND["mlp"][1](3)
-    compiled(x, y)
-    assert list(compiled.state_dict()) == keys
-    assert [n for n, _ in compiled.named_parameters()] == [n for n, _ in model.named_parameters()]
-    assert compiled.net[0].weight is model.net[0].weight
-    own = copy.deepcopy(model.state_dict())
-    others: list[Any] = [None, None]
-    dist.all_gather_object(others, own)
-    for name, value in others[0].items():
-        torch.testing.assert_close(value, others[1][name], rtol=1e-12, atol=0), "rank 0's values"
-    twin = copy.deepcopy(model)
-    with torch.no_grad():
-        for p in model.parameters():
-            p.add_(1.0)
-    changed = loss_of(compiled(x, y))
-    compiled.load_state_dict(own)
-    again = loss_of(compiled(x, y))
-    assert not torch.equal(changed, again)
-    twin_compiled = fxdp.compile(twin, compute="eager")
-    assert torch.equal(loss_of(twin_compiled(x, y)), again)
-    assert sum(p.numel() for p in compiled.parameters()) == sum(p.numel() for p in model.parameters())
+    with known("mlp"):
+        compiled = fxdp.compile(model, compute="eager")
+        x, y = BY_HAND["mlp"][1](3)
+        compiled(x, y)
+        assert list(compiled.state_dict()) == keys
+        assert [n for n, _ in compiled.named_parameters()] == [n for n, _ in model.named_parameters()]
+        assert compiled.net[0].weight is model.net[0].weight
+        own = copy.deepcopy(model.state_dict())
+        others: list[Any] = [None, None]
+        dist.all_gather_object(others, own)
+        for name, value in others[0].items():
+            torch.testing.assert_close(value, others[1][name], rtol=1e-12, atol=0), "rank 0's values"
+        twin = copy.deepcopy(model)
+        with torch.no_grad():
+            for p in model.parameters():
+                p.add_(1.0)
+        changed = loss_of(compiled(x, y))
+        compiled.load_state_dict(own)
+        again = loss_of(compiled(x, y))
+        assert not torch.equal(changed, again)
+        twin_compiled = fxdp.compile(twin, compute="eager")
+        assert torch.equal(loss_of(twin_compiled(x, y)), again)
+        assert sum(p.numel() for p in compiled.parameters()) == sum(p.numel() for p in model.parameters())
 
 
 def test_state_is_the_models(ranks: RankPool) -> None:
@@ -356,18 +374,19 @@ def test_state_is_the_models(ranks: RankPool) -> None:
 
 def _copied() -> None:
     torch.set_default_dtype(torch.float64)
-    compiled = fxdp.compile(Mlp(), compute="eager")
-    x, y = BY_HAND["mlp"][1](3)
-    loss = loss_of(compiled(x, y))
-    twin = copy.deepcopy(compiled)
-    assert twin.net[0].weight is not compiled.net[0].weight
-    with torch.no_grad():
-        compiled.net[0].weight.mul_(3.0)
-    assert torch.equal(loss_of(twin(x, y)), loss)
-    assert not torch.equal(loss_of(compiled(x, y)), loss)
-    loss_of(twin(x, y)).backward()
-    assert twin.net[0].weight.grad is not None
-    assert compiled.net[0].weight.grad is None
+    with known("mlp"):
+        compiled = fxdp.compile(Mlp(), compute="eager")
+        x, y = BY_HAND["mlp"][1](3)
+        loss = loss_of(compiled(x, y))
+        twin = copy.deepcopy(compiled)
+        assert twin.net[0].weight is not compiled.net[0].weight
+        with torch.no_grad():
+            compiled.net[0].weight.mul_(3.0)
+        assert torch.equal(loss_of(twin(x, y)), loss)
+        assert not torch.equal(loss_of(compiled(x, y)), loss)
+        loss_of(twin(x, y)).backward()
+        assert twin.net[0].weight.grad is not None
+        assert compiled.net[0].weight.grad is None
 
 
 def test_a_copy_is_a_model_of_its_own(ranks: RankPool) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from functools import reduce
+from operator import add
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from torch.nn import functional as F
 
 import fxdp
 from fxdp.compiler.emit import Lowered, WantedPart, lower_part
+from tests.exactness.cases import in_fours
 from tests.exactness.models import step_both, twin_of
 
 D = 5
@@ -98,9 +101,14 @@ def _error(model: nn.Module, batches: tuple[int, ...], microbatches: int, **opti
     return max(step_both(compiled, twin, (_inputs(n), {}), None, [n], 0) for n in batches)
 
 
-@pytest.mark.parametrize("name", EXACT)
-def test_exact(name: str) -> None:
-    assert _error(Model(EXACT[name]).double(), (7, 8, 2), 3) <= 1e-12
+def _sum_of(names: tuple[str, ...]) -> Loss:
+    return lambda z, y, m: reduce(add, [EXACT[name](z, y, m) for name in names])
+
+
+@pytest.mark.parametrize("names", in_fours(EXACT), ids=", ".join)
+def test_exact(names: tuple[str, ...]) -> None:
+    """Several losses in one sum: each with a denominator of its own."""
+    assert _error(Model(_sum_of(names)).double(), (7, 8, 2), 3) <= 1e-12
 
 
 class Metrics(Model):

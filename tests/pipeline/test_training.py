@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 import fxdp
 from fxdp.oracle.compare import difference
-from tests.captures import KNOWN, captured_once
+from tests.captures import KNOWN, capture_ahead, captured_once
 from tests.exactness.models import gradient_errors, part, twin_of, worst_error
 from tests.rank_pool import RankPool
 
@@ -130,6 +130,15 @@ def _validate(compiled: fxdp.CompiledModule, twin: nn.Module, split: tuple[int, 
     return worst_error(compiled, outputs[0], twin, outputs[1], split, compiled.mesh.rank)
 
 
+def _know() -> None:
+    torch.set_default_dtype(torch.float64)
+    for trains in (True, False):
+        with torch.set_grad_enabled(trains):
+            options = {"microbatches": 2, "batch_dims": ((), _DIMS)}
+            model = Everything().train(trains)
+            capture_ahead(__name__, model, (), {**_batch(8), **_shared()}, {"pp": 2}, **options)
+
+
 def _loops(names: tuple[str, ...], batches: tuple[tuple[int, ...], ...]) -> list[tuple[float, list[Any]]]:
     with captured_once(KNOWN.setdefault(__name__, {})):
         return [_loop(_LOOPS[name], batches) for name in names]
@@ -137,6 +146,7 @@ def _loops(names: tuple[str, ...], batches: tuple[tuple[int, ...], ...]) -> list
 
 def test_steps_of_adamw_with_clipping_and_validation(ranks: RankPool) -> None:
     """Errors against one device, and all ranks end with the same bits."""
+    ranks.prepare(_know)
     cases = ((2, _TWO, ((8,), (7,), (6,))), (4, ("1f1b",), ((4, 4), (3, 4), (6, 0))))
     for world, names, batches in cases:
         for found in zip(*ranks.run(world, _loops, names, batches, timeout=200), strict=True):

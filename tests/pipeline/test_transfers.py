@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import fxdp
 from fxdp.oracle.compare import difference
 from fxdp.runtime import p2p
-from tests.captures import captured_once
+from tests.captures import KNOWN, captured_once
 from tests.exactness.models import Tokens, gradient_errors, step_both, token_batch, twin_of
 from tests.pipeline.models import Skips, skips
 from tests.rank_pool import RankPool
@@ -109,7 +109,8 @@ def _once() -> list[tuple[float, dict[str, int], int, int]]:
             checkpoint=checkpoint,
         )  # fmt: skip
         sent: list[int] = []
-        error = step_both(compiled, twin, ((x,), {}), None, [7], 0)
+        with captured_once(KNOWN.setdefault(__name__, {})):
+            error = step_both(compiled, twin, ((x,), {}), None, [7], 0)
         with _counting(sent):
             compiled(x).backward()
         planned = sum(row.bytes for row in compiled.plan.communication if row.op == "send")
@@ -159,7 +160,8 @@ def _types() -> float:
         compiled = fxdp.compile(
             model, _mesh(3), stages=["b", "c"], microbatches=2, schedule=schedule, compute="eager"
         )
-        errors.append(step_both(compiled, twin, ((x,), {}), None, [5], 0))
+        with captured_once(KNOWN.setdefault(__name__, {})):
+            errors.append(step_both(compiled, twin, ((x,), {}), None, [5], 0))
         dtypes = {str(edge.type.dtype) for edge in compiled._last().program.partition.edges}
         expected = {"float16", "bfloat16", "int64", "bool", "complex128"}
         assert {f"torch.{name}" for name in expected} <= dtypes, dtypes

@@ -17,7 +17,7 @@ from tests.rules.samples import STAND_INS, all_samples
 from tests.rules.samples.draw import Draw
 
 SAMPLES = all_samples()
-DRAWS, MOST_DRAWS = 4, 30
+DRAWS, MOST_DRAWS = 3, 30
 SPLITS = ((3, 1, 0, 2), (0, 4, 1), (1, 0, 3), (2, 3, 0), (5,), (0, 1, 1, 2), (1, 5))
 
 
