@@ -17,7 +17,7 @@ def _demo(out: Path, *options: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("mesh", "options"),
     [
-        ("dp=1", ["--compute", "eager"]),
+        ("dp=1", ["--compute", "eager", "--batch", "2"]),
         ("dp=2", ["--compute", "inductor", "--batch", "3", "--dtype", "float64"]),
     ],
 )

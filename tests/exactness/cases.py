@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -57,10 +57,13 @@ def exact_body(body: Callable[..., Any], *args: Any, **options: Any) -> Program:
     return exact(Model(body, linear()), *args, **options)
 
 
-def in_fours(names: Iterable[str]) -> list[tuple[str, ...]]:
-    """Names by fours, for tests that capture what several of them do in one program."""
-    rest = list(names)
-    return [tuple(rest[first : first + 4]) for first in range(0, len(rest), 4)]
+def in_fours(names: Iterable[str], *, alone: Collection[str] = ()) -> list[tuple[str, ...]]:
+    """Names by fours, for tests that capture what several of them do in one program.
+
+    `alone` are those that have a program of their own, as what fixes the batch size would fix it for all.
+    """
+    rest = [name for name in names if name not in alone]
+    return [tuple(rest[first : first + 4]) for first in range(0, len(rest), 4)] + [(name,) for name in alone]
 
 
 def traffic(local: Program, **sizes: int) -> list[CommRow]:

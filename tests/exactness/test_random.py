@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import fxdp
 from fxdp.compiler.program import Program
-from tests.exactness.cases import D, Model, linear, rows, traffic
+from tests.exactness.cases import D, Model, in_fours, linear, rows, traffic
 from tests.lockstep import check
 from tests.rank_pool import RankPool
 
@@ -54,18 +54,18 @@ RANDOM = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("rng", ["sharded", "single-device"])
-@pytest.mark.parametrize("name", RANDOM)
-def test_given_the_numbers_all_is_exact(name: str, rng: str) -> None:
-    """The lock-step reference uses the numbers that the ranks drew."""
-    model = Model(lambda fc, x: RANDOM[name](fc, x).square().mean(), linear())
-    local = exact_random(model, rows(), rng=rng)
-    gathers = [row for row in traffic(local) if row.op == "all_gather"]
-    assert bool(gathers) <= (name in GATHERED), "drawing sends nothing"
-
-
 GATHERED = ("permutation", "mixup", "rrelu", "by_value", "binomial")
 """A permutation crosses samples; the others take as many numbers as the values ask for."""
+
+
+@pytest.mark.parametrize("rng", ["sharded", "single-device"])
+@pytest.mark.parametrize("names", in_fours(RANDOM, alone=(*GATHERED, "no_generator")), ids=" ".join)
+def test_given_the_numbers_all_is_exact(names: tuple[str, ...], rng: str) -> None:
+    """The lock-step reference uses the numbers that the ranks drew."""
+    model = Model(lambda fc, x: tuple(RANDOM[name](fc, x).square().mean() for name in names), linear())
+    local = exact_random(model, rows(), rng=rng)
+    gathers = [row for row in traffic(local) if row.op == "all_gather"]
+    assert bool(gathers) <= (names[0] in GATHERED), "drawing sends nothing"
 
 
 def exact_random(model: nn.Module, x: Tensor, rng: str) -> Program:

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 import fxdp
 from fxdp.errors import CaptureError, FxdpError, InputError
-from tests.exactness.cases import D, Model, classes, exact, exact_body, linear, rows, traffic
+from tests.exactness.cases import D, Model, classes, exact, exact_body, in_fours, linear, rows, traffic
 from tests.lockstep import check
 
 
@@ -113,9 +113,9 @@ FLATTENED = {
 }
 
 
-@pytest.mark.parametrize("name", FLATTENED)
-def test_views(name: str) -> None:
-    exact_body(FLATTENED[name], rows(D, D))
+@pytest.mark.parametrize("names", in_fours(FLATTENED), ids=" ".join)
+def test_views(names: tuple[str, ...]) -> None:
+    exact_body(lambda fc, x: tuple(FLATTENED[name](fc, x) for name in names), rows(D, D))
 
 
 def test_view_of_two_halves_is_refused() -> None:
@@ -163,9 +163,11 @@ CONSTANTS = {
 }
 
 
-@pytest.mark.parametrize("name", CONSTANTS)
-def test_constants_sized_by_the_batch(name: str) -> None:
-    exact_body(CONSTANTS[name], rows())
+@pytest.mark.parametrize(
+    "names", in_fours(CONSTANTS, alone=("linspace", "one_hot", "whole_constant")), ids=" ".join
+)
+def test_constants_sized_by_the_batch(names: tuple[str, ...]) -> None:
+    exact_body(lambda fc, x: tuple(CONSTANTS[name](fc, x) for name in names), rows())
 
 
 DATA_DEPENDENT = {

@@ -120,7 +120,7 @@ DECIDES: dict[str, Callable[..., Any]] = {
 @pytest.mark.parametrize("name", DECIDES)
 def test_what_the_code_decides_on_is_a_constant(name: str) -> None:
     """Right for each value, whatever that costs; a class or a constant tensor tells no error, either."""
-    assert programs(Net(DECIDES[name]), [(k,) for k in (1, 2, 3, 4, 1)]) >= 2
+    assert programs(Net(DECIDES[name]), [(k,) for k in (1, 2, 4, 1)]) >= 2
 
 
 def test_one_that_decides_leaves_the_others_inputs(caplog: pytest.LogCaptureFixture) -> None:
