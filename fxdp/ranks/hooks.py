@@ -25,7 +25,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from fxdp.ranks.failure import tell_all
-from fxdp.ranks.links import Ending, EndKind, speaking_links
+from fxdp.ranks.links import Ending, EndKind, speaking_links, tell_everywhere
 from fxdp.ranks.links.interrupt import prepare_signal
 
 _TERMINATED = (
@@ -125,6 +125,8 @@ class _Termination:
     def _end(self) -> None:
         if os.getpid() == self._owner and self._once.acquire(blocking=False):
             with contextlib.suppress(Exception):
+                if not speaking_links():
+                    tell_everywhere(_TERMINATED)
                 for links in speaking_links():
                     own = Ending(links.rank, EndKind.FAILED, _TERMINATED)
                     links.control.last_words(links.ending or own)

@@ -11,6 +11,8 @@ The data axes are one logical axis: a rank's place on it is its index along all 
 from __future__ import annotations
 
 import logging
+import socket
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import timedelta
@@ -23,9 +25,11 @@ from fxdp.errors import MeshError, RankFailedError, StateError
 from fxdp.ir.mesh import AXES, Group, Mesh, backend_of, check_axes, mesh_of
 from fxdp.ranks.joined import Joined
 from fxdp.ranks.links import Links, add_group, find_links, open_links
-from fxdp.settings import Settings
+from fxdp.settings import Launch, Settings
 
 _log = logging.getLogger("fxdp")
+_TRY_S = 5.0  # for one try to reach the store
+_AGAIN_S = 0.1
 
 
 def resolve_mesh(
@@ -126,14 +130,34 @@ def _init_process_group(device_type: str, settings: Settings) -> None:
     if device_type == "cuda":
         _select_device(launch.local_rank)
     _log.info("rank %d of %d: making a %s process group", launch.rank, launch.world_size, backend)
+    start = time.monotonic()
+    if launch.rank:  # rank 0 may be the one to have the store
+        _wait_for_store(launch, settings.timeout_s)
     try:
         dist.init_process_group(backend, timeout=timedelta(seconds=settings.timeout_s))
     except dist.DistError as error:
         raise RankFailedError(
-            f"no process group of {launch.world_size} ranks came up within {settings.timeout_s:g} s; "
+            f"no process group of {launch.world_size} ranks came up within {time.monotonic() - start:.0f} s; "
             "expected all of them to call fxdp.compile (set FXDP_TIMEOUT_S if one may need longer)\n"
             f"torch: {str(error).splitlines()[0]}"
         ) from error
+
+
+def _wait_for_store(launch: Launch, timeout_s: float) -> None:
+    """Until somebody listens where the store is to be: torch would wait for longer than it was told."""
+    end = time.monotonic() + timeout_s
+    while True:
+        try:
+            socket.create_connection((launch.master_addr, launch.master_port), timeout=_TRY_S).close()
+            return
+        except OSError as error:
+            if time.monotonic() > end:
+                raise RankFailedError(
+                    f"nobody listened at MASTER_ADDR:MASTER_PORT = {launch.master_addr}:{launch.master_port} "
+                    f"within {timeout_s:g} s ({error}); expected rank 0 to call fxdp.compile, and all ranks "
+                    "to have its address: see rank 0's output (set FXDP_TIMEOUT_S if it may need longer)"
+                ) from error
+        time.sleep(_AGAIN_S)
 
 
 def _select_device(local_rank: int) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,9 +11,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from fxdp.errors import MeshError, StateError
+from fxdp.errors import MeshError, RankFailedError, StateError
 from fxdp.ranks.joined import Joined
 from fxdp.ranks.resolve import ensure_alive, resolve_mesh
+from fxdp.settings import Launch, Settings
 from tests.rank_pool import RankPool
 
 
@@ -60,6 +62,17 @@ def test_bad_mesh(mesh: Any, words: list[str]) -> None:
     message = _message(lambda: resolve_mesh(mesh, "cpu"))
     for word in words:
         assert word in message
+
+
+def test_a_rank_0_that_never_comes_is_named_in_time() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        port = gone.getsockname()[1]
+    settings = Settings(Launch(1, 2, 1, "127.0.0.1", port), timeout_s=0.3)
+    begin = time.monotonic()
+    message = _message(lambda: resolve_mesh(None, "cpu", settings), RankFailedError)
+    assert f"nobody listened at MASTER_ADDR:MASTER_PORT = 127.0.0.1:{port} within 0.3 s" in message
+    assert "see rank 0's output" in message
+    assert time.monotonic() - begin < 3
 
 
 # -- on ranks ----------------------------------------------------------------------------------------------
