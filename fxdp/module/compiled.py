@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from torch import fx, nn
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from fxdp.capture.python_values import DecidesError
@@ -20,6 +20,7 @@ from fxdp.module.call import Call
 from fxdp.module.call_exchange import CallExchange, CallExchanged
 from fxdp.module.changes import Held
 from fxdp.module.forward_signature import SignedForward, signed
+from fxdp.module.inspected import Inspected
 from fxdp.module.model_checks import (
     OptimizerWatch,
     check_home,
@@ -33,19 +34,17 @@ from fxdp.module.reader import CallReader
 from fxdp.module.replicas import Replicas
 from fxdp.module.sharded_optimizers import ShardedOptimizers
 from fxdp.module.sharded_parameters import materialise, shard_parameters, share_values
-from fxdp.module.wrappers import Bare, refuse_surroundings
+from fxdp.module.wrappers import refuse_surroundings
 from fxdp.options import Options
 from fxdp.ranks.failure import guard, refusing
 from fxdp.ranks.hooks import install_hook
 from fxdp.ranks.joined import Joined
 from fxdp.ranks.resolve import resolve_mesh, with_rows
-from fxdp.reports.graph_display import displayed
-from fxdp.reports.plan import Plan
 
 _log = logging.getLogger("fxdp")
 
 
-class CompiledModule(Bare):
+class CompiledModule(Inspected):
     """What `fxdp.compile` returns: call it as the model itself.
 
     Parameters, buffers and state-dict keys are the model's own; `train()`, `eval()`, `to()` act on the
@@ -261,39 +260,6 @@ class CompiledModule(Bare):
         self._unset -= state_dict.keys()
         return result
 
-    @property
-    def plan(self) -> Plan:
-        """The plan of the program that ran last.
-
-        Raises
-        ------
-        StateError : nothing was compiled yet.
-        """
-        served = self._last()
-        return served.program.plan(served.sizes, self._joined.device_mesh)
-
-    @property
-    def graph(self) -> fx.GraphModule:
-        """The annotated graph of the program that ran last: see `Plan.graph`."""
-        served = self._last()
-        graph = served.program.graph(served.sizes, self._joined.device_mesh)
-        return displayed(graph, "the annotated graph of the whole batch")
-
-    @property
-    def program(self) -> fx.GraphModule:
-        """This rank's emitted program that ran last."""
-        return displayed(self._last().graph, "this rank's program")
-
-    def _last(self) -> Served:
-        if self._served is None:
-            raise StateError("nothing is compiled yet: call the module once, or use fxdp.plan")
-        return self._served
-
-    @property
-    def mesh(self) -> Mesh:
-        """The mesh this module runs on, seen from this rank."""
-        return self._mesh
-
     def _apply(self, fn: Any, recurse: bool = True) -> CompiledModule:
         """`to()`, `double()`, ... change the model; programs are compiled anew.
 
@@ -316,7 +282,7 @@ class CompiledModule(Bare):
         """A copy of the model, to be compiled on its own on the same mesh."""
         twin = CompiledModule.__new__(CompiledModule)
         memo[id(self)] = twin
-        Bare.__init__(twin, copy.deepcopy(self._model, memo))
+        Inspected.__init__(twin, copy.deepcopy(self._model, memo))
         twin._forward = self._forward
         twin._options, twin._joined, twin._mesh = self._options, self._joined, self._mesh
         twin._served, twin._started = None, False
