@@ -10,8 +10,8 @@ from fxdp.cli.target import declare_target, load_target, parse_mesh
 from fxdp.errors import InputError
 from fxdp.module.dry_run import dry_run
 from fxdp.options import Options
-from fxdp.reports.details import Details
 from fxdp.reports.explained import Explained, explained
+from fxdp.reports.plan_data.details import Details
 
 
 def declare(parser: argparse.ArgumentParser) -> None:

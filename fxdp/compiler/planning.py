@@ -14,18 +14,18 @@ from fxdp.ir.types import type_bytes
 from fxdp.pipeline.schedule.transfers import Edge
 from fxdp.pipeline.write.microbatches import MicrobatchSizes
 from fxdp.pipeline.write.step_graph import StepGraph
-from fxdp.reports.collective import Collective
-from fxdp.reports.collective_rows import Reader, collectives_of
 from fxdp.reports.communication import communication
 from fxdp.reports.coverage import coverage
-from fxdp.reports.details import Details
 from fxdp.reports.explain import explain
-from fxdp.reports.memory_curve import RankMemory, curve, scheduled_curves
-from fxdp.reports.parameter_table import parameter_rows
 from fxdp.reports.plan import Plan, replicated_ops
+from fxdp.reports.plan_data.collective import Collective
+from fxdp.reports.plan_data.collective_rows import Reader, collectives_of
+from fxdp.reports.plan_data.details import Details
+from fxdp.reports.plan_data.memory_curve import RankMemory, curve, scheduled_curves
+from fxdp.reports.plan_data.parameter_table import parameter_rows
+from fxdp.reports.plan_data.sent_rows import Transfers
 from fxdp.reports.rows import CommRow
 from fxdp.reports.schedule_svg import DrawnSchedule
-from fxdp.reports.sent_rows import Transfers
 from fxdp.reports.stages import stage_rows
 
 if TYPE_CHECKING:

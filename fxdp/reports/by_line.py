@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from fxdp.ir.notes import Site
-from fxdp.reports.collective import Collective
+from fxdp.reports.plan_data.collective import Collective
 from fxdp.reports.rows import format_bytes
 
 _NUMBER = re.compile(r"(?<![\w*])\d+(?=\.)|(?<=\.)\d+(?=\.|$|\b)")

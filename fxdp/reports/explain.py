@@ -10,7 +10,7 @@ from fxdp.capture.sites import Origin
 from fxdp.ir import conversions
 from fxdp.ir.graph_text import node_text
 from fxdp.ir.notes import has_no_rule, is_host_size, note, tensor_operands
-from fxdp.reports.parameter_table import first_read
+from fxdp.reports.plan_data.parameter_table import first_read
 from fxdp.reports.rows import Explanation
 from fxdp.rules.registry import registry
 

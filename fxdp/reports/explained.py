@@ -13,9 +13,9 @@ from typing import Any
 from fxdp.errors import InputError
 from fxdp.ir.notes import Site
 from fxdp.reports.by_line import place, shortened
-from fxdp.reports.collective import Collective
-from fxdp.reports.details import Details
-from fxdp.reports.parameter_table import ParameterRow
+from fxdp.reports.plan_data.collective import Collective
+from fxdp.reports.plan_data.details import Details
+from fxdp.reports.plan_data.parameter_table import ParameterRow
 from fxdp.reports.rows import Explanation, flat_dict
 from fxdp.reports.sheet import Sheet, Shown
 

@@ -17,16 +17,24 @@ from fxdp.ir.graph_text import graph_text, target_text
 from fxdp.ir.notes import has_no_rule, note
 from fxdp.pipeline.schedule.schedule import Schedule
 from fxdp.pipeline.schedule.transfers import Edge
-from fxdp.reports.collective import Collective
 from fxdp.reports.coverage import Coverage
-from fxdp.reports.details import Details
 from fxdp.reports.explained import Explained, explained
 from fxdp.reports.graph_display import displayed
-from fxdp.reports.memory_curve import RankMemory
 from fxdp.reports.page.plan_page import plan_page, write_file
-from fxdp.reports.parameter_table import ParameterRow
-from fxdp.reports.plan_diff import PlanDiff, differences
-from fxdp.reports.plan_json import FORMAT, VERSION, checked, plain, read, read_coverage, read_schedule
+from fxdp.reports.plan_data.collective import Collective
+from fxdp.reports.plan_data.details import Details
+from fxdp.reports.plan_data.memory_curve import RankMemory
+from fxdp.reports.plan_data.parameter_table import ParameterRow
+from fxdp.reports.plan_data.plan_diff import PlanDiff, differences
+from fxdp.reports.plan_data.plan_json import (
+    FORMAT,
+    VERSION,
+    checked,
+    plain,
+    read,
+    read_coverage,
+    read_schedule,
+)
 from fxdp.reports.plan_summary import Summary, headline, plan_sheets, summary_lines
 from fxdp.reports.rows import CommRow, StageRow
 from fxdp.reports.schedule_svg import DrawnSchedule, schedule_svg

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from rich.table import Table
 from rich.text import Text
 
-from fxdp.reports.rows import CommRow, CoverageRow, StageRow, format_bytes, format_seconds
+from fxdp.reports.rows import CommRow, CoverageRow, format_bytes, format_seconds
 from fxdp.rules.op_table import RuleRow, counts
 
 
@@ -35,24 +35,6 @@ def communication_table(rows: Sequence[CommRow]) -> Table:
         )
     if not rows:
         table.add_row("", "none", "", "0", "0 B", Text("one rank sends nothing"), "")
-    return table
-
-
-def stage_table(rows: Sequence[StageRow]) -> Table:
-    """The stages of a program, each with its rank, cost, parameters and what it sends."""
-    table = Table(title="stages", title_justify="left", show_footer=True)
-    table.add_column("stage", footer="total", no_wrap=True)
-    table.add_column("rank", justify="right")
-    table.add_column("cost", justify="right")
-    table.add_column("parameters", footer=f"{sum(row.parameters for row in rows):,}", justify="right")
-    held, sent = sum(row.parameter_bytes for row in rows), sum(row.sent for row in rows)
-    table.add_column("bytes", footer=format_bytes(held), justify="right", no_wrap=True)
-    table.add_column("sent per step", footer=format_bytes(sent), justify="right", no_wrap=True)
-    table.add_column("begins in")
-    for row in rows:
-        cells = (f"{100 * row.share:.1f} %", f"{row.parameters:,}", format_bytes(row.parameter_bytes))
-        begins = Text(row.begins or "the model itself", style="dim")
-        table.add_row(str(row.stage), str(row.rank), *cells, format_bytes(row.sent), begins)
     return table
 
 

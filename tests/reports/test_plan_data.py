@@ -18,10 +18,10 @@ import fxdp
 from fxdp.ir.notes import Site
 from fxdp.reports.by_line import folded, place, starred
 from fxdp.reports.sheet import Shown
-from tests.reports.test_collectives import Pairs, Tagger, _inputs, normed
+from tests.reports.plan_data.test_collectives import Pairs, Tagger, _inputs, normed
 
 ROOT = Path(__file__).resolve().parents[2]
-FILE = "tests/reports/test_collectives.py"
+FILE = "tests/reports/plan_data/test_collectives.py"
 
 
 def _plan(name: str, mesh: Mapping[str, int], **options: Any) -> fxdp.Plan:
@@ -53,12 +53,12 @@ Pairs on mesh(dp=4), a batch of 32: 4 messages, 1.2 KiB in a step
 
 communication of one step, by line
 
-tests/reports/test_collectives.py:41  scores = self.fc(x) @ self.fc(2 * x).t()
+tests/reports/plan_data/test_collectives.py:41  scores = self.fc(x) @ self.fc(2…
   forward   all_gather                512 B  aten.mm in fc
   forward   all_gather                640 B  aten.mm
   backward  all_reduce                 20 B  gradient of fc.bias
   backward  all_reduce                 80 B  gradient of fc.weight
-tests/reports/test_collectives.py:42  return F.cross_entropy(scores, torch.aran…
+tests/reports/plan_data/test_collectives.py:42  return F.cross_entropy(scores, …
   forward   all_reduce        x2        8 B  aten.div.Tensor
 
 total: 2 all_gather, 2 all_reduce; 1.1 KiB by gloo, 108 B by messages

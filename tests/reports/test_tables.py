@@ -6,12 +6,11 @@ from functools import partial
 from io import StringIO
 
 import pytest
-from expecttest import assert_expected_inline
 from rich.console import Console
 from rich.table import Table
 
-from fxdp.reports.rows import CommRow, StageRow, format_bytes, format_seconds
-from fxdp.reports.tables import communication_table, stage_table, timings_line
+from fxdp.reports.rows import CommRow, format_bytes, format_seconds
+from fxdp.reports.tables import communication_table, timings_line
 
 Row = partial(CommRow, by="gloo")
 
@@ -56,20 +55,3 @@ def test_passes_are_summed() -> None:
     timings = {"capture": 1.24, "canonicalize": 0.2, "localize-shapes": 0.3, "lowering": 4.0}
     assert timings_line(timings) == "capture 1.2 s, passes 500.0 ms, lowering 4.0 s"
     assert timings_line({**timings, "passes": 0.5}) == timings_line(timings)
-
-
-def test_stages() -> None:
-    rows = [StageRow(0, 0, "", 0.25, 1000, 4000, 2048), StageRow(1, 1, "blocks.2", 0.75, 3000, 12000, 512)]
-    assert_expected_inline(
-        "\n".join(_printed(stage_table(rows))),
-        """\
-stages
-┏━━━━━━━┳━━━━━━┳━━━━━━━━┳━━━━━━━━━━━━┳━━━━━━━━━━┳━━━━━━━━━━━━━━━┳━━━━━━━━━━━━━━━━━━┓
-┃ stage ┃ rank ┃   cost ┃ parameters ┃    bytes ┃ sent per step ┃ begins in        ┃
-┡━━━━━━━╇━━━━━━╇━━━━━━━━╇━━━━━━━━━━━━╇━━━━━━━━━━╇━━━━━━━━━━━━━━━╇━━━━━━━━━━━━━━━━━━┩
-│ 0     │    0 │ 25.0 % │      1,000 │  3.9 KiB │       2.0 KiB │ the model itself │
-│ 1     │    1 │ 75.0 % │      3,000 │ 11.7 KiB │         512 B │ blocks.2         │
-├───────┼──────┼────────┼────────────┼──────────┼───────────────┼──────────────────┤
-│ total │      │        │      4,000 │ 15.6 KiB │       2.5 KiB │                  │
-└───────┴──────┴────────┴────────────┴──────────┴───────────────┴──────────────────┘""",
-    )

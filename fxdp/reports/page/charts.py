@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from jinja2 import Environment
 
 from fxdp.pipeline.schedule.transfers import Edge
-from fxdp.reports.memory_curve import RankMemory
+from fxdp.reports.plan_data.memory_curve import RankMemory
 from fxdp.reports.rows import StageRow, format_bytes
 
 _ENVIRONMENT = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from fxdp.reports.details import Details
+from fxdp.reports.plan_data.details import Details
 
 KINDS = ("shard", "partial", "replicate")
 

@@ -18,8 +18,8 @@ from fxdp.reports.rows import format_bytes
 from fxdp.reports.tables import timings_line
 
 if TYPE_CHECKING:
-    from fxdp.reports.collective import Collective
     from fxdp.reports.plan import Plan
+    from fxdp.reports.plan_data.collective import Collective
 
 _TEXT = 200_000  # characters of a program that a page still shows
 

@@ -17,7 +17,7 @@ from fxdp.ir.graph_text import target_text, type_text
 from fxdp.ir.mesh import Mesh
 from fxdp.ir.notes import Cause, Site, is_host_size, note
 from fxdp.ir.types import tensor_types, type_bytes
-from fxdp.reports.collective import Collective, Hidden, Need
+from fxdp.reports.plan_data.collective import Collective, Hidden, Need
 from fxdp.rules.registry import registry
 
 _PACKING = frozenset({"bucket", "coalesce", "rows"})

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from fxdp.reports.collective import Collective
-from fxdp.reports.memory_curve import RankMemory
-from fxdp.reports.parameter_table import ParameterRow
+from fxdp.reports.plan_data.collective import Collective
+from fxdp.reports.plan_data.memory_curve import RankMemory
+from fxdp.reports.plan_data.parameter_table import ParameterRow
 from fxdp.reports.rows import Explanation
 
 

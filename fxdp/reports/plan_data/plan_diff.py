@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from fxdp.reports.collective import Collective
-from fxdp.reports.details import Details
+from fxdp.reports.plan_data.collective import Collective
+from fxdp.reports.plan_data.details import Details
 from fxdp.reports.rows import format_bytes
 from fxdp.reports.sheet import Sheet, Shown
 

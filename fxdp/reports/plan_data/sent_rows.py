@@ -14,8 +14,8 @@ from fxdp.ir.notes import Site, note
 from fxdp.ir.slots import Gradient, Mutation, ResultSlot
 from fxdp.pipeline.cut.partition import CutEdge, Partition
 from fxdp.pipeline.write.step_graph import Sent
-from fxdp.reports.collective import Collective, Hidden, Need
-from fxdp.reports.collective_rows import Reader, described
+from fxdp.reports.plan_data.collective import Collective, Hidden, Need
+from fxdp.reports.plan_data.collective_rows import Reader, described
 from fxdp.runtime import p2p
 
 _TRANSFERS = frozenset({"send_forward", "send_backward", "receive_forward", "receive_backward"})

@@ -16,7 +16,7 @@ from fxdp.ir.notes import Site, note, tensor_type
 from fxdp.ir.ops.parameter_rows import rows_each
 from fxdp.ir.placements import Rows
 from fxdp.ir.slots import Gradient, Parameter
-from fxdp.reports.collective import Collective
+from fxdp.reports.plan_data.collective import Collective
 from fxdp.reports.rows import format_bytes
 
 
