@@ -98,7 +98,7 @@ class Options:
         if not isinstance(schedule, str):
             faults.append(f"schedule is {self.schedule!r}, expected a name, or the path of a file *.csv")
         stages: Any = self.stages
-        named = isinstance(stages, (list, tuple)) and stages and all(isinstance(n, str) for n in stages)
+        named = isinstance(stages, (list, tuple)) and all(isinstance(n, str) for n in stages)
         if not (stages is None or named or _is_count(stages)):
             faults.append(
                 f"stages is {_shown(stages)}, expected an integer of at least 1, or a list of module names"
