@@ -65,15 +65,14 @@ def _remembers(
     precision: MixedPrecision | None,
 ) -> bool:
     """Whether a second call with all the same tensors differs from the first."""
-    if any(map(is_stand_in, module.parameters())):
-        return True  # their values are nobody's, so that equal results would show nothing
-    twin = copy_of(module)
+    twin = copy_of(module, {id(p): _drawn_like(p) for p in module.parameters() if is_stand_in(p)})
     first = _run(twin, inputs, loss_fn, precision)
     if first is None:
         return False
     with torch.no_grad():
         for name, parameter in module.named_parameters():
-            twin.get_parameter(name).copy_(parameter)
+            if not is_stand_in(parameter):
+                twin.get_parameter(name).copy_(parameter)
         for name, buffer in module.named_buffers():
             twin.get_buffer(name).copy_(buffer)
     second = _run(twin, inputs, loss_fn, precision)
@@ -108,8 +107,17 @@ def _same(a: Any, b: Any) -> bool:
     return torch.allclose(a, b, _CLOSE, _CLOSE * largest, equal_nan=True)
 
 
-def copy_of(module: nn.Module) -> nn.Module:
+def _drawn_like(parameter: nn.Parameter) -> nn.Parameter:
+    """Values for a stand-in, which has none, in no more memory than a row takes: all rows are the same."""
+    generator = torch.Generator().manual_seed(0)
+    row = torch.rand(parameter.shape[1:], generator=generator).to(parameter) + 0.5
+    return nn.Parameter(row.expand(parameter.shape), parameter.requires_grad)
+
+
+def copy_of(module: nn.Module, replaced: Mapping[int, Any] | None = None) -> nn.Module:
     """A deep copy; tensors that were computed from parameters and left in attributes are copied as values.
+
+    What is `replaced`, by id, has another value in it.
 
     `copy.deepcopy` refuses such tensors: the `weight` that `torch.nn.utils.weight_norm` computes anew before
     each forward, or what a forward kept, in lists and dicts, too.
@@ -120,7 +128,7 @@ def copy_of(module: nn.Module) -> nn.Module:
         for value in pytree.tree_leaves(vars(child))
         if isinstance(value, Tensor) and not value.is_leaf
     }
-    return copy.deepcopy(module, dict(computed))
+    return copy.deepcopy(module, {**computed, **(replaced or {})})
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 import fxdp
 from fxdp.capture.refusals.stateful import copy_of
 from fxdp.errors import CaptureError
+from fxdp.ir.model_tensors import stand_in_for
 from tests.capturing import capture
 
 
@@ -83,6 +85,19 @@ def test_a_value_that_is_only_shown_is_named(caplog: pytest.LogCaptureFixture) -
     named = "steps of the model (_Model), state of the model (_Model)"
     assert record.getMessage().startswith(f"the forward sets {named}")
     assert (model.state, model.steps) == (None, 0)
+
+
+@pytest.mark.parametrize(("body", "refused"), [(_shows, False), (_counts, True)])
+def test_of_sharded_parameters_others_stand_in(
+    body: Callable[[_Model, Tensor], Tensor], *, refused: bool
+) -> None:
+    """They have values of their own, no zeros, which would hide what depends on the call."""
+    model = _Model(body)
+    for owner in (model.fc, model.norm):
+        owner.weight, owner.bias = map(stand_in_for, (owner.weight, owner.bias))
+    words = pytest.raises(CaptureError, match="from one call to the next")
+    with words if refused else contextlib.nullcontext():
+        capture(model, (torch.randn(6, 4),), {})
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*deprecated")

@@ -53,7 +53,8 @@ def _order_of_a_backward() -> tuple[list[str], bool]:
         x = torch.ones(2, 64)
         compiled(x).square().sum().backward()
         loss = compiled(x).square().sum()
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as seen:
+        kinds = [torch.profiler.ProfilerActivity.CPU]
+        with torch.profiler.profile(activities=kinds, acc_events=True) as seen:
             loss.backward()
     finally:
         del os.environ["FXDP_SHARED_MEMORY"]
