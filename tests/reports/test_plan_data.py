@@ -68,7 +68,7 @@ gradients: 100 B per step""",
     console.print(pairs)
     wide = console.export_text().splitlines()
     assert all(len(line) <= 60 for line in wide)
-    assert any(f"{FILE}:41" in line for line in wide)
+    assert any(f"{FILE}:42" in line for line in wide)
 
 
 def test_every_object_shows_itself(pairs: fxdp.Plan, pipeline: fxdp.Plan) -> None:
