@@ -98,6 +98,16 @@ def _reductions(graph: fx.Graph, deferrable: set[fx.Node]) -> list[_Reduction]:
     return found
 
 
+def _sums_in_its_midst(graph: fx.Graph, gradients: list[_Reduction]) -> bool:
+    """Whether a backward waits for other collectives (BatchNorm's), which would queue behind early buckets.
+
+    ResNet over 1 Gbit/s: 1.15 times DDP + torch.compile with buckets that start early, 1.06 with one.
+    """
+    own = {reduction.pending for reduction in gradients}
+    starts = (node for node in graph.nodes if node.target in conversions.COLLECTIVES)
+    return any(note(node).backward and node not in own for node in starts)
+
+
 _Chosen: TypeAlias = list[tuple[_Reduction, Piece]]
 """The pieces of one bucket."""
 
@@ -126,6 +136,8 @@ class _Bucketing:
         deferrable = _deferrable(self.graph)
         reductions = _reductions(self.graph, deferrable)
         after = self._downstream({r.done for r in reductions})
+        if _sums_in_its_midst(self.graph, reductions):
+            self.link = None
         bucketed = [r for r in reductions if is_static(r.type)]
         alike: dict[tuple[torch.dtype, str | None], list[_Reduction]] = {}
         for reduction in bucketed:
@@ -227,8 +239,8 @@ class BucketGradients:
 
     Parameters
     ----------
-    bucket_bytes : the size of a bucket; None: 25 MiB, or less where the ranks' link asks for it. Reductions
-        along different axes go into different ones.
+    bucket_bytes : the size of a bucket; None: 25 MiB, or less where the ranks' link asks for it and the
+        backward has no other collectives to wait for. Reductions along different axes go into different ones.
     """
 
     bucket_bytes: int | None = None

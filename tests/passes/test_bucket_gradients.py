@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
+import pytest
 import torch
 from expecttest import assert_expected_inline
 from hypothesis import given
@@ -10,12 +12,13 @@ from hypothesis import strategies as st
 from fxdp.compiler.verifier import verify
 from fxdp.ir import conversions
 from fxdp.ir.level import Level
+from fxdp.ir.link_cost import LinkCost
 from fxdp.ir.notes import Cause, Site, note
 from fxdp.ir.placements import P, R, S
 from fxdp.ir.slots import Gradient, Input, Output, Parameter, ResultSlot
 from fxdp.passes import BucketGradients
 from fxdp.passes.bucket_gradients import cut_into_buckets
-from tests.graphs import Sketch, after
+from tests.graphs import Sketch, after, mesh
 
 aten = torch.ops.aten
 
@@ -198,3 +201,19 @@ def test_one_rank_is_left_alone() -> None:
     g.gradient("w", "f32[2]", [0])
     gm = g.end()
     assert "all_reduce" in after(BucketGradients(), gm, ranks=1)
+
+
+@pytest.mark.parametrize(("waits", "buckets"), [(False, 4), (True, 1)])
+def test_over_a_network_buckets_are_small_unless_the_backward_waits_for_other_sums(
+    buckets: int, *, waits: bool
+) -> None:
+    g = Gradients()
+    if waits:  # as BatchNorm's backward
+        total = g.reduced("total", "f32[2]", [0])
+        g.results[Output(0)] = g.call(aten.neg.default, total, type="f32[2]", at=R, reads=(R,), backward=True)
+    for name in "abcd":
+        g.gradient(name, "f32[128, 128]", [0])
+    slow = replace(mesh(), link=LinkCost(1e-6, 1.0))
+    gm = BucketGradients().run(g.end(), slow)
+    sums = gm.graph.find_nodes(op="call_function", target=conversions.all_reduce)
+    assert len(sums) == buckets + waits
