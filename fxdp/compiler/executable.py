@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from fxdp.compiler.emit import WHOLE, Lowered, WantedPart
 from fxdp.compiler.lowered_parts import LoweredParts
+from fxdp.compiler.message_names import message_names
 from fxdp.compiler.program import Program
 from fxdp.compiler.step_modules import step_modules, wanted_parts
 from fxdp.ir.draws import drawn_seed, graph_draws
@@ -24,6 +25,7 @@ from fxdp.ranks.agreement import Agreement
 from fxdp.ranks.failure import guard
 from fxdp.ranks.joined import Joined
 from fxdp.runtime.bound import Bound
+from fxdp.runtime.ranges import Names
 from fxdp.runtime.step import Step
 from fxdp.runtime.streams import Streams
 
@@ -96,6 +98,8 @@ class Executables:
         seeded = mesh.size > 1 and not options.single_device_rng and graph_draws(gm.graph)
         bound = Bound.bind(gm, lowered.halves, values, world=mesh.size, rank=mesh.rank, seeded=seeded)
         bound.sharded = self._sharded(gm)
+        (part,) = program.partition.parts
+        bound.messages = message_names(part.gm.graph, gm.graph, mesh)
         slots = [s for s, _ in results(gm.graph)]
         bound.guarded = lambda call: guard(self._joined, call)
         links = self._joined.links
@@ -126,9 +130,21 @@ class Executables:
         modules = step_modules(program, self._joined, self._module, parts, sizes, rows, self._streams)
         gm = fx.GraphModule({**modules}, graph, "Step")
         self.made += 1
-        return Executable(self._bind_step(gm), gm)
+        return Executable(self._bind_step(gm, self._messages(parts)), gm)
 
-    def _bind_step(self, gm: fx.GraphModule) -> Step:
+    def _messages(self, parts: Sequence[tuple[WantedPart, Lowered]]) -> dict[str, Names]:
+        """What each module of a written step starts; halves of a backward do not know theirs apart."""
+        found: dict[str, Names] = {}
+        for name, (wanted, lowered) in {wanted.name: (wanted, code) for wanted, code in parts}.items():
+            halves = message_names(wanted.part.gm.graph, lowered.gm.graph, self.program.mesh)
+            kind, _, stage = name.partition(" ")
+            if kind == "stage":
+                found |= zip((f"forward_{stage}", f"backward_{stage}"), halves, strict=True)
+            else:
+                found[name.replace(" ", "_")] = halves[0]
+        return found
+
+    def _bind_step(self, gm: fx.GraphModule, messages: Mapping[str, Names]) -> Step:
         program, step = self.program, self.program.scheduled()
         results = tuple(slot for slot, _, _ in program.partition.results)
         slots = [note(n).slot for n in program.gm.graph.find_nodes(op="placeholder")]
@@ -141,6 +157,7 @@ class Executables:
             step.loss,
             step.not_differentiated,
             self._seed(),
+            messages=messages,
         )
         links = self._joined.links
         if links is not None:

@@ -11,6 +11,7 @@ from fxdp.capture.captured import Captured
 from fxdp.compiler.order import Order
 from fxdp.compiler.pass_manager import PassManager
 from fxdp.compiler.program import Program, ScheduledStep
+from fxdp.compiler.records import tell_captured
 from fxdp.errors import MeshError, PlacementError, StageError
 from fxdp.ir import conversions
 from fxdp.ir.graph_text import target_text, type_text
@@ -78,6 +79,7 @@ def prepare(captured: Captured, mesh: Mesh, options: Options, *, cut: bool | Non
     dump_dir = Path(options.dump_dir) if options.dump_dir is not None and mesh.rank == 0 else None
     manager = PassManager(parts, options.verify, dump_dir)
     nodes = len(captured.gm.graph.nodes)
+    tell_captured(captured.gm)
     gm = manager.run(captured.gm, order.explicit)
     if options.strict:
         refuse_fallbacks(gm)

@@ -29,10 +29,10 @@ def lower_eager(
     `zero` are the tangents for whose absence a backward is made at once; default: those that a training loop
     leaves out. `summed` numbers the backward's results that it adds to buffers.
     """
-    forward_nodes = _forward_nodes(gm.graph)
-    saved = _saved(gm.graph, forward_nodes)
-    forward, outputs = _forward_graph(gm, forward_nodes, saved)
-    backward = _backward_graph(gm, forward_nodes, saved)
+    first = forward_nodes(gm.graph)
+    saved = _saved(gm.graph, first)
+    forward, outputs = _forward_graph(gm, first, saved)
+    backward = _backward_graph(gm, first, saved)
     tangents = [tensor_type(n) for n in backward_inputs(gm.graph)]
     halves = Halves(
         boxed_code(forward),
@@ -90,7 +90,7 @@ def _crosses(slot: object, *, backward: bool) -> bool:
     return isinstance(slot, Crossing) and slot.backward is backward
 
 
-def _forward_nodes(graph: fx.Graph) -> set[fx.Node]:
+def forward_nodes(graph: fx.Graph) -> set[fx.Node]:
     """Nodes of the forward: all but tangents, what they reach, and what the capture called backward."""
     later: set[fx.Node] = set()
     mutations = [n for s, n in results(graph) if isinstance(s, Mutation)]

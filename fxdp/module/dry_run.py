@@ -15,6 +15,7 @@ from fxdp.capture.refusals.input_layouts import check_layouts
 from fxdp.capture.sites import Origin
 from fxdp.compiler.prepare import is_cut, prepare
 from fxdp.compiler.program import Program
+from fxdp.compiler.records import tell_program
 from fxdp.module.call import check_arguments, request_of
 from fxdp.module.model_checks import check_model, device_type
 from fxdp.module.reader import CallReader
@@ -36,6 +37,7 @@ def dry_run(
     `origin` are the user's lines behind the model; None: the line that asks for the plan.
     """
     local, sizes = local_program(model, args, kwargs, mesh, options, origin)
+    tell_program(local, sizes)
     return local.plan(sizes)
 
 

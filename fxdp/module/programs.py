@@ -28,6 +28,7 @@ from fxdp.compiler.executable import Executables, Runs
 from fxdp.compiler.owners import Owners
 from fxdp.compiler.prepare import check_options, is_cut, prepare
 from fxdp.compiler.program import Program
+from fxdp.compiler.records import tell_program
 from fxdp.errors import AgreementError, InputError
 from fxdp.ir.draws import graph_draws
 from fxdp.ir.sizes import B, named_size
@@ -242,6 +243,7 @@ class Programs:
             self.compiled += 1
             kind = "any size" if generic else f"batches {batches}"
             _log.info("compiled program %d: %s", self.compiled, kind)
+            tell_program(program, sizes)
         return Served(found.runs, found.graph, program, sizes, graph_draws(program.gm.graph))
 
     def check_layouts(self, served: Served, call: Call) -> None:

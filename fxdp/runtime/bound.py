@@ -19,6 +19,7 @@ from fxdp.ir.slots import Input, Mutation, Slot
 from fxdp.lowering.eager import forward_inputs, results
 from fxdp.lowering.halves import Halves
 from fxdp.runtime.first_only import first_only
+from fxdp.runtime.ranges import Names, ranged
 from fxdp.runtime.template import TangentSlot, Template
 from fxdp.torch_compat import backward_class, release_saved_tensors
 
@@ -61,6 +62,8 @@ class Bound:
     """Around each backward of a call: errors of this rank reach the others, theirs reach this one."""
     moment: Callable[[], int] = int
     """Which call is under way, for the ranks to run the same backwards; 0 where none need be noted."""
+    messages: tuple[Names, Names] = ((), ())
+    """What the forward and what the backward starts, for a profiler."""
     takes_sizes: bool = field(init=False)
     """Whether a call must bring its sizes."""
     takes_rows: bool = field(init=False)
@@ -102,7 +105,7 @@ class Bound:
         values = self.template.filled(inputs, sizes, rows)
         # what the model writes in place reaches the caller, also where a copy stood for his tensor
         copies = [(inputs[i], values[p]) for p, i in self.written if values[p] is not inputs[i]]
-        with self._generator(self.seeded):
+        with self._generator(self.seeded), ranged("forward", self.messages[0]):
             outputs = self._run(values, even)
         with torch.no_grad():
             for given, copy in copies:
@@ -135,7 +138,7 @@ class Bound:
         tangents = [self._tangent(self.tangents[i], grads, outputs, even) for i in backward.tangents]
         inputs = [*[saved[i] for i in self.halves.saved_order], *tangents]
         saved.clear()  # the callee empties `inputs`, so that activations are freed as they are used up
-        with self._generator(self.seeded_backward):
+        with self._generator(self.seeded_backward), ranged("backward", self.messages[1]):
             return backward.run(inputs)
 
     def _tangent(

@@ -15,6 +15,8 @@ from fxdp.ir.model_tensors import rows_like
 from fxdp.ir.slots import Buffer, Gradient, Input, Mutation, Output, Parameter, ResultSlot
 from fxdp.runtime.first_only import first_only
 from fxdp.runtime.p2p import Microbatch
+from fxdp.runtime.ranges import Names, RangedStep
+from fxdp.torch_compat import profiling
 
 
 @dataclass
@@ -32,6 +34,7 @@ class Step:
     seed : gives the seed of a step's random numbers.
     moment : which call is under way.
     handed_out : told the call whose gradients are handed out: what one rank leaves out, no other would miss.
+    messages : what each module of the program starts, for a profiler.
     """
 
     program: fx.GraphModule
@@ -43,6 +46,7 @@ class Step:
     seed: Callable[[], int]
     moment: Callable[[], int] = int
     handed_out: Callable[[int], None] = lambda call: None
+    messages: Mapping[str, Names] = field(default_factory=dict)
     _order: list[Parameter | Input] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -69,7 +73,10 @@ class Step:
         """Outputs, and gradients in the order of the leaves."""
         with torch.no_grad():
             whole = Microbatch(None, tuple(t.detach().contiguous() for t in inputs), self.seed())
-            values = self.program(whole)
+            if profiling():
+                values = RangedStep(self.program, self.messages).run(whole)
+            else:
+                values = self.program(whole)
             outputs: list[Tensor] = []
             gradients: list[Tensor | None] = []
             for slot, value in zip(self.results, values, strict=True):

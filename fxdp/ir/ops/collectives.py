@@ -113,6 +113,16 @@ def finish_reduce_scatter(pending: Tensor, dim: int, size: int) -> Tensor:
     return back(part.narrow(0, 0, size), dim)
 
 
+STARTED_BY: dict[object, str] = {
+    start_all_reduce: "all_reduce",
+    start_moments: "all_gather_into_tensor",
+    start_broadcast: "broadcast",
+    start_all_gather: "all_gather_into_tensor",
+    start_reduce_scatter: "reduce_scatter_tensor",
+}
+"""The op of torch's by which each function starts its message."""
+
+
 def shard(value: Tensor, dim: int, outer: int, batch: int, start: int, size: int) -> Tensor:
     """This rank's part of a replicated value."""
     return take_part(value, dim, outer, batch, start, size)

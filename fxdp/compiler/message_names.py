@@ -1,0 +1,41 @@
+"""The messages of a part by the names that a plan gives them, for the ranges of a profile."""
+
+from __future__ import annotations
+
+from torch import fx
+
+from fxdp.ir import conversions
+from fxdp.ir.mesh import Mesh
+from fxdp.ir.notes import note
+from fxdp.ir.ops.collectives import STARTED_BY
+from fxdp.ir.ops.parameter_rows import STARTS
+from fxdp.lowering.eager import forward_nodes
+from fxdp.runtime.ranges import Names
+
+
+def message_names(planned: fx.Graph, emitted: fx.Graph, mesh: Mesh) -> tuple[Names, Names]:
+    """What the forward and what the backward of a part starts, from its graph at LOCAL and the one that runs.
+
+    Emission renames nodes in place, so both have their messages in one order.
+    """
+    first = forward_nodes(emitted)
+    forward: list[tuple[str, str]] = []
+    backward: list[tuple[str, str]] = []
+    for plan, run in zip(_travelling(planned, mesh), filter(_starts, emitted.nodes), strict=False):
+        cause = note(plan).cause
+        name = plan.name if cause is None else f"{plan.name}: {cause.text or cause.consumer}"
+        (forward if run in first else backward).append((_op(run), name))
+    return forward, backward
+
+
+def _travelling(graph: fx.Graph, mesh: Mesh) -> list[fx.Node]:
+    found = ((node, conversions.conversion_of(node)) for node in graph.nodes)
+    return [node for node, way in found if way and way.communicates and mesh.size_along(way.axis) > 1]
+
+
+def _starts(node: fx.Node) -> bool:
+    return node.target in STARTED_BY or node.target in STARTS
+
+
+def _op(node: fx.Node) -> str:
+    return STARTED_BY.get(node.target) or str(getattr(node.target, "_opname", ""))

@@ -1,0 +1,47 @@
+"""What a compilation decided, told on torch's channels: the log `fxdp`, and the structured trace.
+
+    TORCH_LOGS="fxdp"     what was captured and compiled
+    TORCH_LOGS="+fxdp"    also the seconds of passes, the program, its communication by line, its schedule
+    TORCH_TRACE=folder    four artifacts that `tlparse folder` shows beside those of Inductor:
+                          fxdp_joint_graph, fxdp_placements, fxdp_communication, fxdp_schedule
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+
+from torch import fx
+
+from fxdp.compiler.program import Program
+from fxdp.ir.graph_text import graph_text
+from fxdp.reports.plan_data.plan_json import plain
+from fxdp.torch_compat import trace_artifact, tracing
+
+_log = logging.getLogger("fxdp")
+
+
+def tell_captured(gm: fx.GraphModule) -> None:
+    """Tell the joint graph before any pass changes it."""
+    _log.info("captured a joint graph of %d nodes", len(gm.graph.nodes))
+    if tracing():
+        trace_artifact("fxdp_joint_graph", lambda: graph_text(gm, {}))
+
+
+def tell_program(program: Program, sizes: Mapping[str, int]) -> None:
+    """Tell what was decided, at the sizes of the call that asked for it; nothing is made for nobody."""
+    detailed, traced = _log.isEnabledFor(logging.DEBUG), tracing()
+    if not detailed and not traced:
+        return
+    plan = program.plan(sizes)
+    if detailed:
+        _log.debug("%s", "\n".join(f"{name} took {seconds:.3f} s" for name, seconds in plan.timings.items()))
+        _log.debug("the program of each rank\n%s", plan.text)
+        _log.debug("%s", plan)
+    if traced:
+        trace_artifact("fxdp_placements", lambda: graph_text(program.causes, program.mesh.shape))
+        rows = plain(plan.collectives())
+        trace_artifact("fxdp_communication", lambda: json.dumps(rows, indent=1), "json")
+        if plan.schedule is not None:
+            trace_artifact("fxdp_schedule", plan.timetable)
