@@ -17,13 +17,13 @@ import tempfile
 from pathlib import Path
 from statistics import median
 
-from hosts import environment, hosts, on_hosts, why_not
 from models import CASES
 from rich.console import Console
 from rich.table import Table
 from variants import VARIANTS
 
 from fxdp.demo.launch import launch
+from tests.hosts.machines import Machines, machines, why_not
 
 CONSOLE = Console(width=max(Console().width, 100))
 DEFAULT = ("compile", "ddp", "ddp-compile", "fxdp")
@@ -37,8 +37,8 @@ def main() -> int:
         return 2
     for mbit in asked.mbit:
         for name in asked.models:
-            with hosts(asked.hosts, mbit), tempfile.TemporaryDirectory(prefix="fxdp-net-") as folder:
-                seconds = _measured(name, asked, Path(folder))
+            with machines(asked.hosts, mbit=mbit) as made, tempfile.TemporaryDirectory() as folder:
+                seconds = _measured(name, asked, made, Path(folder))
             if seconds is None:
                 return 1
             CONSOLE.print(_table(f"{name}, {asked.hosts} hosts, {mbit:g} Mbit/s", seconds))
@@ -58,7 +58,9 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _measured(name: str, asked: argparse.Namespace, folder: Path) -> dict[str, list[float]] | None:
+def _measured(
+    name: str, asked: argparse.Namespace, made: Machines, folder: Path
+) -> dict[str, list[float]] | None:
     """Seconds of each variant's steps, on the slowest host."""
     answer = folder / "answer.json"
     question = {
@@ -66,8 +68,9 @@ def _measured(name: str, asked: argparse.Namespace, folder: Path) -> dict[str, l
         "steps": asked.steps, "device": "cpu", "answer": str(answer),
     }  # fmt: skip
     command = [sys.executable, str(Path(__file__).with_name("measure.py")), json.dumps(question)]
-    own = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": str(folder / "cache"), **environment()}
-    failed = launch(on_hosts(command), asked.hosts, environment=own, timeout=1800)
+    own = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": str(folder / "cache")}
+    own |= {"MASTER_ADDR": made.parent, "LOCAL_WORLD_SIZE": "1"}
+    failed = launch(made.of_rank(command), asked.hosts, environment=own, timeout=1800)
     return None if failed else json.loads(answer.read_text())
 
 

@@ -3,6 +3,7 @@
 variable         meaning                                                           default
 RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT        set by torchrun      none
 FXDP_TIMEOUT_S   seconds a rank waits for another before it gives up               300
+FXDP_LOST_S      seconds without an answer after which another machine counts as lost    25
 FXDP_SHARED_MEMORY   0: ranks of one host sum gradients by gloo, not through memory    1
 FXDP_COLD_START      0: Inductor builds each kernel by itself, ranks share no compiling    1
 FXDP_CACHE       0: nothing is kept on disk from run to run, but what Inductor keeps    1
@@ -33,6 +34,8 @@ class Launch:
     local_rank: int
     master_addr: str
     master_port: int
+    several_hosts: bool = True
+    """Whether some of them may be on other hosts, as where nobody says how many are on this one."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,7 @@ class Settings:
     ----------
     launch : torchrun's variables, None when the process was not started by torchrun.
     timeout_s : seconds a rank waits for another one in a collective or in the control channel.
+    lost_s : seconds without an answer after which another machine counts as lost.
     host : the address at which other ranks reach this one, None to find it.
     shared_memory : whether ranks of one host may sum large values through memory that they share.
     cold_start : whether ranks share the work of compiling, and build kernels together.
@@ -50,6 +54,7 @@ class Settings:
 
     launch: Launch | None = None
     timeout_s: float = 300.0
+    lost_s: float = 25.0
     host: str | None = None
     shared_memory: bool = True
     cold_start: bool = True
@@ -66,6 +71,7 @@ class Settings:
         return Settings(
             launch=_launch(env),
             timeout_s=_number(env, "FXDP_TIMEOUT_S", 300.0),
+            lost_s=_number(env, "FXDP_LOST_S", 25.0),
             host=env.get("FXDP_HOST") or None,
             shared_memory=_number(env, "FXDP_SHARED_MEMORY", 1) != 0,
             cold_start=_number(env, "FXDP_COLD_START", 1) != 0,
@@ -117,6 +123,11 @@ def become(place: Launch) -> None:
     )
 
 
+def lead_gloo_to(interface: str) -> None:
+    """Let gloo talk by this interface, where nobody has said by which."""
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+
+
 def _launch(env: Mapping[str, str]) -> Launch | None:
     if "RANK" not in env or "WORLD_SIZE" not in env:
         return None
@@ -137,6 +148,7 @@ def _launch(env: Mapping[str, str]) -> Launch | None:
         local_rank=_integer(env, "LOCAL_RANK", rank, 0, _MOST_RANKS),
         master_addr=env["MASTER_ADDR"],
         master_port=_integer(env, "MASTER_PORT", 0, 1, 65_535),
+        several_hosts=_integer(env, "LOCAL_WORLD_SIZE", 0, 0, _MOST_RANKS) < world_size,
     )
 
 

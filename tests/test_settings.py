@@ -41,3 +41,11 @@ def test_shared_memory_can_be_left_alone() -> None:
 def test_the_cold_start_can_be_left_out() -> None:
     assert Settings.from_environment({}).cold_start
     assert not Settings.from_environment({"FXDP_COLD_START": "0"}).cold_start
+
+
+def test_whether_there_are_other_hosts() -> None:
+    for here, several in (("1", True), ("2", False), (None, True)):
+        variables = _TORCHRUN | ({} if here is None else {"LOCAL_WORLD_SIZE": here})
+        launch = Settings.from_environment(variables).launch
+        assert launch is not None
+        assert launch.several_hosts is several

@@ -25,7 +25,8 @@ from fxdp.errors import MeshError, RankFailedError, StateError
 from fxdp.ir.mesh import AXES, Group, Mesh, backend_of, check_axes, mesh_of
 from fxdp.ranks.joined import Joined
 from fxdp.ranks.links import Links, add_group, find_links, open_links
-from fxdp.settings import Launch, Settings
+from fxdp.ranks.links.interfaces import interfaces, knows_itself_as_loopback, own_address
+from fxdp.settings import Launch, Settings, lead_gloo_to
 
 _log = logging.getLogger("fxdp")
 _TRY_S = 5.0  # for one try to reach the store
@@ -131,6 +132,10 @@ def _init_process_group(device_type: str, settings: Settings) -> None:
         _select_device(launch.local_rank)
     _log.info("rank %d of %d: making a %s process group", launch.rank, launch.world_size, backend)
     start = time.monotonic()
+    if backend == "gloo" and launch.several_hosts and knows_itself_as_loopback():
+        interface = interfaces().get(settings.host or own_address(launch.master_addr))
+        if interface is not None:
+            lead_gloo_to(interface)
     if launch.rank:  # rank 0 may be the one to have the store
         _wait_for_store(launch, settings.timeout_s)
     try:

@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from datetime import timedelta
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import ProcessGroup, TCPStore, Work, _register_process_group
+from torch._C._distributed_c10d import PrefixStore, ProcessGroup, TCPStore, Work, _register_process_group
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.distributed_c10d import _new_process_group_helper, _world
 
-__all__ = ["TCPStore", "Work", "flatten_state_dict", "new_named_group", "register_group"]
+__all__ = ["PrefixStore", "TCPStore", "Work", "flatten_state_dict", "new_named_group", "register_group"]
 
 
 def new_named_group(

@@ -13,20 +13,22 @@ in step without numbers.
 from __future__ import annotations
 
 import contextlib
+import errno
 import select
 import socket
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from fxdp.errors import RankFailedError, StateError
-from fxdp.ranks.links.ending import Ending, EndKind, as_bytes, as_text, sent_nonsense
+from fxdp.ranks.links.ending import UNHEARD, Ending, EndKind, as_bytes, as_text, sent_nonsense
 from fxdp.ranks.links.frames import DATA_BYTES, ROUND, FrameKind, NoFrameError, framed, take_frame
 
 _CHUNK = 1 << 16
 _PING_S = 0.05
+_UNHEARD = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)
 
 
 class RefusedError(RankFailedError):
@@ -47,6 +49,8 @@ class Peer:
     waits: tuple[int, bytes] | None = None
     """The round for which it waits since a second, and where it is in its program."""
     closed: bool = False
+    unheard: bool = False
+    """Whether its machine left questions without an answer, and so was given up."""
 
 
 class Control:
@@ -54,7 +58,8 @@ class Control:
 
     Attributes
     ----------
-    names : what errors call the ranks: their global numbers, once somebody has set them.
+    names : what errors call the ranks: once somebody has set them, their global numbers, and their hosts
+        where there are several.
     round : how many rounds this rank has begun or refused.
     silent : whether last words were said.
     waits_for : gives what the others are told when this rank has waited for them for a second.
@@ -66,7 +71,7 @@ class Control:
     def __init__(self, rank: int, connections: dict[int, socket.socket], timeout_s: float) -> None:
         self.rank = rank
         self.size = len(connections) + 1
-        self.names: Sequence[int] = range(self.size)
+        self.names: Sequence[int | str] = range(self.size)
         self.round = 0
         self.waits_for: Callable[[], bytes] = bytes
         self._timeout_s = timeout_s
@@ -115,7 +120,7 @@ class Control:
     def words(self, ending: Ending) -> str:
         """An ending in words, with the rank's name."""
         known = 0 <= ending.rank < len(self.names)  # it came from another rank
-        return str(replace(ending, rank=self.names[ending.rank]) if known else ending)
+        return ending.words(self.names[ending.rank]) if known else str(ending)
 
     def refuse(self, text: str) -> None:
         """Tell all ranks that this one cannot take part in the next round; does not wait for theirs."""
@@ -196,7 +201,8 @@ class Control:
         for peer in self.peers:
             try:
                 self._send(peer, frame)
-            except OSError:
+            except OSError as error:
+                _note_loss(peer, error)
                 self.drain(peer)  # the peer is gone; `finish` reports it with its last words
 
     def _send(self, peer: Peer, frame: bytes) -> None:
@@ -217,7 +223,8 @@ class Control:
             sent = peer.connection.send(peer.unsent, socket.MSG_NOSIGNAL)
         except BlockingIOError:
             return
-        except OSError:
+        except OSError as error:
+            _note_loss(peer, error)
             sent = len(peer.unsent)
         del peer.unsent[:sent]
         if not peer.unsent and not peer.closed:
@@ -237,7 +244,8 @@ class Control:
                 data = peer.connection.recv(_CHUNK)
             except BlockingIOError:
                 break
-            except OSError:
+            except OSError as error:
+                _note_loss(peer, error)
                 data = b""
             if not data:
                 self._hang_up(peer)
@@ -250,7 +258,7 @@ class Control:
     def _hang_up(self, peer: Peer) -> None:
         peer.closed = True
         self._parse(peer)
-        peer.ending = peer.ending or Ending(peer.rank, EndKind.KILLED)
+        peer.ending = peer.ending or Ending(peer.rank, EndKind.KILLED, UNHEARD if peer.unheard else "")
         with contextlib.suppress(KeyError, ValueError):
             self._poll.unregister(peer.connection)
 
@@ -305,3 +313,8 @@ class Control:
             f"rank {late} did not come within {self._timeout_s:g} s, though its process is alive; expected "
             "all ranks to make the same calls (set FXDP_TIMEOUT_S if one may need longer)"
         )
+
+
+def _note_loss(peer: Peer, error: OSError) -> None:
+    """The system tells a connection's error once: here or to whoever asks first."""
+    peer.unheard = peer.unheard or error.errno in _UNHEARD

@@ -19,6 +19,10 @@ class EndKind(enum.IntEnum):
     ASTRAY = 5
 
 
+KILLED = "ended without an error message (killed? out of memory? machine lost?)"
+UNHEARD = "does not answer any more: its machine, or the network to it, is lost"
+
+
 @dataclass(frozen=True)
 class Ending:
     """Why a rank no longer takes part: the rank at fault, how it ended, and its words."""
@@ -27,17 +31,21 @@ class Ending:
     kind: EndKind
     text: str = ""
 
-    def __str__(self) -> str:
+    def words(self, name: int | str) -> str:
+        """The ending of a rank that is called `name`."""
         if self.kind is EndKind.FAILED:
-            return f"rank {self.rank} failed: {self.text}"
+            return f"rank {name} failed: {self.text}"
         if self.kind is EndKind.ASTRAY:
-            return f"rank {self.rank} {self.text}"
+            return f"rank {name} {self.text}"
         if self.kind is EndKind.ENDED:
             return (
-                f"rank {self.rank} ended its process while this rank still needed it; expected the same "
+                f"rank {name} ended its process while this rank still needed it; expected the same "
                 "number of steps on all ranks (or see that rank's own output for an error outside fxdp)"
             )
-        return f"rank {self.rank} ended without an error message (killed? out of memory? machine lost?)"
+        return f"rank {name} {self.text or KILLED}"
+
+    def __str__(self) -> str:
+        return self.words(self.rank)
 
 
 def not_understood(rank: int, what: str) -> str:

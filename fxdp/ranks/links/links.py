@@ -90,7 +90,7 @@ class Links:
         self.turn = threading.RLock()
         self.history = messages.history
         control.waits_for = self._where
-        control.names, messages.names = key[0], key[1]
+        messages.names = [control.names[key[0].index(rank)] for rank in key[1]]
         self._sockets = sockets
         self._ending: Ending | None = None
         self._left: dict[int, float] = {}
@@ -302,15 +302,17 @@ class Links:
         A collective ends as its group was cut; Python code by the error raised in it. Last resort, for a
         collective that does not end all the same (gloo can lose a wake-up): the end of the process.
         """
-        if not self.caller.active or self._fallen is None:
+        ending = self._ending
+        if not self.caller.active or self._fallen is None or ending is None:
             return
         since = time.monotonic() - self._fallen
         if since > _GRACE_S:
-            self.caller.interrupt(str(self._ending))
+            self.caller.interrupt(self.words(ending))
         if since > _STUCK_S and in_collective(self.caller.frame()):
             sys.stderr.write(
-                f"fxdp.errors.RankFailedError: {self._ending}\n"
-                f"rank {self.rank} was still waiting in a collective {_STUCK_S:g} s later and ends here\n"
+                f"fxdp.errors.RankFailedError: {self.words(ending)}\n"
+                f"rank {self.ranks[self.rank]} was still waiting in a collective {_STUCK_S:g} s later and "
+                "ends here\n"
             )
             sys.stderr.flush()
             os._exit(1)

@@ -78,7 +78,7 @@ class Messages:
         self.rank = rank
         self.rounds = 0
         self.history = History()
-        self.names: Sequence[int] = range(len(connections) + 1)
+        self.names: Sequence[int | str] = range(len(connections) + 1)
         self._timeout_s = timeout_s
         self._peers = [_Peer(other, connections[other]) for other in sorted(connections)]
         self._under_way: deque[Round] = deque()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch.distributed as dist
 
@@ -14,17 +16,18 @@ from fxdp.errors import RankFailedError
 from fxdp.ranks.links.cancellable import made_while_looking
 from fxdp.ranks.links.control import Control
 from fxdp.ranks.links.descriptors import check_limit, needed
-from fxdp.ranks.links.ending import Ending, EndKind, not_understood
+from fxdp.ranks.links.ending import Ending, EndKind, as_bytes, as_text, not_understood
+from fxdp.ranks.links.interfaces import own_address
 from fxdp.ranks.links.link_speed import measured
 from fxdp.ranks.links.links import Links
 from fxdp.ranks.links.live import live_links, remember
 from fxdp.ranks.links.messages import Messages
 from fxdp.ranks.links.notices import KeyValueStore, Notices
-from fxdp.ranks.links.rendezvous import connect_all, own_address
+from fxdp.ranks.links.rendezvous import connect_all
 from fxdp.ranks.links.shared_memory import SharedMemory, probe
 from fxdp.ranks.links.sockets import OpenSocket, open_sockets
 from fxdp.settings import Settings
-from fxdp.torch_compat import new_named_group
+from fxdp.torch_compat import PrefixStore, TCPStore, new_named_group
 
 _DIGEST = 16  # hex digits that name some ranks in the store: two meshes of one run never share them
 
@@ -51,7 +54,7 @@ def open_links(
     assert world is not None, "open_links needs a process group"
     for links in live_links():
         if links.ending and links.ending.kind is EndKind.KILLED:
-            raise RankFailedError(str(links.ending))
+            raise RankFailedError(links.words(links.ending))
     wanted = backend == "gloo" and settings.shared_memory
     check_limit(len(ranks), needed(len(ranks), len(row), gloo=backend == "gloo", memory=wanted))
     store = world.get_group_store()
@@ -82,6 +85,7 @@ class _Opening:
         """The connections first, as by them a rank that dies meanwhile is noticed; then the groups."""
         control, messages = self._connections()
         try:
+            control.names = self._names(control)
             memory = self._memory(control, messages)
             own = f"{self.name}/{self.row[0]}"  # what only the ranks of this row share
             before = open_sockets()
@@ -98,14 +102,23 @@ class _Opening:
         key = (tuple(self.ranks), tuple(self.row), self.backend)
         return Links(world, key, own, groups, control, messages, memory, sockets, cost)
 
+    def _names(self, control: Control) -> list[int | str]:
+        """What errors call the ranks: their numbers alone, as long as they are on one host."""
+        hosts = [as_text(part) for part in control.exchange(as_bytes(platform.node()))]
+        if len(set(hosts)) == 1:
+            return list(self.ranks)
+        return [f"{rank} (host {host})" for rank, host in zip(self.ranks, hosts, strict=True)]
+
     def _connections(self) -> tuple[Control, Messages]:
         launch, timeout_s = self.settings.launch, self.settings.timeout_s
-        host = self.settings.host or own_address(launch.master_addr if launch else None)
+        master = launch.master_addr if launch else _store_host(self.store)
+        host = self.settings.host or own_address(master, launch is None or launch.several_hosts)
         among = [self.ranks.index(r) for r in self.row]
         planes = range(len(self.ranks)), among
         to_all, to_row = connect_all(
-            self.store, self.name, self.rank, planes, host, timeout_s, self.notices.look
-        )
+            self.store, self.name, self.rank, planes, host, timeout_s, self.notices.look,
+            self.settings.lost_s,
+        )  # fmt: skip
         in_row = {among.index(place): connection for place, connection in to_row.items()}
         return Control(self.rank, to_all, timeout_s), Messages(among.index(self.rank), in_row, timeout_s)
 
@@ -120,7 +133,7 @@ class _Opening:
         def look() -> None:  # not into the store, in which the other thread may wait
             ending = control.news()
             if ending is not None:
-                raise RankFailedError(str(ending))
+                raise RankFailedError(control.words(ending))
 
         # NCCL connects at first use, and remembers the thread's device
         return made_while_looking(make, look) if self.backend == "gloo" else make()
@@ -157,12 +170,19 @@ def add_group(links: Links, purpose: str, settings: Settings) -> None:
 
     def look() -> None:
         if links.ending is not None:
-            raise RankFailedError(str(links.ending))
+            raise RankFailedError(links.words(links.ending))
 
     before = open_sockets()
     group = made_while_looking(make, look) if backend == "gloo" else make()
     sockets = _shared_sockets(links.control, open_sockets() - before) if backend == "gloo" else set()
     links.add(purpose, group, sockets)
+
+
+def _store_host(store: Any) -> str | None:
+    """Where the store is, if it is one that a network reaches."""
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    return store.host if isinstance(store, TCPStore) else None
 
 
 def _prefix(store: KeyValueStore, rank: int, ranks: Sequence[int]) -> str:

@@ -13,17 +13,19 @@ Nobody calls a higher rank, so no cycle of waiting can form. Two ranks have one 
 
 from __future__ import annotations
 
-import contextlib
 import socket
 from collections.abc import Callable, Sequence
 
 from fxdp.errors import MeshError
 from fxdp.ranks.links.addresses import Addresses
 from fxdp.ranks.links.descriptors import as_limit
+from fxdp.ranks.links.interfaces import resolved
 from fxdp.ranks.links.meeting import Meeting
 from fxdp.ranks.links.notices import KeyValueStore
 
 _BACKLOG = 128  # callers that the kernel keeps: beyond, one waits a second or more to be heard
+_QUESTIONS = 5  # that a silent machine leaves without an answer before it counts as lost
+
 
 def connect_all(
     store: KeyValueStore,
@@ -33,6 +35,7 @@ def connect_all(
     host: str,
     timeout_s: float,
     look: Callable[[], None] = lambda: None,
+    lost_s: float = 25.0,
 ) -> list[dict[int, socket.socket]]:
     """Connect this rank to all others; returns for each plane the non-blocking socket of each other rank.
 
@@ -45,6 +48,7 @@ def connect_all(
     host : the address at which the others reach this rank.
     timeout_s : seconds to wait for the others.
     look : called about twice a second; may raise what the others have said meanwhile.
+    lost_s : for how long another machine may be unheard of before its connections end.
 
     Raises
     ------
@@ -62,21 +66,12 @@ def connect_all(
         raise
     for plane in found:
         for connection in plane.values():
-            _tune(connection)
+            _tune(connection, lost_s)
     return found
 
 
-def own_address(master: str | None) -> str:
-    """The address of the interface by which this machine reaches `master` (or, without one, itself)."""
-    for family, _, _, _, target in _resolved(master or socket.gethostname(), 9):
-        with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect(target)  # a datagram socket sends nothing on connect
-            return str(probe.getsockname()[0])
-    return "127.0.0.1"
-
-
 def _listen(host: str, size: int) -> socket.socket:
-    for family, _, _, _, target in _resolved(host, 0):
+    for family, _, _, _, target in resolved(host, 0):
         try:
             return socket.create_server((target[0], 0), family=family, backlog=max(size, _BACKLOG))
         except OSError as error:
@@ -88,19 +83,21 @@ def _listen(host: str, size: int) -> socket.socket:
     )
 
 
-def _resolved(host: str, port: int) -> Sequence[tuple[int, int, int, str, tuple[str, int]]]:
-    try:
-        return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)  # type: ignore[return-value]
-    except OSError:
-        return ()
+def _tune(connection: socket.socket, lost_s: float) -> None:
+    """Small messages at once; a machine that went away is noticed after `lost_s`.
 
-
-def _tune(connection: socket.socket) -> None:
-    """Small messages at once; a machine that went away is noticed after 25 s."""
+    Its kernel answers for a process that is stopped or busy: only machines and networks can be lost so.
+    """
     connection.setblocking(False)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    options = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 25_000}
+    asked = max(1, int(lost_s / _QUESTIONS))  # where nothing is under way whose answer could be missed
+    options = {
+        "TCP_KEEPIDLE": asked,
+        "TCP_KEEPINTVL": asked,
+        "TCP_KEEPCNT": _QUESTIONS - 1,
+        "TCP_USER_TIMEOUT": max(1, int(lost_s * 1000)),
+    }
     for name, value in options.items():
         if hasattr(socket, name):
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

@@ -1,0 +1,88 @@
+"""What runs on the hosts under torchrun: a few exact steps, then steps until a host or a rank is lost.
+
+python training.py FOLDER     writes FOLDER/RANK.json after the steps, FOLDER/RANK.end when it ends
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn import functional as F
+
+import fxdp
+from fxdp.ranks.links import Links, live_links
+
+STEPS = 5
+
+
+def make() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 3)).double()
+
+
+def batch() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(5)
+    x = torch.randn(11, 6, dtype=torch.float64, generator=generator)
+    return x, torch.randint(3, (11,), generator=generator)
+
+
+def main() -> None:
+    folder, rank, world = Path(sys.argv[1]), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    compiled = fxdp.compile(make(), loss_fn=F.cross_entropy, compute="eager")
+    optimizer = torch.optim.SGD(compiled.parameters(), lr=0.1)
+    x, y = (part.tensor_split(world)[rank] for part in batch())
+
+    def step() -> float:
+        loss = compiled(x, target=y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.item()  # type: ignore[no-any-return]
+
+    losses = [step() for _ in range(STEPS)]
+    found = _seen(*live_links(), losses=losses)
+    if "stages" in sys.argv:
+        found["memory of a stage"] = _memory_of_a_stage()
+    (folder / f"{rank}.json").write_text(json.dumps(found))
+    try:
+        while True:
+            step()
+            time.sleep(0.02)
+    except fxdp.FxdpError as error:
+        (folder / f"{rank}.end").write_text(json.dumps([time.time(), str(error)]))
+        time.sleep(1.0)  # torchrun ends all ranks when it sees the first one end
+        raise
+
+
+def _seen(links: Links, **more: Any) -> dict[str, Any]:
+    """Over which addresses this rank talks, and how."""
+    return {
+        "control": sorted(peer.connection.getpeername()[0] for peer in links.control.peers),
+        "gloo": sorted({there for item in links._sockets for there, _ in (item.here, item.there)}),
+        "memory": links.memory is not None,
+        "seconds per byte": None if links.cost is None else links.cost.per_byte,
+        **more,
+    }
+
+
+def _memory_of_a_stage() -> bool:
+    """Whether ranks share memory where those of a stage are on one host, and the stages on two."""
+    mesh = init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("pp", "dp"))
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)).double()
+    staged = fxdp.compile(model, mesh, loss_fn=F.cross_entropy, microbatches=2, compute="eager")
+    x, y = (part.tensor_split(2)[mesh.get_local_rank("dp")] for part in batch())
+    staged(x, target=y).backward()
+    return any(links.memory is not None for links in live_links())
+
+
+if __name__ == "__main__":
+    main()
