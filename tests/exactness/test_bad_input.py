@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import functional as F
 
 import fxdp
-import fxdp.ranks.links.links
+import fxdp.ranks.links.watch
 from tests.rank_pool import RankPool
 
 
@@ -398,7 +398,7 @@ class Bomb(torch.autograd.Function):
 
 def _stops(how: str) -> str:
     one = dist.get_rank() == 1
-    fxdp.ranks.links.links._CAUSE_S = 1.0  # no rank says why: none waits long for it
+    fxdp.ranks.links.watch._CAUSE_S = 1.0  # no rank says why: none waits long for it
     compiled = _compiled()
     optimizer = torch.optim.SGD(compiled.parameters(), 0.1)
     for step in range(40):

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 import fxdp.ranks.links.interrupt
-import fxdp.ranks.links.links
+import fxdp.ranks.links.watch
 from fxdp.errors import RankFailedError, StateError
 from fxdp.ranks.agreement import Agreement
 from fxdp.ranks.failure import describe, guard, report_errors
@@ -86,7 +86,7 @@ def _train(how: str, where: str, guilty: int) -> None:
     install_hook()
     joined = resolve_mesh(None, "cpu")
     fxdp.ranks.links.interrupt._AGAIN_S = 0.5
-    fxdp.ranks.links.links._STUCK_S = 1.0 if where == "stuck" else 5.0
+    fxdp.ranks.links.watch._STUCK_S = 1.0 if where == "stuck" else 5.0
     for _ in range(3):
         _wait(joined, "functional")
     if joined.mesh.rank == guilty:
@@ -174,7 +174,7 @@ def test_an_error_before_compile_reaches_those_who_wait(ranks: RankPool) -> None
 
 
 def _end_early() -> None:
-    fxdp.ranks.links.links._CAUSE_S = 1.0
+    fxdp.ranks.links.watch._CAUSE_S = 1.0
     joined = resolve_mesh(None, "cpu")
     _wait(joined, "functional")
     if joined.mesh.rank == 0:
@@ -246,7 +246,7 @@ def test_report_errors(ranks: RankPool) -> None:
 
 
 def _late() -> str:
-    fxdp.ranks.links.links._CAUSE_S = 1.0
+    fxdp.ranks.links.watch._CAUSE_S = 1.0
     if dist.get_rank() == 1:
         resolve_mesh(None, "cpu")
         time.sleep(3)

@@ -1,6 +1,6 @@
 """What joins the ranks of a mesh: process groups for tensors, and a control channel for everything else."""
 
-from fxdp.ranks.links.control import Control, RefusedError
+from fxdp.ranks.links.channel import Channel, RefusedError
 from fxdp.ranks.links.ending import Ending, EndKind, harmless, not_understood
 from fxdp.ranks.links.links import Links
 from fxdp.ranks.links.live import find_links, live_links, speaking_links
@@ -8,7 +8,7 @@ from fxdp.ranks.links.notices import tell_everywhere
 from fxdp.ranks.links.opening import add_group, open_links
 
 __all__ = [
-    "Control",
+    "Channel",
     "EndKind",
     "Ending",
     "Links",

@@ -10,14 +10,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fxdp.ir.link_cost import LinkCost
-from fxdp.ranks.links.control import Control
+from fxdp.ranks.links.channel import Channel
 
 _ELEMENTS = 1 << 18  # 1 MiB, 85 ms at 100 Mbit/s: of 256 KiB the first packets of TCP took twice their time
 _TRIES = 2
 _PAIR = struct.Struct("<dd")
 
 
-def measured(group: dist.ProcessGroup, control: Control) -> LinkCost:
+def measured(group: dist.ProcessGroup, control: Channel) -> LinkCost:
     """The cost that the slowest rank sees; all ranks of the mesh must call this at the same point."""
     small = _least_seconds(group, torch.zeros(1))
     large = _least_seconds(group, torch.zeros(_ELEMENTS))

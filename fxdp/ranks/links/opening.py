@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from fxdp.errors import RankFailedError
 from fxdp.ranks.links.cancellable import made_while_looking
+from fxdp.ranks.links.channel import Channel
 from fxdp.ranks.links.control import Control
 from fxdp.ranks.links.descriptors import check_limit, needed
 from fxdp.ranks.links.ending import Ending, EndKind, as_bytes, as_text, not_understood
@@ -24,7 +25,8 @@ from fxdp.ranks.links.live import live_links, remember
 from fxdp.ranks.links.messages import Messages
 from fxdp.ranks.links.notices import KeyValueStore, Notices
 from fxdp.ranks.links.rendezvous import connect_all
-from fxdp.ranks.links.shared_memory import SharedMemory, probe
+from fxdp.ranks.links.shared_buffers import probe
+from fxdp.ranks.links.shared_memory import SharedMemory
 from fxdp.ranks.links.sockets import OpenSocket, open_sockets
 from fxdp.settings import Settings
 from fxdp.torch_compat import PrefixStore, TCPStore, new_named_group
@@ -102,7 +104,7 @@ class _Opening:
         key = (tuple(self.ranks), tuple(self.row), self.backend)
         return Links(world, key, own, groups, control, messages, memory, sockets, cost)
 
-    def _names(self, control: Control) -> list[int | str]:
+    def _names(self, control: Channel) -> list[int | str]:
         """What errors call the ranks: their numbers alone, as long as they are on one host."""
         hosts = [as_text(part) for part in control.exchange(as_bytes(platform.node()))]
         if len(set(hosts)) == 1:
@@ -207,7 +209,7 @@ def _new_group(
     return group
 
 
-def _shared_sockets(control: Control, opened: set[OpenSocket]) -> set[OpenSocket]:
+def _shared_sockets(control: Channel, opened: set[OpenSocket]) -> set[OpenSocket]:
     """Those of `opened` whose other end is a socket that another rank opened meanwhile."""
     mine = [[*item.here, *item.there] for item in opened]
     theirs: set[tuple[tuple[str, int], tuple[str, int]]] = set()

@@ -14,18 +14,11 @@ Rows of sharded parameters need the first round alone: a rank reads the others' 
 A collective that starts first finishes the one before it, and they take turns in two buffers. So when a rank
 writes into a buffer again, everybody has read what was there: whoever is ready for the one between has
 finished the one before that. No rank ever needs more than two buffers of its largest value.
-
-The memory is anonymous (`memfd_create`): it has no name that could be left behind, needs no room in
-/dev/shm, and is gone with its last user. Other ranks open it through /proc, which needs Linux and the same
-user and process namespace; `probe` finds out whether all of them can.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
-import mmap
 import os
 import struct
 from collections.abc import Sequence
@@ -35,14 +28,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from fxdp.errors import RankFailedError, StateError
-from fxdp.ranks.links.control import Control
+from fxdp.errors import RankFailedError
 from fxdp.ranks.links.messages import LinkBrokenError, Messages, Round
+from fxdp.ranks.links.shared_buffers import WHERE, SharedBuffer, open_buffer
 
-_WHERE = struct.Struct("<QQQ")  # process, descriptor, number of the buffer
 _SIZE = struct.Struct("<Q")  # bytes of the value in it
 _BUFFERS = 2
-_SEALS = fcntl.F_SEAL_SHRINK
 
 
 class Reduction(Protocol):
@@ -51,57 +42,6 @@ class Reduction(Protocol):
     def __call__(self, a: Tensor, b: Tensor, /, *, out: Tensor | None = None) -> Tensor:
         """Of both operands, into `out` if it is given."""
         ...
-
-
-@dataclass(eq=False)
-class _Buffer:
-    """Memory of this rank, and how others find it."""
-
-    descriptor: int
-    number: int
-    data: Tensor
-
-    @classmethod
-    def make(cls, size: int, number: int) -> _Buffer:
-        """Memory of this size, which stays: where there is no room for it, that is found out here.
-
-        Raises
-        ------
-        StateError : no room.
-        """
-        descriptor = os.memfd_create("fxdp", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        try:
-            os.posix_fallocate(descriptor, 0, size)  # a first write without room would end the process
-            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-            return cls(descriptor, number, _map(descriptor, size))
-        except OSError as error:
-            os.close(descriptor)
-            raise StateError(
-                f"no room for {size} bytes of memory that ranks share ({error.strerror}); expected as much "
-                "as the largest sum of gradients, twice per rank: give the machine or container more memory, "
-                "lower bucket_mb of fxdp.compile, or set FXDP_SHARED_MEMORY=0"
-            ) from error
-
-    @property
-    def where(self) -> bytes:
-        """What other ranks need for `_open`."""
-        return _WHERE.pack(os.getpid(), self.descriptor, self.number)
-
-
-def _map(descriptor: int, size: int) -> Tensor:
-    return torch.frombuffer(mmap.mmap(descriptor, size), dtype=torch.uint8)
-
-
-def _open(where: bytes | memoryview) -> Tensor:
-    """The buffer of another rank, as bytes."""
-    process, descriptor, _ = _WHERE.unpack(where)
-    opened = os.open(f"/proc/{process}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
-    try:
-        if not fcntl.fcntl(opened, fcntl.F_GET_SEALS) & _SEALS:  # reading what was cut off ends this process
-            raise OSError(errno.EPERM, "it is not sealed, so it could shrink")
-        return _map(opened, os.fstat(opened).st_size)
-    finally:
-        os.close(opened)
 
 
 @dataclass(eq=False)
@@ -145,7 +85,7 @@ class SharedMemory:
         self._size = size
         self._count = 0
         self._made = 0
-        self._own: list[_Buffer | None] = [None] * _BUFFERS
+        self._own: list[SharedBuffer | None] = [None] * _BUFFERS
         self._seen: dict[tuple[int, int], tuple[bytes, Tensor]] = {}
         self._under_way: Sum | RowExchange | None = None
 
@@ -245,19 +185,19 @@ class SharedMemory:
         count = value.numel()
         return slice(count * rank // self._size, count * (rank + 1) // self._size)
 
-    def _buffer(self, turn: int, size: int) -> _Buffer:
+    def _buffer(self, turn: int, size: int) -> SharedBuffer:
         """This rank's buffer, a new one where the one there is too small."""
         found = self._own[turn]
         if found is None or found.data.numel() < size:
             if found is not None:
                 os.close(found.descriptor)
             self._made += 1
-            found = self._own[turn] = _Buffer.make(size, self._made)
+            found = self._own[turn] = SharedBuffer.make(size, self._made)
         return found
 
     def _theirs(self, rank: int, turn: int, ready: memoryview, own: Tensor) -> Tensor:
         """Another rank's buffer, opened once, with a value like this rank's own."""
-        where, (size,) = ready[: _WHERE.size], _SIZE.unpack(ready[_WHERE.size :])
+        where, (size,) = ready[: WHERE.size], _SIZE.unpack(ready[WHERE.size :])
         if size != own.nbytes:
             raise RankFailedError(
                 f"rank {rank} came to a sum with {size} bytes; expected {own.nbytes} as here: the ranks' "
@@ -266,7 +206,7 @@ class SharedMemory:
         known = self._seen.get((rank, turn))
         if known is None or known[0] != where:
             try:
-                known = self._seen[rank, turn] = bytes(where), _open(where)
+                known = self._seen[rank, turn] = bytes(where), open_buffer(where)
             except (OSError, ValueError) as error:
                 raise LinkBrokenError(f"the memory of rank {rank} cannot be opened: {error}") from error
             if known[1].numel() < size:
@@ -277,31 +217,3 @@ class SharedMemory:
 def _elements(data: Tensor, value: Tensor) -> Tensor:
     """The first bytes of a buffer as elements like those of `value`."""
     return data[: value.nbytes].view(value.dtype)
-
-
-def probe(control: Control, row: Sequence[int], wanted: bool) -> bool:
-    """Whether every rank wants to and can open the memory of the others in its row; all ranks must ask.
-
-    `row` holds places among the ranks of `control`. All rows get the same answer, as their programs are one.
-    """
-    mark = os.urandom(16)
-    buffer = None
-    if wanted and hasattr(os, "memfd_create"):
-        with contextlib.suppress(OSError, StateError):  # a sandbox may forbid it
-            buffer = _Buffer.make(len(mark), 0)
-            buffer.data.copy_(torch.frombuffer(bytearray(mark), dtype=torch.uint8))
-    found = control.exchange(mark + (b"" if buffer is None else buffer.where))
-    seen = all(_shows(found[place][:16], found[place][16:]) for place in row)
-    everybody = control.exchange(bytes([seen]))
-    if buffer is not None:
-        os.close(buffer.descriptor)
-    return all(answer == b"\x01" for answer in everybody)
-
-
-def _shows(mark: bytes, where: bytes) -> bool:
-    if not where:
-        return False
-    try:
-        return bytes(_open(where).numpy()) == mark
-    except (OSError, ValueError, struct.error):
-        return False

@@ -12,8 +12,9 @@ from collections.abc import Iterator
 import pytest
 
 from fxdp.errors import RankFailedError, StateError
-from fxdp.ranks.links import control
-from fxdp.ranks.links.control import Control, RefusedError
+from fxdp.ranks.links import channel
+from fxdp.ranks.links.channel import RefusedError
+from fxdp.ranks.links.control import Control
 from fxdp.ranks.links.ending import Ending, EndKind, harmless
 
 _HEADER = struct.Struct("<BIi")
@@ -73,7 +74,7 @@ def test_a_refusal_cannot_write_to_the_terminal() -> None:
 
 
 def test_text_is_cut_and_data_refused_before_they_are_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control, "DATA_BYTES", 10)
+    monkeypatch.setattr(channel, "DATA_BYTES", 10)
     with _rank_and_wire() as (rank, wire):
         with pytest.raises(StateError, match="11 bytes are more than ranks tell each other"):
             rank.start(b"12345678901")

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from fxdp.errors import RankFailedError, StateError
 from fxdp.ranks.links.messages import LinkBrokenError, Messages
-from fxdp.ranks.links.shared_memory import _WHERE, SharedMemory, _Buffer, _open, probe
+from fxdp.ranks.links.shared_buffers import WHERE, SharedBuffer, open_buffer, probe
+from fxdp.ranks.links.shared_memory import SharedMemory
 from fxdp.ranks.resolve import resolve_mesh
 from tests.rank_pool import RankPool
 from tests.ranks.links.test_messages import _ranks, _together
@@ -133,7 +134,7 @@ def test_memory_is_shared_if_all_ranks_can_and_want_to(ranks: RankPool) -> None:
 
 
 def test_memory_cannot_shrink_under_its_readers() -> None:
-    buffer = _Buffer.make(100, 1)
+    buffer = SharedBuffer.make(100, 1)
     with pytest.raises(PermissionError):
         os.ftruncate(buffer.descriptor, 10)
     os.close(buffer.descriptor)
@@ -143,9 +144,9 @@ def test_memory_that_could_shrink_or_is_too_small_is_refused() -> None:
     open_one = os.memfd_create("other", os.MFD_ALLOW_SEALING)
     os.ftruncate(open_one, 100)
     with pytest.raises(OSError, match="it is not sealed"):
-        _open(_WHERE.pack(os.getpid(), open_one, 1))
+        open_buffer(WHERE.pack(os.getpid(), open_one, 1))
     os.close(open_one)
-    small = _Buffer.make(8, 1)
+    small = SharedBuffer.make(8, 1)
     with _memories(2) as ((first, memory), (second, _)):
         begun = memory.start(torch.ones(1000), torch.add)
         second.start(memoryview(small.where + struct.pack("<Q", 4000)))
@@ -161,4 +162,4 @@ def test_no_room_is_said_before_anything_is_written(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(StateError, match=r"no room for 4096 bytes .*No space left.*FXDP_SHARED_MEMORY=0"):
-        _Buffer.make(4096, 1)
+        SharedBuffer.make(4096, 1)

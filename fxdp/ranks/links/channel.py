@@ -1,0 +1,174 @@
+"""This rank's connections to others of its mesh, on which ranks say why they leave, whatever else they say.
+
+A collective over gloo passes through three threads and answers a dead peer with "connection closed". Here
+the calling thread itself writes and reads one connection per peer, and a rank that goes away says why:
+
+    each call        one DATA or REFUSED on each connection: what they mean, subclasses say
+    at the end       why: FAILED, KILLED, ENDED or ASTRAY, then end of stream; nothing, if it was killed
+
+All frames are in `links/frames.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import Callable, Sequence
+
+from fxdp.errors import RankFailedError, StateError
+from fxdp.ranks.links.ending import Ending, EndKind, as_bytes, as_text
+from fxdp.ranks.links.frames import DATA_BYTES, ROUND, FrameKind, framed
+from fxdp.ranks.links.wires import Peer, Wires
+
+_PING_S = 0.05
+
+
+class RefusedError(RankFailedError):
+    """Another rank refused this round; the next rounds are not affected."""
+
+
+class Channel(Wires):
+    """The connections of one rank. A round is for one thread; the rest is safe from any thread.
+
+    Attributes
+    ----------
+    size : how many ranks take part, this one included.
+    names : what errors call the ranks: once somebody has set them, their global numbers, and their hosts
+        where there are several.
+    round : how many rounds this rank has begun or refused.
+    silent : whether last words were said.
+    waits_for : gives what the others are told when this rank has waited for them for a second.
+
+    Raises
+    ------
+    RankFailedError : (all methods that wait) another rank refused, failed, ended, was killed, or did not
+        come in time.
+    """
+
+    def __init__(self, rank: int, size: int, connections: dict[int, socket.socket], timeout_s: float) -> None:
+        super().__init__(connections)
+        self.rank = rank
+        self.size = size
+        self.names: Sequence[int | str] = range(size)
+        self.round = 0
+        self.waits_for: Callable[[], bytes] = bytes
+        self._timeout_s = timeout_s
+        self.silent = False
+
+    # -- rounds --------------------------------------------------------------------------------------------
+
+    def exchange(self, data: bytes) -> Sequence[bytes]:
+        """Every rank's bytes, in rank order."""
+        self.start(data)
+        return self.finish()
+
+    def start(self, data: bytes) -> None:
+        """Send this rank's part of a round; `finish` must follow."""
+        raise NotImplementedError
+
+    def finish(self) -> Sequence[bytes]:
+        """Wait for the other ranks' parts of the round that `start` began."""
+        raise NotImplementedError
+
+    def refuse(self, text: str) -> None:
+        """Tell all ranks that this one cannot take part in the next round; does not wait for theirs."""
+        raise NotImplementedError
+
+    def _wait(self, missing: Callable[[], list[Peer]]) -> None:
+        """Read and send until nobody is `missing` any more."""
+        deadline = 0.0
+        told = False
+        waiting = missing()
+        while waiting:
+            events = self._poll.poll(1000)
+            for descriptor, _ in events:
+                self._progress(self._by_descriptor[descriptor])
+            waiting = missing()
+            if waiting and (ending := self._ending(waiting)):
+                raise RankFailedError(self.words(ending))
+            if waiting and not events and not told:
+                told = True
+                self._tell_where(waiting)
+            deadline = deadline or time.monotonic() + self._timeout_s
+            if waiting and time.monotonic() > deadline:
+                raise RankFailedError(self._late(waiting))
+
+    def _check_size(self, data: bytes) -> None:
+        if len(data) > DATA_BYTES:
+            raise StateError(f"{len(data)} bytes are more than ranks tell each other; this is a bug in fxdp")
+
+    def _tell_where(self, waiting: list[Peer]) -> None:
+        """Tell those for whom this rank waits where it is: they may wait for it elsewhere."""
+        frame = framed(FrameKind.WAITS, ROUND.pack(self.round) + self.waits_for(), self.rank)
+        for peer in waiting:
+            with contextlib.suppress(OSError):
+                self._send(peer, frame)
+
+    def _ending(self, waiting: list[Peer]) -> Ending | None:
+        """Why this round will never be complete: a rank that failed, or one that left before its part."""
+        endings = [peer.ending for peer in self.peers if peer.ending]
+        failed = [ending for ending in endings if ending.kind is not EndKind.ENDED]
+        return next(iter(failed + [peer.ending for peer in waiting if peer.ending]), None)
+
+    def _late(self, waiting: list[Peer]) -> str:
+        return self._late_words([peer.rank for peer in waiting])
+
+    def _late_words(self, ranks: Sequence[int]) -> str:
+        late = ", ".join(str(self.names[rank]) for rank in ranks)
+        return (
+            f"rank {late} did not come within {self._timeout_s:g} s, though its process is alive; expected "
+            "all ranks to make the same calls (set FXDP_TIMEOUT_S if one may need longer)"
+        )
+
+    # -- endings -------------------------------------------------------------------------------------------
+
+    def words(self, ending: Ending) -> str:
+        """An ending in words, with the rank's name."""
+        known = 0 <= ending.rank < len(self.names)  # it came from another rank
+        return ending.words(self.names[ending.rank]) if known else str(ending)
+
+    def last_words(self, ending: Ending) -> None:
+        """Tell all ranks why this one stops, and send nothing any more. Later calls do nothing."""
+        with self._lock:
+            if self.silent:
+                return
+            self.silent = True
+        frame = framed(ending.kind, as_bytes(ending.text), ending.rank)
+        for peer in self.peers:
+            with contextlib.suppress(OSError):
+                self._send(peer, frame)
+                if peer.rank != ending.rank:  # `outlast` goes on to ask that one
+                    peer.connection.shutdown(socket.SHUT_WR)
+
+    def news(self) -> Ending | None:
+        """Why another rank no longer takes part; asked outside of a round."""
+        endings = [ending for peer in self.peers if (ending := self.drain(peer))]
+        return next((e for e in endings if e.kind is not EndKind.ENDED), endings[0] if endings else None)
+
+    def outlast(self, rank: int, end: float) -> None:
+        """Wait until the process of another rank has ended: then its machine refuses what is sent."""
+        frame = framed(FrameKind.PING, b"", self.rank)
+        for peer in [peer for peer in self.peers if peer.rank == rank]:
+            while time.monotonic() < end:
+                try:
+                    self._send(peer, frame)
+                except OSError:
+                    return
+                time.sleep(_PING_S)
+
+    # -- receiving -----------------------------------------------------------------------------------------
+
+    def _take(self, peer: Peer, kind: FrameKind, about: int, content: bytes) -> None:
+        if kind in (FrameKind.DATA, FrameKind.REFUSED):
+            if peer.ignore:
+                peer.ignore -= 1
+            else:
+                peer.rounds.append((kind, content))
+            return
+        if kind is FrameKind.PING:
+            return
+        if kind is FrameKind.WAITS:
+            peer.waits = ROUND.unpack_from(content)[0], content[ROUND.size :]
+            return
+        peer.ending = Ending(about, EndKind(kind), as_text(content))

@@ -1,0 +1,209 @@
+"""A watch over the other ranks, and why this rank's part in the mesh ended.
+
+    watch thread    sleeps until a control connection closes, then reads that rank's last words;
+                    if it failed or was killed: cuts the groups, so that the main thread's wait ends,
+                    and raises the error in Python code; should the main thread stay in a collective all the
+                    same, it says why and ends the process
+
+It wakes once a second to see whether the process group still exists, and whether another rank has left out a
+backward in which this one waits for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import socket
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+from fxdp.ranks.links.channel import Channel
+from fxdp.ranks.links.ending import Ending, EndKind
+from fxdp.ranks.links.history import SAME_ORDER, History
+from fxdp.ranks.links.interrupt import Caller, in_collective
+from fxdp.ranks.links.wires import Peer
+
+_log = logging.getLogger("fxdp")
+_LEAVE_S = 10.0  # how long data of a rank that ended may still be under way
+_GRACE_S = 0.5  # for a collective to end by itself, which has the better traceback
+_STUCK_S = 20.0  # how long a thread may stay in a collective after another rank has failed
+_OUTLAST_S = 3.0  # how long to wait at exit for the end of the rank at fault
+_CAUSE_S = 5.0  # how long to wait for the cause of a broken collective
+_WHERE = struct.Struct("<qq")  # backwards begun so far, the call that waits
+
+
+class Watch:
+    """A thread that watches over the other ranks of one mesh.
+
+    Parameters
+    ----------
+    control : the connections that it watches.
+    caller : the thread that is inside a compiled call.
+    history : the calls and backwards that this rank has begun.
+    alive : whether the process group still exists.
+    cut : ends every wait in the groups, here and on the other ranks.
+    closed : called when the watch has ended.
+
+    Attributes
+    ----------
+    ending : why these links can no longer be used, None while they can.
+    """
+
+    def __init__(
+        self,
+        control: Channel,
+        caller: Caller,
+        history: History,
+        alive: Callable[[], bool],
+        cut: Callable[[], None],
+        closed: Callable[[], None],
+    ) -> None:
+        self._control, self._caller, self._history = control, caller, history
+        self._alive, self._cut, self._closed = alive, cut, closed
+        self._rank = control.rank
+        control.waits_for = self._where
+        self.ending: Ending | None = None
+        self._left: dict[int, float] = {}
+        self._fallen: float | None = None
+        self._outlasts: float | None = None
+        self._known = threading.Event()
+        self._lock = threading.Lock()
+        self._wake, self._waker = socket.socketpair()
+        self._thread = threading.Thread(target=self._run, name="fxdp-watch", daemon=True)
+
+    def begin(self) -> None:
+        """Watch from now on."""
+        self._thread.start()
+
+    def stop(self, ending: Ending) -> None:
+        """End these links: tell the other ranks why, then cut the groups. The first reason counts."""
+        with self._lock:
+            self.ending = self.ending or ending
+        self._control.last_words(self.ending)
+        self._cut()
+        self._known.set()
+
+    def cause(self) -> Ending | None:
+        """Why a collective broke, waiting a moment for the news; None if no rank said or left anything."""
+        if not self._known.wait(_CAUSE_S) and self._left:
+            return Ending(min(self._left), EndKind.ENDED)
+        return self.ending
+
+    def _where(self) -> bytes:
+        """What the others are told while this rank waits for them before a call."""
+        return _WHERE.pack(self._history.backwards, self._history.now)
+
+    def close(self) -> None:
+        """Say goodbye without an error and give everything back; peers that still wait are told."""
+        self._control.last_words(Ending(self._rank, EndKind.ENDED))
+        with contextlib.suppress(OSError):
+            self._waker.send(b"x")
+        if threading.current_thread() is not self._thread:
+            self._thread.join(5.0)
+
+    def outlast(self) -> None:
+        """Wait a little for the end of the rank that has failed, if another has.
+
+        torchrun calls the process that ended first the root cause.
+        """
+        ending = self.ending
+        if ending is not None and ending.kind is EndKind.FAILED and ending.rank != self._rank:
+            self._outlasts = self._outlasts or time.monotonic() + _OUTLAST_S  # once, at exit and in the watch
+            self._control.outlast(ending.rank, self._outlasts)
+
+    def _run(self) -> None:
+        peers = {peer.connection.fileno(): peer for peer in self._control.peers}
+        poll = select.poll()
+        poll.register(self._wake, select.POLLIN)
+        for descriptor in peers:
+            poll.register(descriptor, getattr(select, "POLLRDHUP", 0) | select.POLLHUP)
+        woken = False
+        while self._alive() and not woken:
+            for descriptor, _ in poll.poll(1000):
+                woken = woken or descriptor == self._wake.fileno()
+                if descriptor in peers:
+                    poll.unregister(descriptor)
+                    self._on_hang_up(peers[descriptor])
+            self._check_left()
+            self._check_left_out()
+            self._check_stuck()
+        self._control.last_words(Ending(self._rank, EndKind.ENDED))
+        self.outlast()
+        if woken:  # the process ends: until then other ranks can see that it has not
+            self._control.leave_open()
+        else:
+            self._control.close()
+        self._closed()
+        self._wake.close()
+        self._waker.close()
+
+    def _on_hang_up(self, peer: Peer) -> None:
+        ending = self._control.drain(peer) or Ending(peer.rank, EndKind.KILLED)
+        _log.debug("rank %d: connection to rank %d ended: %s", self._rank, peer.rank, ending.kind.name)
+        if ending.kind is EndKind.ENDED:
+            self._left[peer.rank] = time.monotonic()
+            return
+        self._fall(ending)
+
+    def _check_left(self) -> None:
+        """A rank ended without error, yet this one is still inside a call, long after its data came."""
+        now = time.monotonic()
+        if not self._caller.active:
+            self._left = dict.fromkeys(self._left, now)
+        for rank, since in self._left.items():
+            if self.ending is None and now - since > _LEAVE_S:
+                self._fall(Ending(rank, EndKind.ENDED))
+
+    def _check_left_out(self) -> None:
+        """A rank waits before its next call, while this one is in a backward that the other has not begun.
+
+        It would wait in the sums of that backward for a rank that waits for it.
+        """
+        if not self._caller.active or self.ending is not None:
+            return
+        for peer in self._control.peers:
+            self._control.drain(peer)
+            if peer.waits is None or peer.waits[0] <= self._control.round:
+                continue
+            backwards, call = _WHERE.unpack(peer.waits[1])
+            now, names = self._history.now, self._control.names
+            if self._history.backwards > backwards and self._control.round < peer.waits[0]:
+                rank, here = names[peer.rank], names[self._rank]
+                text = (
+                    f"left out {self._history.words(now)}, in which rank {here} waits for it: rank {rank} is "
+                    f"in {self._history.words(call)} already; {SAME_ORDER}"
+                )
+                self._fall(Ending(peer.rank, EndKind.ASTRAY, text))
+                return
+
+    def _fall(self, ending: Ending) -> None:
+        with self._lock:
+            self.ending = self.ending or ending
+        self._fallen = self._fallen or time.monotonic()
+        self._known.set()
+        self._cut()
+
+    def _check_stuck(self) -> None:
+        """Another rank has failed and this one is still inside a call.
+
+        A collective ends as its group was cut; Python code by the error raised in it. Last resort, for a
+        collective that does not end all the same (gloo can lose a wake-up): the end of the process.
+        """
+        if not self._caller.active or self._fallen is None or self.ending is None:
+            return
+        since, words = time.monotonic() - self._fallen, self._control.words(self.ending)
+        if since > _GRACE_S:
+            self._caller.interrupt(words)
+        if since > _STUCK_S and in_collective(self._caller.frame()):
+            sys.stderr.write(
+                f"fxdp.errors.RankFailedError: {words}\n"
+                f"rank {self._control.names[self._rank]} was still waiting in a collective {_STUCK_S:g} s "
+                "later and ends here\n"
+            )
+            sys.stderr.flush()
+            os._exit(1)
