@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from fxdp.ir.draws import reseed
 from tests.rank_host import COLLECT_AFTER
 from tests.rank_pool import THREADS, RankPool
 
@@ -50,4 +51,4 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     """The same random numbers in each test, whatever ran before it."""
-    torch.manual_seed(0)
+    reseed(0)

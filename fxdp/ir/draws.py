@@ -107,10 +107,15 @@ class own_generator(kept_random_state):  # noqa: N801
 
     def __enter__(self) -> None:
         super().__enter__()
-        # not torch.manual_seed: where CUDA is not in use it would note the seed for later, once a step
-        torch.default_generator.manual_seed(self._seed)
-        if _cuda_in_use():
-            torch.cuda.manual_seed_all(self._seed)
+        reseed(self._seed)
+
+
+def reseed(seed: int) -> None:
+    """Set the seed of the generators that are in use."""
+    # not torch.manual_seed: where CUDA is not in use it would note the seed and the whole stack for later
+    torch.default_generator.manual_seed(seed)
+    if _cuda_in_use():
+        torch.cuda.manual_seed_all(seed)
 
 
 def _cuda_in_use() -> bool:

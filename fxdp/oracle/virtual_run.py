@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, fx, nn
 
 from fxdp.capture.captured import Captured
-from fxdp.ir.draws import graph_draws, kept_random_state
+from fxdp.ir.draws import graph_draws, kept_random_state, reseed
 from fxdp.ir.mesh import Mesh
 from fxdp.ir.notes import note
 from fxdp.ir.slots import ResultSlot, Slot
@@ -71,17 +70,17 @@ class Subject:
         reference, batch = self.reference, sum(split)
         args, kwargs = first_samples((args, dict(kwargs)), reference.batch, batch)
         with kept_random_state():
-            torch.manual_seed(seed)
+            reseed(seed)
             asked = self.options
             eager = run_eager(self.module, args, kwargs, reference, asked.loss_fn, asked.precision)
             slots = input_values(self.module, reference, args, kwargs, eager.tangents)
             runner = self._runner(split, symbol_values(reference, args, kwargs))
-            torch.manual_seed(seed)
+            reseed(seed)
             found = runner.run(slots)
             if runner.faults:
                 rows: list[ResultError] = []
             else:
-                torch.manual_seed(seed)
+                reseed(seed)
                 own = self._comparable(runner, found, slots)
                 rows = compare_results(own, eager.results, self._by_slot(), runner.floors(), eager.changed)
         worst = max(runner.errors, key=runner.errors.__getitem__, default=None)

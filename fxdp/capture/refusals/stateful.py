@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 from fxdp.capture.inputs import Inputs, run_model
 from fxdp.capture.mixed_precision import MixedPrecision
 from fxdp.errors import CaptureError
-from fxdp.ir.draws import kept_random_state
+from fxdp.ir.draws import kept_random_state, reseed
 from fxdp.ir.model_tensors import is_stand_in
 from fxdp.skip.tracker import SkipTracker, use_skip_tracker
 
@@ -89,7 +89,7 @@ def _run(
     args, kwargs = inputs.copies()
     try:
         with aside():
-            torch.manual_seed(0)
+            reseed(0)
             return pytree.tree_leaves(run_model(module, args, kwargs, loss_fn, precision))
     except Exception:  # whatever the user's code raises; capture reports what it finds itself
         return None

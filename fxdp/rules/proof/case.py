@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import sympy
@@ -34,6 +34,9 @@ from fxdp.torch_compat import OpOverload
 
 SPLITS: tuple[tuple[int, ...], ...] = ((3, 1, 0, 2), (2, 4), (5,), (0, 1))
 PROBES = (2, 3, 5, 7)  # batches from which the output shapes, at most quadratic in B, are fitted
+
+LocalCall = tuple[OpOverload, list[Any], pytree.TreeSpec]
+"""What a rank runs: the op, the leaves of its arguments as an alternative localizes them, and their tree."""
 
 Law = Callable[[tuple[Any, ...], dict[str, Any], tuple[Any, ...]], None]
 
@@ -63,6 +66,7 @@ class Case:
         )
         self.outputs: tuple[TensorType | None, ...] = self._fit_outputs()
         self._globals: dict[int, tuple[list[torch.Tensor], tuple[Any, ...]]] = {}
+        self._calls: dict[Alternative, LocalCall] = {}
 
     def op(self, placements: Sequence[tuple[Placement, ...]] | None = None) -> Op:
         """The op with its operands in the given placements."""
@@ -128,6 +132,14 @@ class Case:
             for placement in placements_of(self.tensors[i].shape)[1:]:
                 yield (*base[:i], placement, *base[i + 1 :])
 
+    def _localized(self, alternative: Alternative) -> LocalCall:
+        """The same for all inputs and splits."""
+        if alternative not in self._calls:
+            op = self.op()
+            found = pytree.tree_flatten(localized(op, alternative))
+            self._calls[alternative] = local_target(op, alternative), *found
+        return self._calls[alternative]
+
     def _run(self, alternative: Alternative, inputs: tuple[Placement, ...], split: tuple[int, ...]) -> None:
         batch = sum(split)
         operands, expected = self.whole(batch)
@@ -136,12 +148,12 @@ class Case:
             cooked = recipe_run.run(alternative.recipe, parts, split)
             self._compare_values(alternative, cooked, expected, split)
             return
-        template, target = localized(self.op(), alternative), local_target(self.op(), alternative)
+        target, leaves, spec = self._localized(alternative)
         results: list[tuple[Any, ...]] = []
         for rank in range(len(split)):
             sizes = rank_sizes(split, rank)
             mine = [p[rank] for p in parts]
-            args, kwargs = pytree.tree_map(partial(_leaf, tensors=mine, sizes=sizes), template)
+            args, kwargs = pytree.tree_unflatten([_leaf(leaf, mine, sizes) for leaf in leaves], spec)
             results.append(self._call(target, args, kwargs))
             if self.law is not None:
                 self.law(args, kwargs, results[-1])

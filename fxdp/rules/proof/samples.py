@@ -159,6 +159,8 @@ def assert_whole(
 
 
 def _assert_equal(got: torch.Tensor, want: torch.Tensor, name: str) -> None:
+    if got.dtype == want.dtype and got.equal(want):
+        return
     torch.testing.assert_close(
         got, want, rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True, msg=lambda text: f"{name}: {text}"
     )
