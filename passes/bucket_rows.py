@@ -207,6 +207,8 @@ class BucketRows:
 
     def run(self, gm: fx.GraphModule, mesh: Mesh) -> fx.GraphModule:
         """Rewrite the graph in place."""
+        if mesh.size_along(mesh.shard_axis) == 1:  # a data rank's rows are the whole
+            return gm
         graph, writer = gm.graph, _Writer(gm.graph, mesh)
         position = {node: i for i, node in enumerate(graph.nodes)}
         gathers = sorted(_members(graph, conversions.gather_rows), key=lambda m: position[m.steps[-1]])

@@ -269,9 +269,9 @@ class InsertCollectives:
 
     def run(self, gm: fx.GraphModule, mesh: Mesh) -> fx.GraphModule:
         """Rewrite the graph in place."""
-        if mesh.size == 1:
-            return gm
         nodes = list(gm.graph.nodes)
+        if mesh.size == 1 and not any(isinstance(note(n).placement, Rows) for n in nodes):
+            return gm
         insertion = _Insertion(gm.graph, _replicable(nodes), self.gathered_once)
         for node in nodes:
             edges = _edges(node)

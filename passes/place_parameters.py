@@ -125,7 +125,8 @@ class PlaceParameters:
     def run(self, gm: fx.GraphModule, mesh: Mesh) -> fx.GraphModule:
         """Annotate the graph in place."""
         rows = Rows(mesh.shard_axis)
-        if mesh.size_along(rows.axis) == 1:
+        data_ranks = mesh.size_along(rows.axis)
+        if data_ranks * mesh.pipeline.size == 1:
             return gm
         found = {note(n).slot: n for n in gm.graph.find_nodes(op="placeholder") if in_rows(note(n).type)}
         parameters = {slot: node for slot, node in found.items() if isinstance(slot, Parameter)}
@@ -133,10 +134,11 @@ class PlaceParameters:
             note(node).placement = rows
         casts = _cast_in_rows(gm.graph, parameters.values(), rows)
         output = note(gm.graph.output_node())
-        output.operands = tuple(
-            rows if isinstance(slot, Gradient) and slot.of in parameters else wanted
-            for slot, wanted in zip(output.results, output.operands, strict=True)
-        )
+        if data_ranks > 1:  # else what pipeline ranks hold of a gradient is cut out of the whole
+            output.operands = tuple(
+                rows if isinstance(slot, Gradient) and slot.of in parameters else wanted
+                for slot, wanted in zip(output.results, output.operands, strict=True)
+            )
         if not self.gathered_once:
             _repeat_in_backward(gm.graph, {*parameters.values(), *casts})
         return gm

@@ -138,6 +138,8 @@ class ScheduleRows:
 
     def run(self, gm: fx.GraphModule, mesh: Mesh) -> fx.GraphModule:
         """Rewrite the graph in place."""
+        if mesh.size_along(mesh.shard_axis) == 1:  # a data rank's rows are the whole
+            return gm
         schedule = _Schedule(gm.graph)
         schedule.gathers(backward=False)
         schedule.gathers(backward=True)

@@ -130,17 +130,18 @@ class Planning:
 
     def _memory(self) -> tuple[RankMemory, ...]:
         program, mesh = self.program, self.program.mesh
-        ranks = {axis: mesh.size_along(axis) for axis in (None, *mesh.axes)}
+        holders = {axis: mesh.size_along(axis) * mesh.pipeline.size for axis in (None, *mesh.axes)}
         parts = [part.gm for part in program.partition.parts]
         if program.step is None:
-            return (curve(parts[0], ranks, self._local),)
+            return (curve(parts[0], holders, self._local),)
         each = [self._layout.sizes[i] for i in range(program.options.microbatches)]
         gradients = [0] * len(parts)
-        types = {slot: type_ for part in program.partition.parts for slot, type_ in part.parameters.items()}
+        types = {slot: type_ for part in program.parts for slot, type_ in part.parameters.items()}
         for slot, _, stage in program.partition.results:
             if isinstance(slot, Gradient) and isinstance(slot.of, Parameter):
                 gradients[stage] += type_bytes(types[slot.of], {})
-        return scheduled_curves(parts, ranks, each, program.step.schedule, gradients)
+        gathers = [None if part is None else part.gm for part in program.partition.gathers]
+        return scheduled_curves(parts, holders, each, program.step.schedule, gradients, gathers)
 
 
 def _in_short(row: Collective) -> CommRow:

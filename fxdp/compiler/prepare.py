@@ -56,6 +56,11 @@ def check_sharding(mesh: Mesh, options: Options) -> None:
             f"strategy='shard' on a mesh of axes {mesh.axes}: expected {_SHARDABLE}; parameters are dealt "
             f"out along {SHARD!r}, or along the only axis"
         )
+    if mesh.pipeline.size > 1 and options.gradients == "owner":
+        raise MeshError(
+            "gradients='owner' with strategy='shard': each pipeline rank holds and steps rows of all stages' "
+            "parameters, so gradients go where their rows are; leave gradients= out"
+        )
 
 
 def prepare(captured: Captured, mesh: Mesh, options: Options, *, cut: bool | None = None) -> Program:

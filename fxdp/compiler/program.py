@@ -94,7 +94,7 @@ class Program:
     def writer(self, layout: MicrobatchSizes, rank: int) -> Writer:
         """What writes the step of one pipeline rank."""
         return Writer(
-            StepGraph(rank, layout.sizes, self.mesh.size_along(self.mesh.shard_axis)),
+            StepGraph(rank, layout.sizes, self.mesh.dealing),
             self.partition,
             self.run_schedule,
             layout.bounds,

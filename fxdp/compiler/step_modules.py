@@ -10,15 +10,26 @@ from torch import Tensor, nn
 from fxdp.compiler.emit import Lowered, WantedPart, device_of
 from fxdp.compiler.program import Program
 from fxdp.ir.draws import graph_draws
-from fxdp.ir.model_tensors import slot_values
+from fxdp.ir.model_tensors import held, slot_values
 from fxdp.ir.sizes import evaluate
+from fxdp.ir.slots import Parameter, Slot
 from fxdp.ir.types import local_shape
 from fxdp.pipeline.cut.partition import Part, backward_gives, halves_of
 from fxdp.pipeline.schedule.action import Kind
+from fxdp.pipeline.write.dealt_parameters import ROWS, held_rows
 from fxdp.pipeline.write.events import RECORD, WAIT
 from fxdp.ranks.joined import Joined
 from fxdp.runtime.p2p import Receive, Send
-from fxdp.runtime.stage_calls import Backward, Code, Forward, InputGradient, Once, Sums, WeightGradient
+from fxdp.runtime.stage_calls import (
+    Backward,
+    Code,
+    Forward,
+    HeldRows,
+    InputGradient,
+    Once,
+    Sums,
+    WeightGradient,
+)
 from fxdp.runtime.streams import RecordEvent, Streams, WaitEvent
 from fxdp.runtime.template import Template
 
@@ -67,6 +78,7 @@ def step_modules(
     `sizes` are those of the whole batch; `rows` gives the row numbers of padded gathers.
     """
     cut, device = program.partition, device_of(module, program.mesh)
+    dealt = len(program.mesh.dealing) > 1
     codes: dict[str, dict[int | None, Code]] = {}
     for wanted, lowered in parts:
         codes.setdefault(wanted.name, {})[wanted.index] = _code(program, module, wanted, lowered, rows)
@@ -77,10 +89,14 @@ def step_modules(
         if part.summed:
             made[f"sums_{stage}"] = _sums(program, part, sizes, device)
         if f"gather {stage}" in codes:
-            made[f"gather_{stage}"] = Once(codes[f"gather {stage}"][None], (), streams)
+            gather = cut.gathers[stage]
+            names = [s.name for s in gather.parameters] if gather is not None and dealt else []
+            made[f"gather_{stage}"] = Once(codes[f"gather {stage}"][None], names, streams)
         if last is not None:
             names = [c.name for c in last.reads]
             made[f"finish_{stage}"] = Once(codes[f"finish {stage}"][None], names, streams)
+    if dealt:
+        made[ROWS] = HeldRows([held(module.get_parameter(slot.name)) for slot in held_rows(cut)])
     if cut.prologue is not None:
         made["prologue"] = Once(codes["prologue"][None], (), streams)
     made |= {RECORD: RecordEvent(streams), WAIT: WaitEvent(streams)}
@@ -110,7 +126,11 @@ def _first_results(program: Program, stage: int) -> tuple[int, ...] | None:
 def _code(
     program: Program, module: nn.Module, wanted: WantedPart, lowered: Lowered, rows: Callable[[], Tensor]
 ) -> Code:
-    template = Template.of(lowered.gm, slot_values(lowered.gm.graph, module, program.captured.constants))
+    values: Mapping[Slot, Tensor] = slot_values(lowered.gm.graph, module, program.captured.constants)
+    if wanted.part in program.partition.gathers and len(program.mesh.dealing) > 1:
+        # other pipeline ranks hold some of the rows, which the step brings
+        values = {slot: value for slot, value in values.items() if not isinstance(slot, Parameter)}
+    template = Template.of(lowered.gm, values)
     numbers = None if template.rows is None else rows()
     seed = None
     if graph_draws(wanted.part.gm.graph):

@@ -134,6 +134,18 @@ class Mesh:
         """Along which data axis sharded parameters are dealt out; None: along the only one there is."""
         return SHARD if {REPLICATE, SHARD} <= set(self.axes) else None
 
+    @property
+    def dealing(self) -> tuple[tuple[int, int], ...]:
+        """How rows of parameters are dealt out: over how many ranks, and to which of them this one is.
+
+        Along the data axis, and what a data rank has once more along its pipeline.
+        """
+        axis = self.shard_axis
+        place = self.rank if axis is None else self.coordinates[axis]
+        data = (self.size_along(axis), place)
+        pipeline = self.pipeline
+        return (data, (pipeline.size, pipeline.rank)) if pipeline.size > 1 else (data,)
+
     def along(self, axis: str | None) -> tuple[tuple[int, ...], ...]:
         """The ranks in sets that communicate along an axis, by their index along all data axes.
 

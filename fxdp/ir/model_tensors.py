@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from fxdp.ir.notes import note
 from fxdp.ir.slots import Buffer, Constant, Parameter, Slot
-from fxdp.torch_compat import dtensor_like, local_shard
+from fxdp.torch_compat import dtensor_like, local_shard, shard_axes
 
 
 def held(tensor: Tensor) -> Tensor:
@@ -29,6 +29,12 @@ def held(tensor: Tensor) -> Tensor:
 def rows_like(parameter: DTensor, rows: Tensor) -> DTensor:
     """A sharded parameter's gradient of this rank's rows, which may be padded to those of the first rank."""
     return dtensor_like(parameter, rows[: len(held(parameter))])
+
+
+def dealing_of(parameter: DTensor) -> tuple[tuple[int, int], ...]:
+    """How a sharded parameter's rows are dealt out: over how many ranks, and to which of them, each time."""
+    mesh = parameter.device_mesh
+    return tuple((mesh.size(axis), mesh.get_local_rank(axis)) for axis in shard_axes(parameter))
 
 
 def is_sharded(tensor: Tensor) -> bool:

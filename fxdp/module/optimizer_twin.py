@@ -18,9 +18,9 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from fxdp.ir.model_tensors import held
-from fxdp.ir.ops.parameter_rows import own_rows
-from fxdp.torch_compat import shard_axis, sharded_tensor
+from fxdp.ir.model_tensors import dealing_of, held
+from fxdp.ir.ops.parameter_rows import dealt_range
+from fxdp.torch_compat import shard_axes, sharded_tensor
 
 
 def twin_of(optimizer: Optimizer) -> Optimizer:
@@ -37,16 +37,11 @@ def keep_options(optimizer: Optimizer, twin: Optimizer) -> None:
         group.update({name: value for name, value in stepped.items() if name != "params"})
 
 
-def ranks_of(parameter: DTensor) -> tuple[int, int]:
-    """How many ranks hold rows of a parameter, and which of them this rank is."""
-    axis = shard_axis(parameter)
-    return parameter.device_mesh.size(axis), parameter.device_mesh.get_local_rank(axis)
-
-
 def rows_of(parameter: DTensor, value: Tensor) -> Tensor:
     """This rank's rows of a value that belongs to a parameter, whole or sharded."""
     if not isinstance(value, DTensor):
-        return own_rows(value, *ranks_of(parameter)).clone()
+        first, last = dealt_range(len(value), dealing_of(parameter))
+        return value[first:last].clone()
     if value.placements != parameter.placements:
         value = value.redistribute(parameter.device_mesh, parameter.placements)
     return held(value)
@@ -55,7 +50,7 @@ def rows_of(parameter: DTensor, value: Tensor) -> Tensor:
 def dealt(parameter: DTensor, local: Tensor, rows: int) -> DTensor:
     """The `DTensor` with a parameter's placement of which this rank holds `local`."""
     whole = torch.empty((rows, *local.shape[1:]), dtype=local.dtype, device="meta")
-    made = sharded_tensor(local, whole, parameter.device_mesh, shard_axis(parameter)).detach()
+    made = sharded_tensor(local, whole, parameter.device_mesh, shard_axes(parameter)).detach()
     assert isinstance(made, DTensor)
     return made
 

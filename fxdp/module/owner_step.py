@@ -15,22 +15,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from fxdp.errors import InputError
 from fxdp.ir.model_tensors import held
-from fxdp.ir.ops.parameter_rows import own_rows, row_range
-from fxdp.module.optimizer_twin import dealt, keep_options, ranks_of, rows_of, twin_of
+from fxdp.module.optimizer_twin import dealt, keep_options, rows_of, twin_of
+from fxdp.module.row_holders import RowHolders
 from fxdp.ranks.failure import guard
 from fxdp.ranks.joined import Joined
 from fxdp.ranks.raw_bytes import pack, unpack
-from fxdp.torch_compat import shard_axis
 
 _Type: TypeAlias = "tuple[tuple[int, ...], torch.dtype, str]"
 """Shape, dtype and type of device."""
@@ -53,12 +51,12 @@ class _Matrix:
         """Whether a state of this shape is dealt out."""
         return len(shape) > 0 and shape[0] == len(self.parameter)
 
-    def on(self, kind: _Type, rank: int, ranks: int) -> _Type:
-        """What a rank holds of a value."""
+    def on(self, kind: _Type, holder: int, holders: RowHolders) -> _Type:
+        """What a holder has of a value."""
         shape, dtype, device = kind
         if not self.has_rows(shape):
             return kind
-        first, last = row_range(shape[0], ranks, rank)
+        first, last = holders.range_of(shape[0], holder)
         return (last - first, *shape[1:]), dtype, device
 
 
@@ -98,9 +96,8 @@ class OwnerStep:
             )
         self._matrices: list[_Matrix] = []
         if sharded:
-            self._group = sharded[0].device_mesh.get_group(shard_axis(sharded[0]))
-            self._ranks, self._rank = ranks_of(sharded[0])
-            owners = dealt_owners([p.numel() for p in sharded], self._ranks)
+            self._holders = RowHolders.of(sharded[0], joined)
+            owners = dealt_owners([p.numel() for p in sharded], len(self._holders))
             self._matrices = [_matrix(p, o, optimizer) for p, o in zip(sharded, owners, strict=True)]
             with torch.no_grad(), guard(joined):
                 self._collect()
@@ -131,15 +128,15 @@ class OwnerStep:
 
     def _collect(self) -> None:
         """Bring the rows of each matrix to its owner."""
-        sent: list[list[Tensor]] = [[] for _ in range(self._ranks)]
+        sent: list[list[Tensor]] = [[] for _ in self._holders.places]
         for m in self._matrices:
             gradient = m.parameter.grad
             assert gradient is not None
             rows = [held(v) for v in m.states.values() if isinstance(v, DTensor)]
             sent[m.owner] += [held(m.parameter), rows_of(m.parameter, gradient), *rows]
-        mine = [m for m in self._matrices if m.owner == self._rank]
+        mine = [m for m in self._matrices if m.owner == self._holders.rank]
         kinds = [(m, kind) for m in mine for kind in (_kind(m.parameter), _kind(m.parameter), *_row_kinds(m))]
-        due = [[m.on(kind, rank, self._ranks) for m, kind in kinds] for rank in range(self._ranks)]
+        due = [[m.on(k, i, self._holders) for m, k in kinds] for i in range(len(self._holders))]
         parts = iter(zip(*self._exchange(sent, due), strict=True))
         for m in mine:
             m.whole, gradient = torch.cat(next(parts)), torch.cat(next(parts))
@@ -157,26 +154,25 @@ class OwnerStep:
             for m in self._matrices:
                 m.layout = {n: _kind(v) for n, v in m.states.items()}
             return
-        told: list[Any] = [None] * self._ranks
-        dist.all_gather_object(told, [m.layout for m in self._matrices], group=self._group)
+        told = self._holders.told([m.layout for m in self._matrices])
         for i, m in enumerate(self._matrices):
             m.layout = told[m.owner][i]
 
     def _return(self) -> None:
         """Bring rows of values and states back from the owners, and states without rows to all."""
-        sent: list[list[Tensor]] = [[] for _ in range(self._ranks)]
-        due: list[list[_Type]] = [[] for _ in range(self._ranks)]
+        holders = self._holders
+        sent: list[list[Tensor]] = [[] for _ in holders.places]
+        due: list[list[_Type]] = [[] for _ in holders.places]
         for m in self._matrices:
-            due[m.owner] += [
-                m.on(kind, self._rank, self._ranks) for kind in (_kind(m.parameter), *m.layout.values())
-            ]
+            kinds = (_kind(m.parameter), *m.layout.values())
+            due[m.owner] += [m.on(kind, holders.rank, holders) for kind in kinds]
             if m.whole is None:
                 continue
             own = self.twin.state[m.whole]
             for value in (m.whole, *[own[name] for name in m.layout]):
-                for rank in range(self._ranks):
-                    rows = m.has_rows(value.shape)
-                    sent[rank].append(own_rows(value, self._ranks, rank) if rows else value)
+                for holder in range(len(holders)):
+                    first, last = holders.range_of(len(m.parameter), holder)
+                    sent[holder].append(value[first:last] if m.has_rows(value.shape) else value)
         got = [iter(parts) for parts in self._exchange(sent, due)]
         for m in self._matrices:
             held(m.parameter).copy_(next(got[m.owner]))
@@ -190,11 +186,9 @@ class OwnerStep:
         nothing = torch.empty(0, dtype=torch.uint8, device=device)
         packed = [pack([v.to(device) for v in values]) if values else nothing for values in sent]
         sizes = [sum(prod(shape) * dtype.itemsize for shape, dtype, _ in kinds) for kinds in due]
-        got = torch.empty(sum(sizes), dtype=torch.uint8, device=device)
-        dist.all_to_all_single(got, torch.cat(packed), sizes, [len(p) for p in packed], group=self._group)
         return [
             unpack(part, [k[0] for k in kinds], [k[1] for k in kinds])
-            for part, kinds in zip(torch.split(got, sizes), due, strict=True)
+            for part, kinds in zip(self._holders.exchange(packed, sizes), due, strict=True)
         ]
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -17,13 +18,13 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from fxdp.errors import InputError
-from fxdp.ir.model_tensors import held, is_sharded, stand_in_for
-from fxdp.ir.ops.parameter_rows import elements_each, own_rows
+from fxdp.ir.model_tensors import dealing_of, held, is_sharded, stand_in_for
+from fxdp.ir.ops.parameter_rows import dealt_range, most_rows
 from fxdp.module.initial_values import initialise
 from fxdp.module.sharded_optimizers import adopt_parameters
 from fxdp.ranks.agreement import agree, broadcast_tensors, gather_objects, model_lines
 from fxdp.ranks.joined import Joined
-from fxdp.torch_compat import shard_axis, sharded_tensor
+from fxdp.torch_compat import mesh_with_last, shard_axes, sharded_tensor
 
 
 def share_values(module: nn.Module, joined: Joined, lines: Sequence[str] = ()) -> None:
@@ -101,23 +102,24 @@ def _in_rows(
     """
     if joined.device_mesh is None:
         return {}
-    mesh, device_mesh = joined.mesh, joined.device_mesh
-    axis, names = mesh.shard_axis or mesh.axes[0], device_mesh.mesh_dim_names or ()
-    world, place = mesh.size_along(axis), mesh.coordinates[axis]
+    mesh, device_mesh = joined.mesh, mesh_with_last(joined.device_mesh, "pp")
+    names, dealt_along = device_mesh.mesh_dim_names or (), {mesh.shard_axis or mesh.axes[0], "pp"}
+    axes = tuple(i for i, name in enumerate(names) if name in dealt_along)
     alike: dict[tuple[torch.dtype, torch.device], list[nn.Parameter]] = {}
     for parameter in parameters:
         if parameter.dim() > 0:
             alike.setdefault((parameter.dtype, device or parameter.device), []).append(parameter)
     made: dict[nn.Parameter, Tensor] = {}
     for (dtype, where), members in alike.items():
-        each = [elements_each(p.shape, world) for p in members]
+        each = [most_rows(len(p), mesh.dealing) * prod(p.shape[1:]) for p in members]
         flat = torch.zeros(sum(each), dtype=dtype, device=where)
         for parameter, room in zip(members, torch.split(flat, each), strict=True):
-            rows = own_rows(parameter.detach(), world, place)
+            first, last = dealt_range(len(parameter), mesh.dealing)
+            rows = parameter.detach()[first:last]
             local = room[: rows.numel()].view(rows.shape)
             if not rows.is_meta:
                 local.copy_(rows)
-            made[parameter] = sharded_tensor(local, parameter, device_mesh, names.index(axis))
+            made[parameter] = sharded_tensor(local, parameter, device_mesh, axes)
     return made
 
 
@@ -168,9 +170,9 @@ def dealt_out(module: nn.Module, state: Mapping[str, Any]) -> dict[str, Any]:
 def _rows_like(parameter: DTensor, whole: Tensor) -> Tensor:
     """This rank's rows of a whole value, as the parameter holds them."""
     rows = _own_rows_of(parameter, whole).to(held(parameter))
-    return sharded_tensor(rows, parameter, parameter.device_mesh, shard_axis(parameter)).detach()
+    return sharded_tensor(rows, parameter, parameter.device_mesh, shard_axes(parameter)).detach()
 
 
 def _own_rows_of(parameter: DTensor, whole: Tensor) -> Tensor:
-    mesh, axis = parameter.device_mesh, shard_axis(parameter)
-    return own_rows(whole, mesh.size(axis), mesh.get_local_rank(axis))
+    first, last = dealt_range(len(whole), dealing_of(parameter))
+    return whole[first:last]

@@ -47,9 +47,10 @@ def _held(partition: Partition) -> list[tuple[int, int]]:
     """Per stage, the parameters that it owns and their bytes; the first stage that reads one owns it."""
     seen: set[Parameter] = set()
     found = []
-    for part in partition.parts:
+    gathers = partition.gathers or (None,) * partition.stages
+    for part, gather in zip(partition.parts, gathers, strict=True):
         elements = bytes_ = 0
-        for slot, type_ in part.parameters.items():
+        for slot, type_ in {**part.parameters, **(gather.parameters if gather else {})}.items():
             if slot not in seen:
                 seen.add(slot)
                 more = type_bytes(type_, {})

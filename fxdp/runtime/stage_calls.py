@@ -102,6 +102,20 @@ class Once(_Call):
             return tuple(code.forward(batch, dict(zip(self.names, values, strict=True)))[:-1])
 
 
+class HeldRows(nn.Module):
+    """This rank's rows of sharded parameters, which the stages of other pipeline ranks read, too."""
+
+    def __init__(self, rows: Sequence[Tensor]) -> None:
+        super().__init__()
+        object.__setattr__(self, "_rows", tuple(rows))
+
+    _rows: tuple[Tensor, ...]
+
+    def forward(self) -> tuple[Tensor, ...]:
+        """As they are now."""
+        return self._rows
+
+
 class Backward(_Call):
     """A part's whole backward: `(saved, sums, *values) -> results`, those aside that it adds to `sums`."""
 

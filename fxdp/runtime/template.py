@@ -1,7 +1,8 @@
 """The arguments of an emitted part: the model's own tensors stand in them, a call fills in the rest.
 
     slot of the part     position holds
-    Parameter, Buffer    the model's tensor, which a step reads as it then is
+    Parameter, Buffer    the model's tensor, which a step reads as it then is; of a parameter whose rows other
+                         pipeline ranks hold, what these sent
     Constant             the captured tensor; of one that no capture made, the row numbers of padded gathers
     Input                the caller's tensor, or a micro-batch's part of it
     Size                 a number of the call
@@ -65,6 +66,8 @@ class Template:
             match slot:
                 case Constant() if slot not in values:
                     rows = position
+                case Parameter(name) if slot not in values:
+                    crossing.append((position, name))
                 case Parameter() | Buffer() | Constant():
                     value = values[slot]
                 case Input(index):

@@ -16,7 +16,8 @@ __all__ = [
     "dtensor_spec",
     "local_shard",
     "mesh_on_paper",
-    "shard_axis",
+    "mesh_with_last",
+    "shard_axes",
     "sharded_tensor",
     "tensor_metadata",
     "that_pickles",
@@ -49,9 +50,11 @@ def local_shard(tensor: DTensor) -> torch.Tensor:
     return tensor._local_tensor
 
 
-def sharded_tensor(local: torch.Tensor, whole: torch.Tensor, mesh: DeviceMesh, axis: int) -> nn.Parameter:
-    """A parameter like `whole` of which this rank holds the rows `local`, dealt out along that axis."""
-    placements = [Shard(0) if i == axis else Replicate() for i in range(mesh.ndim)]
+def sharded_tensor(
+    local: torch.Tensor, whole: torch.Tensor, mesh: DeviceMesh, axes: Sequence[int]
+) -> nn.Parameter:
+    """A parameter like `whole` of which this rank holds the rows `local`, dealt out along those axes."""
+    placements = [Shard(0) if i in axes else Replicate() for i in range(mesh.ndim)]
     stride = torch.empty(whole.shape, device="meta").stride()
     # of memory of its own first, as in `that_pickles`: so the parameter can be pickled and copied
     own = torch.empty_like(local)
@@ -61,9 +64,26 @@ def sharded_tensor(local: torch.Tensor, whole: torch.Tensor, mesh: DeviceMesh, a
     return parameter
 
 
-def shard_axis(tensor: DTensor) -> int:
-    """The axis of its mesh along which the rows of a sharded parameter are dealt out."""
-    return tensor.placements.index(Shard(0))
+def shard_axes(tensor: DTensor) -> tuple[int, ...]:
+    """The axes of its mesh along which the rows of a sharded parameter are dealt out, one after another."""
+    return tuple(axis for axis, placement in enumerate(tensor.placements) if placement == Shard(0))
+
+
+def mesh_with_last(mesh: DeviceMesh, axis: str) -> DeviceMesh:
+    """The same ranks and groups with that axis as the last: `mesh[...]` keeps the order of axes.
+
+    A `DTensor` deals a dim out along its mesh's axes in their order.
+    """
+    names = mesh.mesh_dim_names or ()
+    order = sorted(range(mesh.ndim), key=lambda i: names[i] == axis)
+    if order == list(range(mesh.ndim)):
+        return mesh
+    made = DeviceMesh(
+        mesh.device_type, mesh.mesh.permute(order), mesh_dim_names=tuple(names[i] for i in order),
+        _init_backend=False,
+    )  # fmt: skip
+    made._dim_group_names = [mesh._dim_group_names[i] for i in order]
+    return made
 
 
 def dtensor_like(tensor: DTensor, local: torch.Tensor) -> DTensor:

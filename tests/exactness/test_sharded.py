@@ -75,15 +75,32 @@ def _know() -> None:
     capture_ahead(__name__, Words(), _batch(0, 4), {}, {"dp_shard": 2}, strategy="shard")
 
 
+def _data_rank(axes: tuple[str, ...], parts: int) -> int:
+    return dist.get_rank() // 2 if axes[-1] == "pp" and parts > 1 else dist.get_rank() % parts
+
+
+def _holds_its_share(compiled: nn.Module, axes: tuple[str, ...]) -> None:
+    """Of each parameter a rank has its rows alone, dealt out over all axes but that of replicas."""
+    ranks = dist.get_world_size() // (2 if "dp_replicate" in axes else 1)
+    for parameter in compiled.parameters():
+        assert isinstance(parameter, DTensor) == (parameter.dim() > 0)
+        if isinstance(parameter, DTensor):
+            rows = len(parameter)
+            for deal in (2, ranks // 2) if "pp" in axes else (ranks,):
+                rows = -(-rows // max(deal, 1))
+            assert len(parameter.to_local()) <= rows
+
+
 def _train(axes: tuple[str, ...], split: list[int], **options: Any) -> tuple[float, float]:
     model, twin = _same_start()
+    kind = getattr(torch.optim, options.pop("optimizer", "AdamW"))
     with no_fallback(), captured_once(KNOWN.setdefault(__name__, {})):
         compiled = fxdp.compile(model, _mesh(axes), strategy="shard", **options)
-        optimizers = [torch.optim.AdamW(m.parameters(), 1e-2) for m in (compiled, twin)]
+        optimizers = [kind(m.parameters(), 1e-2) for m in (compiled, twin)]
         worst = 0.0
         for step in range(4):
             whole = _batch(step, sum(split))
-            own = tuple(part(t, split, dist.get_rank() % len(split)) for t in whole)
+            own = tuple(part(t, split, _data_rank(axes, len(split))) for t in whole)
             for inputs in (own, own) if step == 1 else (own,):  # accumulates
                 loss = compiled(*inputs)
                 loss.backward()
@@ -95,6 +112,7 @@ def _train(axes: tuple[str, ...], split: list[int], **options: Any) -> tuple[flo
                 optimizer.step()
                 optimizer.zero_grad()
             split = split[::-1]
+    _holds_its_share(compiled, axes)
     pairs = zip(compiled.parameters(), twin.parameters(), strict=True)
     return worst, max(difference(_whole(a).detach(), b.detach()) for a, b in pairs)
 
@@ -110,7 +128,9 @@ def _train(axes: tuple[str, ...], split: list[int], **options: Any) -> tuple[flo
         (("dp",), [5, 2], {"microbatches": 2}),
         (("dp_replicate", "dp_shard"), [4, 0, 1, 2], {"compute": "eager", "microbatches": 3}),
         (("pp", "dp_shard"), [4, 3], {"compute": "eager", "microbatches": 2}),
-        (("pp", "dp"), [4, 1], {"compute": "eager", "bucket_mb": 0.0005}),
+        (("pp", "dp"), [4, 1], {"compute": "eager", "bucket_mb": 0.0005, "optimizer": "Adafactor"}),
+        (("dp", "pp"), [2, 3], {"compute": "eager", "schedule": "interleaved", "microbatches": 2}),
+        (("pp",), [5], {"compute": "eager"}),
     ],
 )
 def test_training_equals_one_device(

@@ -5,6 +5,9 @@
     rank 1        a3 a4 --        b2 --
     gathered      a0 a1 a2 a3 a4 -- b0 b1 b2 --         parameter by parameter, so each whole one is a view
 
+In a pipeline the rows of a data rank are dealt out once more, over its pipeline ranks, as DTensor deals a dim
+along two axes: rank 0's a0 a1 a2 as a0 a1 and a2. The ranks of a stage have them sent before they gather.
+
 The four ops are opaque to a compiler. Each `start_*` reads what must be there before it begins (`after`): the
 one before it, so that all ranks start them in one order, and a value of the computation, so that nobody
 gathers earlier than planned. Only data keeps a compiler from changing an order, or from taking a gather of
@@ -35,6 +38,22 @@ def row_range(rows: int, ranks: int, rank: int) -> tuple[int, int]:
     """The first row of a rank and the one after its last, as DTensor's `Shard(0)` cuts them."""
     each = rows_each(rows, ranks)
     return min(rank * each, rows), min((rank + 1) * each, rows)
+
+
+def dealt_range(rows: int, dealing: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    """The same where rows are dealt out several times: by how many ranks, and to which of them, each time."""
+    first, last = 0, rows
+    for ranks, rank in dealing:
+        start, end = row_range(last - first, ranks, rank)
+        first, last = first + start, first + end
+    return first, last
+
+
+def most_rows(rows: int, dealing: Sequence[tuple[int, int]]) -> int:
+    """The rows of the first rank where they are dealt out several times: no other has more."""
+    for ranks, _ in dealing:
+        rows = rows_each(rows, ranks)
+    return rows
 
 
 def own_rows(value: Tensor, ranks: int, rank: int) -> Tensor:

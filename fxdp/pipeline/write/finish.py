@@ -14,8 +14,10 @@ from torch import fx
 from fxdp.ir import conversions
 from fxdp.ir.notes import placed_tensor
 from fxdp.ir.slots import Gradient, Parameter, ResultSlot
+from fxdp.ir.types import TensorType
 from fxdp.pipeline.cut.partition import Part, Partition, Total
 from fxdp.pipeline.schedule.schedule import Schedule
+from fxdp.pipeline.write.dealt_parameters import DealtParameters
 from fxdp.pipeline.write.step_graph import StepGraph
 from fxdp.ranks import raw_bytes
 from fxdp.runtime import p2p
@@ -27,7 +29,7 @@ class Finish:
 
     Parameters
     ----------
-    tag : the first tag that no transfer of a micro-batch has.
+    dealt : rows that other pipeline ranks hold; it knows the last tag that a transfer has.
     everywhere : whether all ranks get the gradients, or only those whose stages read the parameter.
     parallel : whether other ranks hold parts of the batch, so that sums go over ranks.
     """
@@ -36,7 +38,7 @@ class Finish:
     partition: Partition
     schedule: Schedule
     whole: fx.Node
-    tag: int
+    dealt: DealtParameters
     everywhere: bool
     parallel: bool
     _brought: set[tuple[str, int]] = field(default_factory=set)
@@ -57,7 +59,24 @@ class Finish:
                 self.step.keep_items(made, part.gives)
         for rank in range(len(self.schedule.ranks)):
             self._deliver(rank)
+            self.dealt.deal({n: t for n, t in self._dealt.items() if self._home(n) == rank}, rank)
         return [self._result(slot, name) for slot, name, _ in self.partition.results]
+
+    def _tag(self) -> int:
+        self.dealt.tag += 1
+        return self.dealt.tag
+
+    @cached_property
+    def _dealt(self) -> dict[str, TensorType]:
+        """The gradients whose rows go to the ranks that hold those of their parameters."""
+        types = self.dealt.types
+        slots = {n: slot.of for slot, n, _ in self.partition.results if isinstance(slot, Gradient)}
+        return {n: types[of] for n, of in slots.items() if isinstance(of, Parameter) and of in types}
+
+    def _home(self, name: str) -> int | None:
+        """The rank on which a value of the step is made."""
+        source = self._source(name)
+        return None if source is None else self.schedule.placement[source.stage]
 
     def _source(self, name: str) -> Total | None:
         """Where a value of the step is made; None for what each rank that reads it has from the start."""
@@ -81,13 +100,13 @@ class Finish:
         if here == there:
             return
         self._brought.add((name, stage))
-        self.tag += 1
+        tag = self._tag()
         shape, dtype = self.step.shape(source.type, source.placement, None), source.type.dtype
         if self.step.rank == here:
-            self.step.send(self.step.value(name, None), there, self.tag, name, backward=True)
-            self.step.record(name, (here, there), None, shape, dtype, self.tag, backward=True)
+            self.step.send(self.step.value(name, None), there, tag, name, backward=True)
+            self.step.record(name, (here, there), None, shape, dtype, tag, backward=True)
         elif self.step.rank == there:
-            pending = self.step.receive(shape, dtype, here, self.tag, name, backward=True)
+            pending = self.step.receive(shape, dtype, here, tag, name, backward=True)
             self.step.expect(name, None, pending)
 
     def _deliver(self, rank: int) -> None:
@@ -105,18 +124,17 @@ class Finish:
         shapes = [self.step.shape(s.type, s.placement, None) for s in sources]
         dtypes = [s.type.dtype for s in sources]
         size = sum(prod(s) * d.itemsize for s, d in zip(shapes, dtypes, strict=True))
-        self.tag += 1
-        label = f"results_of{rank}"
+        tag, label = self._tag(), f"results_of{rank}"
         if self.step.rank == rank:
             values = [self.step.value(n, None) for n in names]
             packed = self.step.function(raw_bytes.pack, (values,), label)
             for peer in peers:
-                self.step.send(packed, peer, self.tag, label, backward=False)
+                self.step.send(packed, peer, tag, label, backward=False)
                 self.step.record(
-                    "results", (rank, peer), None, [size], torch.uint8, self.tag, backward=False, values=names
+                    "results", (rank, peer), None, [size], torch.uint8, tag, backward=False, values=names
                 )
         elif self.step.rank in peers:
-            pending = self.step.receive([size], torch.uint8, rank, self.tag, "results", backward=False)
+            pending = self.step.receive([size], torch.uint8, rank, tag, "results", backward=False)
             packed = self.step.function(p2p.wait, (pending,), label)
             self._unpack(packed, names, shapes, dtypes, rank)
 
@@ -132,7 +150,7 @@ class Finish:
         names = []
         for slot, name, _ in self.partition.results:
             source = self._source(name)
-            if source is None or self.schedule.placement[source.stage] != rank:
+            if source is None or self._home(name) != rank or name in self._dealt:
                 continue
             if self._is_for(peer, slot):
                 names.append(name)
@@ -148,6 +166,8 @@ class Finish:
         return self.partition.readers(self.schedule.placement)
 
     def _result(self, slot: ResultSlot, name: str) -> fx.Node | None:
+        if name in self._dealt:
+            return self.dealt.rows_of(name)
         source = self._source(name)
         here = source is None or self.schedule.placement[source.stage] == self.step.rank
         return self.step.value(name, None) if here or self._is_for(self.step.rank, slot) else None

@@ -48,12 +48,12 @@ class StepGraph:
     """Writes one rank's graph.
 
     `sizes` are the values of the size symbols in each micro-batch, and in the whole local batch under None;
-    sharded parameters are dealt out over `shards` ranks.
+    `dealing` says how sharded parameters are dealt out, over data ranks and then over pipeline ranks.
     """
 
     rank: int
     sizes: Mapping[int | None, Mapping[str, int]]
-    shards: int = 1
+    dealing: tuple[tuple[int, int], ...] = ((1, 0),)
     graph: fx.Graph = field(default_factory=fx.Graph)
     sent: list[Sent] = field(default_factory=list)
     _values: dict[tuple[str, int | None], fx.Node] = field(default_factory=dict)
@@ -63,6 +63,11 @@ class StepGraph:
 
     def __post_init__(self) -> None:
         self._events = Events(self.graph)
+
+    @property
+    def is_dealt(self) -> bool:
+        """Whether pipeline ranks hold rows of one another's parameters."""
+        return len(self.dealing) > 1
 
     def input(self, name: str) -> fx.Node:
         """The program's input, there when compute begins."""
@@ -123,7 +128,7 @@ class StepGraph:
         """The shape of this rank's value; of rows with their padding."""
         if isinstance(placement, Rows):
             first, *rest = type_.shape
-            return [rows_each(int(first), self.shards), *map(int, rest)]
+            return [rows_each(int(first), self.dealing[0][0]), *map(int, rest)]
         return [evaluate(size, self.sizes[microbatch]) for size in local_shape(type_, placement)]
 
     def send(

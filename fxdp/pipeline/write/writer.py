@@ -34,6 +34,7 @@ from fxdp.pipeline.schedule.action import Action, Kind
 from fxdp.pipeline.schedule.deadlock import check
 from fxdp.pipeline.schedule.schedule import Schedule
 from fxdp.pipeline.schedule.transfers import End, Transfer, programs
+from fxdp.pipeline.write.dealt_parameters import DealtParameters
 from fxdp.pipeline.write.finish import Finish
 from fxdp.pipeline.write.happens_before import check_order
 from fxdp.pipeline.write.step_graph import StepGraph, suffix
@@ -93,7 +94,9 @@ class Writer:
         VerifierError : a stream that does not wait for what it reads; a bug in fxdp.
         """
         self.whole = self.step.input("batch")
-        self._prologue()
+        tag = len(self.partition.edges) * self.schedule.microbatches
+        dealt = DealtParameters(self.step, self.partition, self.schedule, tag)
+        self._prologue(dealt)
         order = programs(self.schedule, self._edges())
         check(order)
         for event in order[self.step.rank]:
@@ -102,9 +105,8 @@ class Writer:
             else:
                 self._act(event)
         self._put_together()
-        tag = len(self.partition.edges) * self.schedule.microbatches
         finish = Finish(
-            self.step, self.partition, self.schedule, self.whole, tag, self.everywhere, self.data_ranks > 1
+            self.step, self.partition, self.schedule, self.whole, dealt, self.everywhere, self.data_ranks > 1
         )
         self.step.end(tuple(finish.write()))
         check_order(self.step.graph)
@@ -119,15 +121,16 @@ class Writer:
                 found.setdefault((edge.name, edge.source, placement[edge.target]), edge)
         return list(found.values())
 
-    def _prologue(self) -> None:
+    def _prologue(self, dealt: DealtParameters) -> None:
         part = self.partition.prologue
         if part is not None:
             made = self.step.module("prologue", (self.whole,), "prologue")
             self.step.keep_items(made, part.gives)
+        dealt.collect()
         for stage, gather in enumerate(self.partition.gathers):
             if gather is not None and self.schedule.placement[stage] == self.step.rank:
-                name = f"gather_{stage}"
-                self.step.keep_items(self.step.module(name, (self.whole,), name), gather.gives)
+                name, args = f"gather_{stage}", (self.whole, *dealt.gathered(gather))
+                self.step.keep_items(self.step.module(name, args, name), gather.gives)
 
     def _batch(self, microbatch: int) -> fx.Node:
         if microbatch not in self._batches:

@@ -93,20 +93,25 @@ def curve(
 def scheduled_curves(
     parts: Sequence[fx.GraphModule], mesh_ranks: Mapping[str | None, int],
     sizes: Sequence[Mapping[str, int]], schedule: Schedule, gradients: Sequence[int],
+    gathers: Sequence[fx.GraphModule | None] = (),
 ) -> tuple[RankMemory, ...]:  # fmt: skip
     """The memory of each pipeline rank: a forward keeps what its backward reads, for as long as that waits.
 
     `parts` are the stages, `sizes` those of each micro-batch, `gradients` the bytes of each stage's. Every
-    rank holds all parameters.
+    rank holds all parameters; of those that `gathers` make whole, stage by stage, its rows.
     """
     held = [[_Held(part, mesh_ranks, one) for one in sizes] for part in parts]
-    sums = _summed({slot: size for one in held for slot, size in one[0].given().items()})
+    gathered = [None if gm is None else _Held(gm, mesh_ranks, sizes[0]) for gm in gathers]
+    every = (*(one[0] for one in held), *(one for one in gathered if one is not None))
+    sums = _summed({slot: size for one in every for slot, size in one.given().items()})
+    whole = [0 if one is None else one.results() for one in gathered] or [0] * len(parts)
     del sums["inputs"]
     found = []
     for rank, row in enumerate(schedule.ranks):
         own = [s for s, home in enumerate(schedule.placement) if home == rank]
         inputs = max((sum(one.still()["inputs"] for one in held[s]) for s in own), default=0)
-        live, points, added = sum(sums.values()) + inputs, list[MemoryPoint](), set[int]()
+        live = sum(sums.values()) + inputs + sum(whole[stage] for stage in own)
+        points, added = list[MemoryPoint](), set[int]()
         for action in row:
             one, forward = held[action.stage][action.microbatch], action.kind is Kind.FORWARD
             phase = "forward" if forward else "backward"
@@ -173,6 +178,10 @@ class _Held:
     def still(self) -> dict[str, int]:
         """The same, by what it is."""
         return _summed(self.given())
+
+    def results(self) -> int:
+        """Bytes of what the graph gives."""
+        return sum(map(self.bytes, self._output.all_input_nodes))
 
     def gradients(self) -> int:
         """Bytes of the parameters' gradients."""

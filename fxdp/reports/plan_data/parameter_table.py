@@ -13,7 +13,7 @@ from fxdp.capture.sites import Origin
 from fxdp.ir import conversions
 from fxdp.ir.mesh import Mesh
 from fxdp.ir.notes import Site, note, tensor_type
-from fxdp.ir.ops.parameter_rows import rows_each
+from fxdp.ir.ops.parameter_rows import most_rows
 from fxdp.ir.placements import Rows
 from fxdp.ir.slots import Gradient, Parameter
 from fxdp.reports.plan_data.collective import Collective
@@ -86,7 +86,7 @@ def _row(
     shape = tuple(int(n) for n in type_.shape)
     held = shape
     if isinstance(placement, Rows) and shape:
-        held = (rows_each(shape[0], mesh.size_along(placement.axis)), *shape[1:])
+        held = (most_rows(shape[0], mesh.dealing), *shape[1:])
     return ParameterRow(
         name=slot.name,
         shape=shape,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from torch import fx
@@ -11,8 +12,9 @@ from torch import fx
 from fxdp.ir import conversions
 from fxdp.ir.graph_text import type_text
 from fxdp.ir.notes import Site, note
-from fxdp.ir.slots import Gradient, Mutation, ResultSlot
+from fxdp.ir.slots import Gradient, Mutation, Parameter, ResultSlot
 from fxdp.pipeline.cut.partition import CutEdge, Partition
+from fxdp.pipeline.write.dealt_parameters import PARAMETERS
 from fxdp.pipeline.write.step_graph import Sent
 from fxdp.reports.plan_data.collective import Collective, Hidden, Need
 from fxdp.reports.plan_data.collective_rows import Reader, described
@@ -93,6 +95,9 @@ class Transfers:
         self, name: str, item: Sent, edge: CutEdge | None, node: fx.Node | None, slot: ResultSlot | None
     ) -> Need:
         reads = f"stage {edge.target}" if edge is not None else f"pipeline rank {item.target}"
+        gather = self._gathers.get(name) if item.name == PARAMETERS else None
+        if gather is not None:
+            return self._of_parameter(name, item, gather)
         made = node or self._result(slot)
         placement = "whole" if made is None or node is None else str(note(made).placement)
         there = "the backward there" if item.backward else "the forward there"
@@ -108,6 +113,33 @@ class Transfers:
             bytes=item.bytes if len(item.values) == 1 else 0,
             site=self.reader.origin.of(edge.site if edge is not None else self._site(name, node, slot)),
         )
+
+    def _of_parameter(self, name: str, item: Sent, gather: fx.Node) -> Need:
+        """Rows of a parameter that another rank's stages read: for the op that first reads it there."""
+        cause = note(gather).cause
+        return Need(
+            value=name,
+            conversion="",
+            consumer=f"pipeline rank {item.target}",
+            text=f"{name} for {'a stage' if cause is None else cause.text}",
+            has=f"rows on pipeline rank {item.source}",
+            wants=f"{note(gather).placement} on pipeline rank {item.target}",
+            made=f"parameter {name}",
+            read="the stages there, once per step",
+            bytes=item.bytes if len(item.values) == 1 else 0,
+            site=self.reader.origin.of(Site() if cause is None else cause.site),
+        )
+
+    @cached_property
+    def _gathers(self) -> dict[str, fx.Node]:
+        """The first gather of each sharded parameter, by the parameter's name."""
+        found: dict[str, fx.Node] = {}
+        for node in self.reader.causes.graph.find_nodes(op="call_function", target=conversions.gather_rows):
+            rows: Any = node.args[0]
+            slot = note(rows if rows.op == "placeholder" else rows.all_input_nodes[0]).slot
+            if isinstance(slot, Parameter):
+                found.setdefault(slot.name, node)
+        return found
 
     def _site(self, name: str, node: fx.Node | None, slot: ResultSlot | None) -> Site:
         """Where a value is made; of one that was cut out of a bucket, where the result is."""

@@ -42,6 +42,22 @@ def _programs(
     return "\n".join(lines)
 
 
+def test_rows_come_from_other_ranks_and_gradients_go_back() -> None:
+    cut = program(Two(), torch.randn(4, 4), ranks=2, stages=["b"], microbatches=1, strategy="shard")
+    layout = MicrobatchSizes.of({"B": 4, "b": 4, "offset": 0, "b_max": 4}, 1)
+    step = cut.writer(layout, 0)
+    graph = step.write()
+    words = [n.name for n in graph.nodes if n.op != "output" and n.target not in _SMALL]
+    assert_expected_inline("\n".join(wrap(" ".join(words), 100)), """\
+batch rows parameters_to1 send_parameters_to1 receive_parameters_from1 parameters_of1 unpacked_of1
+rows_of_a_weight gather_0 forward_0_mb0 send_relu_mb0_to1 receive_mm_3_mb0_from1 mm_3_mb0
+backward_0_mb0 dealt_t_8 dealt_t_9 gradients_to1 send_gradients_to1 receive_results_from1
+results_of1 unpacked_of1_1 receive_gradients_from1 gradients_of1 unpacked_of1_2""")
+    sent = [(s.name, s.values, s.source, s.target, s.bytes) for s in step.step.sent]
+    assert sent[0] == ("parameters", ("b.weight",), 0, 1, 16)
+    assert sent[-1] == ("gradients", ("t_8",), 0, 1, 2 * 4 * 4)
+
+
 _SMALL = (operator.getitem, p2p.wait_sent, p2p.microbatch, "record_event", "wait_event")
 
 

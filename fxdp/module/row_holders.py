@@ -1,0 +1,79 @@
+"""The ranks that hold rows of a sharded parameter, and what they send one another outside of programs."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from fxdp.errors import InputError
+from fxdp.ir.model_tensors import dealing_of
+from fxdp.ir.ops.parameter_rows import dealt_range
+from fxdp.ranks.joined import Joined
+from fxdp.torch_compat import shard_axes
+
+
+@dataclass(frozen=True)
+class RowHolders:
+    """The holders of a parameter's rows, in the order of the rows.
+
+    Attributes
+    ----------
+    group : joins them, and in a pipeline whose data ranks are replicated others as well.
+    places : the rank of each in the group.
+    counts : over how many ranks rows are dealt out, each time.
+    rank : this rank's place among the holders.
+    """
+
+    group: dist.ProcessGroup
+    places: tuple[int, ...]
+    counts: tuple[int, ...]
+    rank: int
+
+    @classmethod
+    def of(cls, parameter: DTensor, joined: Joined) -> RowHolders:
+        """Those of a sharded parameter."""
+        axes, mesh = shard_axes(parameter), parameter.device_mesh
+        counts = tuple(count for count, _ in dealing_of(parameter))
+        if len(axes) == 1:
+            group = mesh.get_group(axes[0])
+            return cls(group, tuple(range(counts[0])), counts, mesh.get_local_rank(axes[0]))
+        links, here = joined.links, mesh.get_coordinate()
+        if links is None or links.whole_group is None or here is None:
+            raise InputError("the parameters are sharded on another mesh than the module was compiled for")
+        held = mesh.mesh[tuple(slice(None) if i in axes else place for i, place in enumerate(here))]
+        members = dist.get_process_group_ranks(links.whole_group)
+        places = tuple(members.index(rank) for rank in held.flatten().tolist())
+        return cls(links.whole_group, places, counts, places.index(dist.get_rank(links.whole_group)))
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def range_of(self, rows: int, holder: int) -> tuple[int, int]:
+        """The first row of a holder and the one after its last."""
+        dealt = list(itertools.product(*map(range, self.counts)))[holder]
+        return dealt_range(rows, list(zip(self.counts, dealt, strict=True)))
+
+    def exchange(self, sent: Sequence[Tensor], due: Sequence[int]) -> list[Tensor]:
+        """What each holder has sent to this one: bytes, of which `due` says how many; all call this."""
+        size = dist.get_world_size(self.group)
+        out, into = [0] * size, [0] * size
+        for place, bytes_, expected in zip(self.places, sent, due, strict=True):
+            out[place], into[place] = len(bytes_), expected
+        by_place = sorted(zip(self.places, sent, strict=True), key=lambda pair: pair[0])
+        got = torch.empty(sum(into), dtype=torch.uint8, device=sent[0].device)
+        dist.all_to_all_single(got, torch.cat([s for _, s in by_place]), into, out, group=self.group)
+        parts = torch.split(got, into)
+        return [parts[place] for place in self.places]
+
+    def told(self, value: object) -> list[Any]:
+        """What each holder says; all of the group call this."""
+        found: list[Any] = [None] * dist.get_world_size(self.group)
+        dist.all_gather_object(found, value, group=self.group)
+        return [found[place] for place in self.places]
