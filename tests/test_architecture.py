@@ -108,7 +108,7 @@ _USERS = ("file.py", "model.py", "models.py", "train.py")
 @functools.cache
 def prose() -> list[tuple[Path, str]]:
     """Docstrings and comments of the library, and the pages beside it."""
-    pages = [ROOT.parent / "README.md", ROOT.parent / "CONTRIBUTING.md"]
+    pages = [ROOT.parent / "README.md", ROOT.parent / "CONTRIBUTING.md", *(ROOT.parent / "docs").glob("*.md")]
     said = [(file, "\n".join(_said_in(file.read_text()))) for file in FILES]
     return [*said, *((page, page.read_text()) for page in pages)]
 

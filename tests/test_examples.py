@@ -112,3 +112,20 @@ def test_a_killed_run_goes_on_with_more_ranks(ranks: RankPool, tmp_path: Path) -
     assert set(_losses(resumed)) == {15, 20}
     for step, loss in _losses(resumed).items():
         assert loss == pytest.approx(_losses(whole)[step], rel=1e-4)
+
+
+def test_the_notebook_shows_what_was_decided() -> None:
+    import nbclient
+    import nbformat
+
+    notebook = nbformat.read(EXAMPLES / "inspect.ipynb", as_version=4)
+    with mock.patch.dict(os.environ, {"PYTHONPATH": str(EXAMPLES.parent), "OMP_NUM_THREADS": "1"}):
+        nbclient.NotebookClient(notebook, timeout=120, kernel_name="python3").execute()
+    shown = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    data = [output["data"] for output in shown if output["output_type"] == "execute_result"]
+    assert len(data) == sum(cell.cell_type == "code" for cell in notebook.cells) - 1
+    plan, *_ = data
+    assert "Classifier on mesh(dp=64), a batch of 512" in plan["text/html"]
+    assert any("<svg" in "".join(map(str, one.values())) for one in data)
+    pair = data[-1]["text/plain"]
+    assert pair.count("1.") + pair.count("2.") >= 2, pair
