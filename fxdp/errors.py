@@ -26,7 +26,12 @@ class FxdpError(Exception):
 
 
 class CaptureError(FxdpError):
-    """The model cannot be captured as one joint forward and backward graph."""
+    """The model cannot be captured as one joint forward and backward graph.
+
+    `plan` is what is known all the same, where a plan was asked for: mesh, parameters, and this error.
+    """
+
+    plan: object = None
 
 
 class PlacementError(FxdpError):

@@ -8,8 +8,10 @@ from typing import Any
 
 from fxdp.cli.show import prints, show, show_json, working
 from fxdp.cli.target import declare_target, load_target, parse_mesh
+from fxdp.errors import CaptureError
 from fxdp.module.dry_run import dry_run
 from fxdp.options import Options
+from fxdp.reports.plan import Plan
 from fxdp.reports.plan_summary import Summary
 
 
@@ -30,19 +32,29 @@ def run(asked: argparse.Namespace) -> int:
     target = load_target(asked)
     options = Options.named({**target.options, **_staging(asked)})
     mesh = parse_mesh(asked.mesh)
-    with working(f"planning {type(target.model).__name__} on {asked.mesh}"):
-        plan = dry_run(target.model, target.args, target.kwargs, mesh, options, target.origin)
+    try:
+        with working(f"planning {type(target.model).__name__} on {asked.mesh}"):
+            plan = dry_run(target.model, target.args, target.kwargs, mesh, options, target.origin)
+    except CaptureError as error:
+        if isinstance(error.plan, Plan):  # what is known, with the error in its place
+            _write(error.plan, asked)
+        raise
     if asked.svg and prints():
         plan.to_svg(asked.svg)
-    if asked.html and prints():
-        plan.to_html(asked.html)
+    _write(plan, asked)
     if asked.json:
-        show_json({name: value for name, value in plan.as_dict().items() if asked.text or name != "text"})
         return 0
     if asked.text:
         show(plan.text)
     show(Summary(plan, fold=not asked.values))
     return 0
+
+
+def _write(plan: Plan, asked: argparse.Namespace) -> None:
+    if asked.html and prints():
+        plan.to_html(asked.html)
+    if asked.json:
+        show_json({name: value for name, value in plan.as_dict().items() if asked.text or name != "text"})
 
 
 def _staging(asked: argparse.Namespace) -> dict[str, Any]:

@@ -13,9 +13,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from fxdp.capture.driver import capture_request
 from fxdp.capture.refusals.input_layouts import check_layouts
 from fxdp.capture.sites import Origin
+from fxdp.compiler.partial_plan import partial_plan
 from fxdp.compiler.prepare import is_cut, prepare
 from fxdp.compiler.program import Program
 from fxdp.compiler.records import tell_program
+from fxdp.errors import CaptureError
 from fxdp.module.call import check_arguments, request_of
 from fxdp.module.model_checks import check_model, device_type
 from fxdp.module.reader import CallReader
@@ -58,7 +60,12 @@ def local_program(
     start = time.perf_counter()
     couple = data.size * options.microbatches > 1
     request = request_of(model, call.inputs, options, cut=is_cut(data, options), couple=couple)
-    captured = capture_request(request if origin is None else replace(request, origin=origin))
+    try:
+        captured = capture_request(request if origin is None else replace(request, origin=origin))
+    except CaptureError as error:
+        batch, lines = call.batch * data.size, origin or Origin.here(options.loss_fn)
+        error.plan = partial_plan(model, data, options, batch, error, lines)
+        raise
     check_layouts(captured, call.inputs, whole_draws=options.single_device_rng)
     seconds = time.perf_counter() - start
     local = prepare(captured, data, options)

@@ -58,6 +58,7 @@ class Plan:
     schedule : in which order stages and micro-batches run; None for a program without them.
     edges : what the stages send one another for each micro-batch.
     stages : one row per stage.
+    error : of the plan that a `CaptureError` brings, why there is no more; else empty.
     """
 
     text: str
@@ -70,6 +71,7 @@ class Plan:
     schedule: Schedule | None = None
     edges: tuple[Edge, ...] = ()
     stages: tuple[StageRow, ...] = ()
+    error: str = ""
     annotated: Callable[[], fx.GraphModule] | None = field(default=None, repr=False, compare=False)
     details: Callable[[], Details] = field(default=Details(), repr=False, compare=False)
 
@@ -188,6 +190,7 @@ class Plan:
             "torch": version("torch"),
             **plain(self.details()),
             **{name: plain(getattr(self, name)) for name in kept},
+            "error": self.error,
             "coverage": self.covered.as_dict(),
             "gradient_bytes": self.gradient_bytes,
             "schedule_name": "" if self.schedule is None else self.schedule.name,
@@ -228,6 +231,7 @@ class Plan:
         schedule = read_schedule(found.get("schedule_name", ""), found["schedule"])
         return cls(
             text=found.get("text", ""),
+            error=found.get("error", ""),
             covered=Coverage(read_coverage(found["coverage"]["rows"])),
             schedule=None if schedule is None else DrawnSchedule.of(schedule, edges),
             details=read(Details, {field.name: found[field.name] for field in details}),

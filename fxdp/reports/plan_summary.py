@@ -32,6 +32,8 @@ def headline(plan: Plan) -> str:
     size = format_bytes(sum(row.bytes for row in plan.communication))
     count = sum(row.count for row in plan.communication)
     what = f"{count} messages, {size} in a step" if count else _NOTHING
+    if plan.error:
+        what = "the model cannot be captured"
     return f"{about.model or 'a model'} on mesh({axes}), a batch of {about.batch}: {what}"
 
 
@@ -48,6 +50,8 @@ def totals(plan: Plan) -> str:
 def summary_lines(plan: Plan, width: int = 80, *, fold: bool = True) -> list[str]:
     """The plan as text of this width; file names and line numbers stay whole."""
     shown = [*textwrap.wrap(headline(plan), width)]
+    if plan.error:
+        return [*shown, "", *_error_lines(plan, width)]
     if plan.schedule is not None:
         times = plan.timetable().splitlines()
         shown += ["", *_stage_lines(plan), "", f"schedule {plan.schedule.name}", *times]
@@ -60,6 +64,16 @@ def summary_lines(plan: Plan, width: int = 80, *, fold: bool = True) -> list[str
     for rank in plan.memory():
         shown += textwrap.wrap(f"memory of {rank}", width, subsequent_indent="  ")
     return [*shown, *textwrap.wrap(timings_line(plan.timings), width)]
+
+
+def _error_lines(plan: Plan, width: int) -> Iterator[str]:
+    """Why there is no more, and what is known all the same."""
+    for line in plan.error.splitlines():
+        yield from textwrap.wrap(line, width, subsequent_indent="  ", break_long_words=False) or [""]
+    rows = plan.parameters()
+    size, held = (format_bytes(sum(sizes)) for sizes in ([r.bytes for r in rows], [r.held for r in rows]))
+    yield ""
+    yield f"{len(rows)} parameters, {size}, of which a rank holds {held}"
 
 
 def _stage_lines(plan: Plan) -> Iterator[str]:
@@ -98,6 +112,8 @@ class Summary:
 
 def plan_sheets(plan: Plan) -> list[Sheet]:
     """The plan in tables."""
+    if plan.error:
+        return [Sheet(headline(plan), ("why",), ((plan.error,),))]
     exchanges = tuple(
         (line.title if i == 0 else "", line.site.code if i == 0 and line.site.file else "", one.phase,
          one.kind, str(one.count), format_bytes(one.bytes), one.text, one.modules)

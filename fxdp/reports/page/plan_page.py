@@ -72,6 +72,8 @@ def write_file(path: Path | str, text: str) -> None:
 
 def _tiles(plan: Plan, size: int) -> list[tuple[str, str]]:
     """The numbers at the top, with what they count."""
+    if plan.error:
+        return [(format_bytes(sum(row.held for row in plan.parameters())), "of parameters on a rank")]
     peak = max((one.peak.bytes for one in plan.memory()), default=0)
     whole = len(plan.coverage())
     return [

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from torch import fx
+from torch import Tensor, fx
 
 from fxdp.capture.sites import Origin
 from fxdp.ir import conversions
@@ -75,6 +75,26 @@ def parameter_rows(
         _row(node, slot, mesh, origin, made, carried, stages.get(slot.name, ()))
         for node in causes.graph.find_nodes(op="placeholder")
         if isinstance(slot := note(node).slot, Parameter)
+    )
+
+
+def parameter_row(name: str, parameter: Tensor, mesh: Mesh, site: Site, *, rows: bool) -> ParameterRow:
+    """The row of a parameter of which no program is known, dealt out in rows or not."""
+    shape = tuple(parameter.shape)
+    held = shape
+    if rows and shape:
+        held = (most_rows(shape[0], mesh.dealing), *shape[1:])
+    return ParameterRow(
+        name=name,
+        shape=shape,
+        dtype=str(parameter.dtype).removeprefix("torch."),
+        bytes=prod(shape) * parameter.dtype.itemsize,
+        held=prod(held) * parameter.dtype.itemsize,
+        placement="Rows" if rows and shape else "R",
+        gradient=parameter.requires_grad,
+        reduced_by=(),
+        stages=(),
+        site=site,
     )
 
 

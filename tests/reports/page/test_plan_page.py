@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 import fxdp
 from fxdp.reports.page.module_tree import Branch, lies, module_tree
 from fxdp.reports.page.plan_page import plan_page
+from tests.reports.page.browser import tab
 
 _VOID = {"meta", "link", "br", "img", "input", "hr"}
 
@@ -125,11 +125,28 @@ def test_stages_are_drawn(staged: fxdp.Plan, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="needs Debian's chromium")
-def test_a_browser_shows_it(staged: fxdp.Plan, tmp_path: Path) -> None:
-    page, picture = tmp_path / "page.html", tmp_path / "page.png"
+def test_a_browser_shows_it_and_a_click_opens_the_causes(staged: fxdp.Plan, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
     staged.to_html(page)
-    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr"]
-    asked = ["chromium", *flags, f"--screenshot={picture}", page.as_uri()]
-    shown = subprocess.run(asked, capture_output=True, text=True, timeout=120, check=True)
-    assert "CONSOLE" not in shown.stderr
-    assert picture.stat().st_size > 10_000
+    with tab(tmp_path / "profile") as browser:
+        browser.open(page.as_uri())
+        link = "#lines .row a"
+        there = f"document.getElementById(document.querySelector({link!r}).hash.slice(1)).parentElement"
+        assert browser.value(f"{there}.open") is False
+        browser.click(link)  # by the browser alone: the page has no scripts
+        assert browser.value(f"{there}.open") is True
+        top, shown = browser.value(f"[{there}.getBoundingClientRect().top, {there}.innerText]")
+        assert -100 < top < 1000
+        assert "needs it as R" in shown
+        assert "test_plan_page.py:" in shown
+        colours = set()
+        for theme in ("light", "dark"):
+            prefers = {"name": "prefers-color-scheme", "value": theme}
+            browser.call("Emulation.setEmulatedMedia", features=[prefers])
+            colours.add(browser.value("getComputedStyle(document.body).backgroundColor"))
+        assert len(colours) == 2
+        assert len(browser.call("Page.captureScreenshot")["data"]) > 10_000
+        asked = [event["request"]["url"] for event in browser.happened("Network.requestWillBeSent")]
+        assert {url for url in asked if not url.startswith("data:")} == {page.as_uri()}
+        assert browser.happened("Log.entryAdded") == []
+        assert browser.happened("Runtime.consoleAPICalled") == []

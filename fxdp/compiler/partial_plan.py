@@ -1,0 +1,26 @@
+"""The plan of a model that cannot be captured: what is known without a graph, and the error in its place."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from fxdp.capture.sites import Origin
+from fxdp.ir.mesh import Mesh
+from fxdp.options import Options
+from fxdp.reports.plan import Plan
+from fxdp.reports.plan_data.details import Details
+from fxdp.reports.plan_data.parameter_table import parameter_row
+
+
+def partial_plan(
+    model: nn.Module, mesh: Mesh, options: Options, batch: int, error: Exception, origin: Origin
+) -> Plan:
+    """How parameters would lie on the ranks; nothing is said of what a step exchanges."""
+    held = {"pp": mesh.pipeline.size} if mesh.pipeline.size > 1 else {}
+    rows = tuple(
+        parameter_row(name, parameter, mesh, origin.call, rows=options.shards)
+        for name, parameter in model.named_parameters()
+    )
+    shape = {**held, **mesh.shape}
+    details = Details(type(model).__name__, shape, batch, tuple(options.lines()), parameters=rows)
+    return Plan("", (), (), (), error=str(error), details=details)
