@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
     from fxdp import skip
+    from fxdp.capture.batch_dims import RowsPerSample
     from fxdp.ir.placements import P, R, S
     from fxdp.module.checkpoint.saving import load, save
     from fxdp.module.compiled import CompiledModule
@@ -66,6 +67,7 @@ __all__ = [
     "R",
     "RankFailedError",
     "Report",
+    "RowsPerSample",
     "RuleError",
     "S",
     "Sample",
@@ -93,6 +95,7 @@ _HOMES = {
     "Plan": "reports.plan",
     "R": "ir.placements",
     "Report": "oracle.report",
+    "RowsPerSample": "capture.batch_dims",
     "S": "ir.placements",
     "Sample": "rules.proof",
     "check_rule": "rules.proof",
@@ -181,7 +184,8 @@ def compile(
         sums of gradients over ranks (None: `param_dtype`). Parameters, their gradients and the optimizer's
         state keep their own dtype. None: all as the model has it.
     batch_dims : the batch dim of each input, a pytree prefix of `(args, kwargs)` of int or None (no batch
-        dim). None: dim 0 of every tensor input with at least one dim.
+        dim). None: dim 0 of every tensor input with at least one dim. `fxdp.RowsPerSample(4)` in the place
+        of an int: four rows are one sample and stay together on a rank, as the model's `view(-1, 4)` asks.
     pad : the value with which each input is padded, at its end, to the longest rank's sequence: a number, or
         a pytree prefix of `(args, kwargs)`. None: all ranks must pass the same sizes, the batch aside.
     bucket_mb : MiB of gradients that are reduced in one all-reduce. None: 25, and over a network (gloo) as

@@ -15,6 +15,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from fxdp.capture.batch_dims import RowsPerSample
 from fxdp.capture.mixed_precision import MixedPrecision, policy_faults
 from fxdp.errors import InputError
 from fxdp.pipeline.schedule.catalogue import check_name
@@ -74,7 +75,7 @@ class Options:
         if not _is_count(self.check_replicas, least=0, most=sys.maxsize):
             given = _shown(self.check_replicas)
             faults.append(f"check_replicas is {given}, expected a number of calls, or 0 for never")
-        faults += _leaf_faults("batch_dims", self.batch_dims, (int,), "an int")
+        faults += _leaf_faults("batch_dims", self.batch_dims, (int, RowsPerSample), "an int, RowsPerSample")
         faults += _leaf_faults("pad", self.pad, (int, float, bool), "a number")
         faults += _folder_faults(self.dump_dir)
         faults += policy_faults(self.mp_policy)

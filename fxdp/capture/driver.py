@@ -22,7 +22,7 @@ from fxdp.capture.patches.module_state import WrittenError, numbers_of, unchange
 from fxdp.capture.patches.patch_tables import capture_patches
 from fxdp.capture.patches.random_numbers import seeding_error
 from fxdp.capture.python_values import DecidesError, deciding
-from fxdp.capture.refusals.diagnose import capture_error, eager_error, is_data_dependent
+from fxdp.capture.refusals.diagnose import OnlyAt, capture_error, eager_error, is_data_dependent
 from fxdp.capture.refusals.recorders import warn_of_recorders
 from fxdp.capture.refusals.stateful import check_memory
 from fxdp.capture.refusals.survey import Survey, survey
@@ -179,12 +179,18 @@ def _fall_back(error: Exception, tracer: _Tracer) -> Captured:
         raise capture_error(second, reads=found.reads, only_at=_only_at(tracer, found)) from second
 
 
-def _only_at(tracer: _Tracer, found: Survey) -> int | None:
-    """The given batch size, if the model runs at it but not with one sample less."""
+def _only_at(tracer: _Tracer, found: Survey) -> OnlyAt | None:
+    """The given batch size, if the model runs at it but not with one sample less; of what multiples."""
     inputs = tracer.request.inputs
     given = inputs.batch
     if not found.runs or given is None or given < 2:
         return None
-    pairs = zip(inputs.tensors, inputs.batch_dims, strict=True)
-    fewer = [t if dim is None else t.narrow(dim, 0, given - 1) for t, dim in pairs]
-    return None if tracer.survey(fewer).runs else given
+
+    def runs_at(size: int) -> bool:
+        pairs = zip(inputs.tensors, inputs.batch_dims, strict=True)
+        return tracer.survey([t if d is None else t.narrow(d, 0, size) for t, d in pairs]).runs
+
+    if runs_at(given - 1):
+        return None
+    parts = (n for n in range(2, given // 2 + 1) if given % n == 0)
+    return OnlyAt(given, next((n for n in parts if runs_at(n) and runs_at(given - n)), None))

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from fxdp.capture.batch_dims import by_sample, resolve_batch_dims, rows_per_sample
 from fxdp.capture.containers import register_containers
 from fxdp.capture.mixed_precision import MixedPrecision
 from fxdp.capture.python_values import AttributeNumber, unread
@@ -34,6 +35,30 @@ class Inputs:
     """The model's attributes that are so, too: theirs are the last tensors."""
     unread: tuple[int, ...] = ()
     """The leaves that the model should not read."""
+    rows: tuple[int, ...] = ()
+    """How many rows of the model's own tensor are a sample: more than 1 are a dim behind the batch's here."""
+
+    @classmethod
+    def of_leaves(
+        cls,
+        leaves: Sequence[Any],
+        spec: pytree.TreeSpec,
+        names: tuple[str, ...],
+        batch_dims: tuple[int | None, ...],
+        rows: tuple[int, ...],
+    ) -> Inputs:
+        """The inputs as they are given; rows that belong together get a dim.
+
+        Raises
+        ------
+        InputError : a number of rows that is no multiple of those of a sample.
+        """
+        tensors = tuple(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
+        found = cls(tuple(leaves), spec, tensors, names, batch_dims, rows=rows)
+        if all(count == 1 for count in rows):
+            return found
+        given = zip(tensors, batch_dims, rows, found.paths, strict=True)
+        return replace(found, tensors=tuple(by_sample(*tensor) for tensor in given))
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -91,7 +116,11 @@ class Inputs:
 
         With `touched` it is a list that learns the names of leaves that should not be read but are.
         """
-        rest = iter(tensors)
+        dims = zip(self.batch_dims, self.rows, strict=False)
+        rest = (
+            x if dim is None or rows == 1 else x.flatten(dim, dim + 1)
+            for x, (dim, rows) in zip(tensors, dims, strict=False)
+        )
         leaves = [next(rest) if isinstance(leaf, torch.Tensor) else leaf for leaf in self.leaves]
         for i, number in zip(self.lifted, numbers, strict=False):
             leaves[i] = number
@@ -117,11 +146,10 @@ def read_inputs(
     InputError : nested or quantized tensors, batch sizes that differ, or `batch_dims` that do not fit.
     """
     leaves, spec = flat_leaves(args, kwargs)
-    tensors = tuple(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
     names = leaf_names(module, args, kwargs)
     check_plain_tensors(leaves, names)
     dims = resolve_batch_dims(args, kwargs, batch_dims)
-    found = Inputs(tuple(leaves), spec, tensors, names, tuple(dims))
+    found = Inputs.of_leaves(leaves, spec, names, tuple(dims), rows_per_sample(args, kwargs, batch_dims))
     found.batch  # noqa: B018  (checks)
     return found
 
@@ -195,80 +223,18 @@ def run_model(
     return output if loss_fn is None or "target" not in kwargs else loss_fn(output, target)
 
 
-LEFT_OUT = object()
-"""Stands for the value of a key that a prefix leaves out."""
-
-
-def spread_prefix(
-    prefix: Any, tree: Any, name: str, kinds: type | tuple[type, ...], words: str, path: str = ""
-) -> Iterator[tuple[str, Any, torch.Tensor]]:
-    """For each tensor of a tree the value that a pytree prefix has for it, and the part where it stands.
-
-    prefix ((0, None), {"mask": 1})     tree ((x, [y, z]), {"mask": m})     0 of x, None of y and z, 1 of m
-
-    `name` is the prefix's own in errors; its leaves are None or of these `kinds`, which `words` tell. A dict
-    in it may leave keys out: their tensors get `LEFT_OUT`.
-
-    Raises
-    ------
-    InputError : a prefix that does not fit the inputs.
-    """
-    if prefix is None or prefix is LEFT_OUT or isinstance(prefix, kinds):
-        leaves = (leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor))
-        yield from ((path, prefix, leaf) for leaf in leaves)
-    elif isinstance(prefix, Mapping) and isinstance(tree, Mapping):
-        unknown = [key for key in prefix if key not in tree]
-        if unknown:
-            raise InputError(f"{name}{path} names {unknown}, but the inputs there have {list(tree)}")
-        for key, value in tree.items():
-            part = prefix.get(key, LEFT_OUT)
-            yield from spread_prefix(part, value, name, kinds, words, f"{path}[{key!r}]")
-    elif isinstance(prefix, (tuple, list)) and isinstance(tree, (tuple, list)) and len(prefix) == len(tree):
-        for index, (part, value) in enumerate(zip(prefix, tree, strict=True)):
-            yield from spread_prefix(part, value, name, kinds, words, f"{path}[{index}]")
-    else:
-        raise InputError(
-            f"{name}{path} is {prefix!r}, which is no prefix of the inputs there ({type(tree).__name__}). "
-            f"Expected {words}, None, or a container shaped like (args, kwargs)"
-        )
-
-
-def resolve_batch_dims(
-    args: tuple[Any, ...], kwargs: dict[str, Any], batch_dims: Any = None
-) -> list[int | None]:
-    """The batch dim of each tensor leaf of `(args, kwargs)`, in order; None where it has none.
-
-    `batch_dims` is None (dim 0 of every tensor with a dim), one int for all tensors, or a pytree prefix
-    of `(args, kwargs)` whose leaves are an int or None. A dict in the prefix may leave keys out: they
-    keep the default.
-    """
-    prefix = LEFT_OUT if batch_dims is None else batch_dims
-    return [_leaf_dim(*row) for row in spread_prefix(prefix, (args, kwargs), "batch_dims", int, "an int")]
-
-
-def _leaf_dim(path: str, given: Any, leaf: torch.Tensor) -> int | None:
-    """The batch dim of one tensor, counted from the front."""
-    if given is None or leaf.dim() == 0:
-        return None
-    if given is LEFT_OUT:
-        return 0
-    if not -leaf.dim() <= given < leaf.dim():
-        raise InputError(
-            f"batch_dims{path} is {given}, but a tensor there has shape {tuple(leaf.shape)}: give it a dim "
-            "of its own, or None if it has no batch dim"
-        )
-    dim: int = given % leaf.dim()
-    return dim
-
-
 def _several_rows(sizes: Iterable[int]) -> str:
-    """What to do with inputs of several rows for each sample; empty where the sizes are none of such."""
+    """What to do with inputs of several rows for each sample, as many for each or not."""
     least, *others = sorted(set(sizes))
-    if least < 2 or any(size % least for size in others):
-        return ""
+    if least and all(size % least == 0 for size in others):
+        return (
+            ". For an input with several rows for each sample (its queries, its patches) say how many, as in "
+            f"fxdp.RowsPerSample({others[-1] // least})"
+        )
     return (
-        ". An input with several rows for each sample (its queries, its patches) needs a dim for them: pass "
-        "rows.unflatten(0, (batch, -1)), and flatten it in a module around the model"
+        ". Where each sample has as many rows as it likes (bags with offsets, boxes, a graph's edges) the "
+        "batch is ragged, and no rank's part of it has a size: pad each sample to one length, with a mask for what "
+        "counts (nn.EmbeddingBag takes indices [batch, length] without offsets, and a padding_idx)"
     )
 
 

@@ -14,7 +14,8 @@ from typing import Any, TypeAlias
 import torch.nn.functional as F
 from torch import Tensor
 
-from fxdp.capture.inputs import LEFT_OUT, Inputs, spread_prefix
+from fxdp.capture.batch_dims import LEFT_OUT, spread_prefix
+from fxdp.capture.inputs import Inputs
 from fxdp.errors import InputError
 from fxdp.module.call import Call
 from fxdp.ranks.failure import everywhere

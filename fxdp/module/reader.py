@@ -6,13 +6,14 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from operator import attrgetter
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec
 
-from fxdp.capture.inputs import Inputs, check_plain_tensors, flat_leaves, leaf_names, resolve_batch_dims
+from fxdp.capture.batch_dims import resolve_batch_dims, rows_per_sample
+from fxdp.capture.inputs import Inputs, check_plain_tensors, flat_leaves, leaf_names
 from fxdp.capture.python_values import number_tensor
 from fxdp.capture.refusals.input_layouts import lies_in_order
 from fxdp.errors import InputError
@@ -23,6 +24,9 @@ from fxdp.module.values import Open, Told, Values, liftable, python_leaves
 
 _training = attrgetter("training")
 _requires_grad = attrgetter("requires_grad")
+
+
+_Structure: TypeAlias = "tuple[tuple[str, ...], tuple[int | None, ...], tuple[int, ...]]"
 
 
 class CallReader:
@@ -50,7 +54,7 @@ class CallReader:
         self._modules = tuple(module.modules())
         self._parameters = tuple(module.parameters())
         self._state = ModelState(module, *([loss_fn] if isinstance(loss_fn, nn.Module) else []))
-        self._known: Recent[Any, tuple[tuple[str, ...], tuple[int | None, ...]]] = Recent(1024)
+        self._known: Recent[Any, _Structure] = Recent(1024)
         self._digests: Recent[Any, int] = Recent(1024)
         self._values: Recent[Any, Values] = Recent(1024)
         self._told = Told()
@@ -65,11 +69,11 @@ class CallReader:
         leaves, spec = flat_leaves(args, kwargs)
         tensors = tuple(leaf for leaf in leaves if isinstance(leaf, Tensor))
         signature = tuple((t.dtype, t.ndim, t.requires_grad, t.device.type) for t in tensors)
-        names, batch_dims = self._names_and_dims(args, kwargs, spec, signature)
+        found = self._names_and_dims(args, kwargs, spec, signature)
         modes = self._modes()
         changed = modes[-1]
         values = self._values_of((spec, signature, *modes[:-1]))
-        inputs = Inputs(tuple(leaves), spec, tensors, names, batch_dims)
+        inputs = Inputs.of_leaves(leaves, spec, *found)
         batch = inputs.batch
         tokens: tuple[tuple[str, Any], ...] = ()
         if len(tensors) < len(leaves) or values.lifted:
@@ -156,8 +160,8 @@ class CallReader:
 
     def _names_and_dims(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], spec: TreeSpec, signature: tuple[Any, ...]
-    ) -> tuple[tuple[str, ...], tuple[int | None, ...]]:
-        """Of a structure: the names of the leaves, and the batch dims of the tensors."""
+    ) -> _Structure:
+        """Of a structure: the names of the leaves, batch dims of the tensors, and their rows per sample."""
         key = (spec, signature)
         found = self._known.get(key)
         if found is None:
@@ -165,7 +169,8 @@ class CallReader:
             check_plain_tensors(flat_leaves(args, kwargs)[0], names)
             self._check_devices(args, kwargs, names)
             dims = resolve_batch_dims(args, kwargs, self._batch_dims)
-            found = self._known[key] = names, tuple(dims)
+            rows = rows_per_sample(args, kwargs, self._batch_dims)
+            found = self._known[key] = names, tuple(dims), rows
         return found
 
     def _check_devices(self, args: tuple[Any, ...], kwargs: dict[str, Any], names: Sequence[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import isfinite
 
 import torch
 from torch import Tensor, fx
@@ -27,16 +28,18 @@ def difference(a: Tensor, b: Tensor, floor: float = 0.0) -> float:
         return 0.0
     if not (a.is_floating_point() or a.is_complex()):
         return 0.0 if a.equal(b) else float("inf")
-    if a.dtype == b.dtype and a.equal(b):  # the most there are, and no nan
+    if a.dtype == b.dtype and a.equal(b):  # most are, and no nan: one look, and no copy
         return 0.0
+    error = _largest_size(a - b)
+    if isfinite(error):  # so is every value of both
+        return error / (max(_largest_size(b), floor) or 1.0)
     finite = a.isfinite() & b.isfinite()
     if not a[~finite].allclose(b[~finite], equal_nan=True):
         return float("inf")
     a, b = a[finite], b[finite]
     if a.numel() == 0:
         return 0.0
-    scale = max(b.abs().max().item(), floor)
-    return float((a - b).abs().max().item()) / (scale or 1.0)
+    return _largest_size(a - b) / (max(_largest_size(b), floor) or 1.0)
 
 
 def cancelled(tolerance: float) -> float:
@@ -51,10 +54,10 @@ def magnitude(value: Tensor) -> float:
     """The largest |value| that is no mask; 0 for integers."""
     if not value.numel() or not (value.is_floating_point() or value.is_complex()):
         return 0.0
-    sizes = value.abs()
-    largest = float(sizes.max())
+    largest = _largest_size(value)
     if largest < _MASK:
         return largest
+    sizes = value.abs()
     return float(torch.where(sizes < _MASK, sizes, 0.0).max())
 
 
@@ -70,6 +73,14 @@ def scaled_floor(node: fx.Node, floors: Sequence[float], operands: Sequence[Tens
         sizes = operands[1].abs()
         return floors[0] / float(sizes[sizes > 0].min()) if bool((sizes > 0).any()) else floors[0]
     return 0.0
+
+
+def _largest_size(value: Tensor) -> float:
+    """The largest |value|, nan if one is; real values in one pass, without a copy."""
+    if value.is_complex():
+        return float(value.abs().max())
+    least, most = value.aminmax()
+    return max(abs(float(least)), abs(float(most)))
 
 
 def _largest(value: Tensor) -> float:

@@ -93,12 +93,11 @@ def run_eager(
 def input_values(
     module: nn.Module,
     captured: Captured,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
+    tensors: Sequence[Tensor],
     tangents: Mapping[int, Tensor],
 ) -> dict[Slot, Any]:
     """The global value of every input of the captured program but its sizes."""
-    tensors, graph = _tensors((args, kwargs)), captured.gm.graph
+    graph = captured.gm.graph
     values: dict[Slot, Any] = {
         slot: value.clone() if isinstance(slot, Buffer) else value.detach()  # a run writes into buffers
         for slot, value in slot_values(graph, module, captured.constants).items()
@@ -112,9 +111,8 @@ def input_values(
     return values
 
 
-def symbol_values(captured: Captured, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, int]:
+def symbol_values(captured: Captured, tensors: Sequence[Tensor]) -> dict[str, int]:
     """The values of the sizes other than the batch that the captured program keeps open."""
-    tensors = _tensors((args, kwargs))
     return {name: tensors[index].shape[dim] for name, (index, dim) in captured.symbols.items()}
 
 

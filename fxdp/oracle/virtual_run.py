@@ -8,11 +8,13 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 
+from fxdp.capture.batch_dims import by_sample
 from fxdp.capture.captured import Captured
+from fxdp.capture.inputs import Inputs, read_inputs
 from fxdp.ir.draws import graph_draws, kept_random_state, reseed
 from fxdp.ir.mesh import Mesh
 from fxdp.ir.notes import note
-from fxdp.ir.slots import ResultSlot, Slot
+from fxdp.ir.slots import Gradient, Input, Mutation, ResultSlot, Slot
 from fxdp.options import Options
 from fxdp.oracle.fault import Fault
 from fxdp.oracle.lockstep import LockStep
@@ -68,13 +70,15 @@ class Subject:
     ) -> SplitRun:
         """Run the first `sum(split)` samples of the inputs; the caller's random numbers stay as they are."""
         reference, batch = self.reference, sum(split)
-        args, kwargs = first_samples((args, dict(kwargs)), reference.batch, batch)
+        inputs = read_inputs(self.module, args, dict(kwargs), self.options.batch_dims)
+        tensors = first_samples(inputs.tensors, reference.batch, batch)
+        args, kwargs = inputs.rebuild(tensors)
         with kept_random_state():
             reseed(seed)
             asked = self.options
             eager = run_eager(self.module, args, kwargs, reference, asked.loss_fn, asked.precision)
-            slots = input_values(self.module, reference, args, kwargs, eager.tangents)
-            runner = self._runner(split, symbol_values(reference, args, kwargs))
+            slots = input_values(self.module, reference, tensors, eager.tangents)
+            runner = self._runner(split, symbol_values(reference, tensors))
             reseed(seed)
             found = runner.run(slots)
             if runner.faults:
@@ -82,7 +86,8 @@ class Subject:
             else:
                 reseed(seed)
                 own = self._comparable(runner, found, slots)
-                rows = compare_results(own, eager.results, self._by_slot(), runner.floors(), eager.changed)
+                wanted = _by_sample(eager.results, inputs)
+                rows = compare_results(own, wanted, self._by_slot(), runner.floors(), eager.changed)
         worst = max(runner.errors, key=runner.errors.__getitem__, default=None)
         return SplitRun(
             tuple(split), tuple(runner.faults), tuple(rows), len(runner.errors),
@@ -114,3 +119,13 @@ class Subject:
         output = self.local.graph.output_node()
         pairs = zip(note(output).results, output.args[0], strict=True)  # type: ignore[arg-type]
         return {slot: self.tolerances[value.name] for slot, value in pairs if slot is not None}
+
+
+def _by_sample(results: Mapping[ResultSlot, Tensor], inputs: Inputs) -> dict[ResultSlot, Tensor]:
+    """Gradients and changes of inputs as the program has them, the rows of each sample in a dim."""
+    found = dict(results)
+    for i, (dim, rows, path) in enumerate(zip(inputs.batch_dims, inputs.rows, inputs.paths, strict=True)):
+        for slot in (Gradient(Input(i)), Mutation(Input(i))):
+            if slot in found:
+                found[slot] = by_sample(found[slot], dim, rows, path)
+    return found

@@ -156,6 +156,10 @@ def tracing_modes() -> tuple[Any, ...]:
 class _Replay(PropagateUnbackedSymInts):
     """Runs the graphs of `torch.no_grad()` and `torch.autocast()` node by node, too."""
 
+    def __init__(self, module: fx.GraphModule) -> None:
+        super().__init__(module)
+        self.extra_traceback = False  # text that is put below an error's own words
+
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # called as a module a region would be one opaque call, and its ops had no source lines
         if target in REGIONS:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from fxdp.errors import CaptureError, InputError
 from tests.capturing import capture
@@ -64,8 +65,32 @@ class TwoMasks(Base):
 class Gradient(Base):
     def forward(self, x):
         x = x.requires_grad_()
+        self.fc(x).sum().backward()
+        return (self.fc(x) * x.grad).sum()
+
+
+class Unmarked(Base):
+    def forward(self, x):
         (g,) = torch.autograd.grad(self.fc(x).sum(), x, create_graph=True)
         return (g**2).sum()
+
+
+class Unused(Base):
+    def forward(self, x):
+        other = x.clone().requires_grad_()
+        g, _ = torch.autograd.grad(self.fc(x).sum(), [self.fc.weight, other], allow_unused=True)
+        return (g**2).sum()
+
+
+class Packed(Base):
+    def __init__(self):
+        super().__init__()
+        self.rnn = nn.LSTM(1, 2, batch_first=True)
+
+    def forward(self, x):
+        lengths = x.gt(0).sum(1).clamp(1)
+        packed = pack_padded_sequence(x[..., None], lengths, batch_first=True, enforce_sorted=False)
+        return pad_packed_sequence(self.rnn(packed)[0], batch_first=True)[0].sum()
 
 
 class Functional(Base):
@@ -114,7 +139,10 @@ X = torch.randn(4, 4, dtype=torch.float64, generator=torch.Generator().manual_se
         ),
         (Lists, [".tolist() of a tensor of shape [4]", "lengths = x.gt(0).sum(1).tolist()"]),
         (TwoMasks, ["F.l1_loss(", "mask once", "output[chosen]"]),
-        (Gradient, ["torch.autograd.grad", "outside of the model"]),
+        (Gradient, ["self.fc(x).sum().backward()", "torch.autograd.grad(y, x, create_graph=True)"]),
+        (Unmarked, ["does not require grad", "x.requires_grad_()", "(g,) = torch.autograd.grad("]),
+        (Unused, ["gives None", "materialize_grads=True"]),
+        (Packed, ["packed sequence is ragged", "padded", "pack_padded_sequence("]),
         (Functional, ["g = torch.func.grad(lambda v", "torch.func.jvp", "test_errors.py"]),
         (Jacobian, ["torch.func.jacrev(self.fc)", "torch.func.jvp"]),
         (Chunked, ["x.view(2, x.shape[0] // 2, 4)", "test_errors.py"]),
@@ -166,9 +194,9 @@ def test_batch_sizes_differ() -> None:
         def forward(self, x, y):
             return (self.fc(x).sum() + y.sum()).sum()
 
-    with pytest.raises(InputError, match=r"(?s)batch sizes differ.*x: 4.*y: 3"):
+    with pytest.raises(InputError, match=r"(?s)batch sizes differ.*x: 4.*y: 3.*ragged.*pad each sample"):
         capture(Two(), (X, torch.zeros(3, 2)), {})
-    with pytest.raises(InputError, match=r"(?s)x: 4 .*y: 12 .*several rows for each sample .*flatten it"):
+    with pytest.raises(InputError, match=r"(?s)x: 4 .*y: 12 .*several rows for each .*RowsPerSample\(3\)"):
         capture(Two(), (X, torch.zeros(12, 2)), {})
 
 

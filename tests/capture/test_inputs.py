@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import nn
 
+from fxdp.capture.batch_dims import resolve_batch_dims
 from fxdp.capture.export.exported import batch_hint, make_examples, static_hints
-from fxdp.capture.inputs import read_inputs, resolve_batch_dims
+from fxdp.capture.inputs import read_inputs
 from fxdp.errors import InputError
 
 X = torch.zeros(4, 3)

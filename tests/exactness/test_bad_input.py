@@ -141,8 +141,8 @@ class Branch(Net):
 class Penalty(Net):
     def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
         x = x.requires_grad_()
-        (grad,) = torch.autograd.grad(self.fc(x).sum(), x, create_graph=True)
-        return grad.square().mean()
+        self.fc(x).sum().backward()
+        return (self.fc(x).sum(1, keepdim=True) * x.grad).mean()
 
 
 class Numpy(Net):
@@ -162,7 +162,7 @@ class Raises(Net):
 
 MODELS: dict[type[nn.Module], list[str]] = {
     Branch: ["data-dependent", "if x.sum() > 0", "torch.where", "test_bad_input.py"],
-    Penalty: ["torch.autograd.grad", "outside of the model", "test_bad_input.py"],
+    Penalty: ["self.fc(x).sum().backward()", "torch.autograd.grad(y, x", "test_bad_input.py"],
     Numpy: ["test_bad_input.py", "numpy"],
     Halves: ["x.view(2, x.shape[0] // 2, 6)", "test_bad_input.py"],
     Raises: ["temperature must be positive", "raise ValueError"],

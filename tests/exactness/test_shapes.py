@@ -244,3 +244,43 @@ def test_the_memory_of_sizes_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None
     assert compiled._programs.compiled == 2
     (kind,) = compiled._programs._kinds
     assert len(kind.calls) == 3
+
+
+def test_rows_that_are_one_sample() -> None:
+    """Four answers to each prompt, two views of each image, and a row per prompt."""
+
+    def body(fc: nn.Linear, x: Tensor, rewards: Tensor, prompts: Tensor) -> Tensor:
+        grouped = rewards.view(-1, 4)
+        advantages = (grouped - grouped.mean(1, keepdim=True)) / (grouped.std(1, keepdim=True) + 1e-4)
+        first, second = fc(x).unflatten(0, (-1, 2)).unbind(1)
+        scores = F.normalize(first, dim=1) @ F.normalize(second, dim=1).t()
+        contrastive = F.cross_entropy(scores, torch.arange(first.shape[0]))
+        policy = (advantages.flatten() * fc(x).log_softmax(-1)[:, 0]).mean()
+        return contrastive - policy + fc(prompts.transpose(0, 1)).square().mean()
+
+    four = fxdp.RowsPerSample(4)
+    x = torch.randn(4 * D, D).requires_grad_()
+    check(
+        Model(body, linear()), (x, torch.randn(4 * D), torch.randn(D, D)),
+        splits=((4, 3), (5, 2, 0, 1)), batch_dims=((four, four, 1), {}),
+    )  # fmt: skip
+
+
+def test_rows_of_a_sample_are_not_divided() -> None:
+    model = nn.Linear(3, 2)
+    compiled = fxdp.compile(model, compute="eager", batch_dims=fxdp.RowsPerSample(4, dim=-2))
+    for batch in (8, 4):
+        x = torch.randn(batch, 3)
+        torch.testing.assert_close(compiled(x), model(x))
+    with pytest.raises(InputError, match=r"input has 6 rows in dim 0 .*multiple of 4.*batch_dims="):
+        compiled(torch.randn(6, 3))
+    with pytest.raises(InputError, match="count is 0"):
+        fxdp.RowsPerSample(0)
+
+
+def test_a_batch_that_runs_at_multiples_only_is_told_how() -> None:
+    def body(fc: nn.Linear, x: Tensor) -> Tensor:
+        return fc(x).view(-1, 5, D).std(1).mean()
+
+    with pytest.raises(CaptureError, match=r"multiples of 5.*batch_dims=fxdp.RowsPerSample\(5\)"):
+        fxdp.plan(Model(body, linear()), (rows(),), mesh={"dp": 2})

@@ -77,7 +77,7 @@ def test_programs_are_bound_to_shards(model: Any) -> None:
 
 def test_the_oracle_reads_shards(model: Any) -> None:
     captured: Any = SimpleNamespace(gm=_graph(), constants={"c": torch.ones(4)})
-    values = input_values(model, captured, (), {}, {})
+    values = input_values(model, captured, (), {})
     assert type(values[Parameter("weight")]) is Tensor
     assert type(values[Buffer("scale")]) is Tensor
     assert values[Buffer("scale")].data_ptr() != _shard(model.scale).data_ptr()  # a run writes into it

@@ -1,10 +1,10 @@
-"""Derivatives in the user's code: functions with a backward of their own, hooks on gradients, and autograd.
+"""Derivatives in the user's code: functions with a backward of their own, and hooks on gradients.
 
     class Sign(autograd.Function): ...      its own backward must be the one that is run (`deferred.py`):
                                             without it a straight-through estimator would get no gradient,
                                             and a gradient reversal the plain one
     x.register_hook(scale)                  becomes part of the backward; on modules it is refused
-    torch.autograd.grad(loss, x)            refused
+    loss.backward()                         refused; torch.autograd.grad is in `inner_gradients.py`
 
 Torch's export keeps no backward but the one that it derives itself, and would detach a derivative.
 """
@@ -57,9 +57,9 @@ def _register_hook(
 
 def _refuse(*args: Any, **kwargs: Any) -> Any:
     raise CaptureError(
-        f"at {site_of_call()}: torch.autograd.grad, backward and torch.func.grad and its kin inside the "
-        "captured code are not supported. Compute such a term (a gradient penalty, say) outside of the "
-        "model, or write the derivative with tensor operations or with torch.func.jvp, which is captured"
+        f"at {site_of_call()}: backward and torch.func.grad and its kin inside the captured code are not "
+        "supported. Take such a derivative (a gradient penalty, a force) with torch.autograd.grad(y, x, "
+        "create_graph=True) or torch.func.jvp, which are captured"
     )
 
 
@@ -69,7 +69,6 @@ _REVERSE = ("grad", "grad_and_value", "vjp", "jacrev", "hessian")
 AUTOGRAD: tuple[Patch, ...] = (
     Patch(torch.autograd.Function, "apply", _whole),
     Patch(Tensor, "register_hook", around(_register_hook)),
-    Patch(torch.autograd, "grad", around(_refuse)),
     Patch(torch.autograd, "backward", around(_refuse)),
     Patch(Tensor, "backward", around(_refuse)),
     *(Patch(torch.func, name, around(_refuse)) for name in _REVERSE),

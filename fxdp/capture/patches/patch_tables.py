@@ -14,6 +14,7 @@ from fxdp import torch_compat
 from fxdp.capture.captured import LayoutRead
 from fxdp.capture.patches.autograd_functions import AUTOGRAD
 from fxdp.capture.patches.checkpoints import REENTRANT
+from fxdp.capture.patches.inner_gradients import INNER_GRADIENTS
 from fxdp.capture.patches.norm_averages import NORMS
 from fxdp.capture.patches.patch import Patch, around, patched
 from fxdp.capture.patches.raise_checks import Asked, checks
@@ -63,6 +64,7 @@ def own_code(heard: Heard, module: nn.Module, tensors: Sequence[Tensor]) -> tupl
     """While the model's code runs on these inputs: torch's tracing before and after it has torch as it is."""
     return (
         *AUTOGRAD,
+        *INNER_GRADIENTS,
         DATA,
         *layout_reads(heard.layout_reads, module, tensors),
         *seedings(heard.seeded),

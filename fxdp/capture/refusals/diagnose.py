@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import traceback
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -40,11 +41,37 @@ _REMEDY_SELECTIONS = (
     "Two values whose sizes depend on the data meet, and nothing says that the sizes are equal. Compute the "
     "mask once and select both by it: chosen = labels != -100; loss(output[chosen], labels[chosen])"
 )
+_REMEDY_PACKED = (
+    "a packed sequence is ragged: how many rows it has only the data knows. Give the recurrent layer the "
+    "padded batch, take what counts of its output by a mask (or its last step by output.gather), and for a second "
+    "direction flip each sample by its own length with gather"
+)
 _TWO_SELECTIONS = re.compile(r"expression Eq\(u\d+, u\d+\)")
 _REMEDY_BATCH = (
     "Write it with tensor operations over the batch dim (for instance torch.arange(x.shape[0]) instead of "
     "range, x.shape[0] instead of int(...), or a mask instead of an if)"
 )
+
+
+@dataclass(frozen=True)
+class OnlyAt:
+    """A batch size at which the model runs, with `rows` samples less, too, though not with one less."""
+
+    given: int
+    rows: int | None
+
+    @property
+    def remedy(self) -> str:
+        """What to do, in words."""
+        if self.rows is not None:
+            return (
+                f"It runs at multiples of {self.rows}: if so many rows belong together, say so with "
+                f"batch_dims=fxdp.RowsPerSample({self.rows}), and every rank passes a multiple of them"
+            )
+        return (
+            "Keep the batch a dim of its own instead of splitting it into a fixed number of parts, which only "
+            "some batch sizes can be"
+        )
 
 
 def chain(error: BaseException) -> list[BaseException]:
@@ -66,12 +93,12 @@ def is_data_dependent(error: BaseException) -> bool:
 
 
 def capture_error(
-    error: BaseException, mismatch: str = "", reads: Sequence[Read] = (), only_at: int | None = None
+    error: BaseException, mismatch: str = "", reads: Sequence[Read] = (), only_at: OnlyAt | None = None
 ) -> CaptureError:
     """The error to raise: where it happened, what torch said in one line, and the remedy.
 
-    `reads`: all places that read values of tensors; `only_at`: a batch size at which the model runs, though
-    not with one sample less.
+    `reads`: all places that read values of tensors; `only_at`: at which batch sizes the model runs, if not at
+    all.
     """
     site = site_of_exception(error)
     if is_data_dependent(error):
@@ -82,11 +109,8 @@ def capture_error(
             f"{_at(site)}: data-dependent control flow. {remedy}.{_listing(reads)}\n"
             f"torch: {_first_line(error)}"
         )
-    if _is_autograd_inside(error):
-        return CaptureError(
-            f"{_at(site)}: torch.autograd.grad or backward inside the captured code is not supported. "
-            f"Compute the gradient penalty outside of the model.\ntorch: {_first_line(error)}"
-        )
+    if _is_packed(error):
+        return CaptureError(f"{_at(site)}: {_REMEDY_PACKED}.\ntorch: {_first_line(error)}")
     if mismatch:
         return CaptureError(
             f"the model treats its batch size as a Python constant, and its graph could not be fitted from "
@@ -95,9 +119,8 @@ def capture_error(
         )
     if only_at is not None:
         return CaptureError(
-            f"{_at(site)}: the model runs at a batch of {only_at}, but not of {only_at - 1}: "
-            f"{type(error).__name__}: {_first_line(error)}. Keep the batch a dim of its own instead of "
-            "splitting it into a fixed number of parts, which only some batch sizes can be"
+            f"{_at(site)}: the model runs at a batch of {only_at.given}, but not of {only_at.given - 1}: "
+            f"{type(error).__name__}: {_first_line(error)}. {only_at.remedy}"
         )
     return CaptureError(
         f"{_at(site)}: the model could not be captured: {type(error).__name__}: {_first_line(error)}. "
@@ -168,15 +191,16 @@ def _data_remedy(error: BaseException, site: Site, reads: Sequence[Read]) -> str
     return _REMEDY_SELECTIONS if _TWO_SELECTIONS.search(_first_line(error)) else _REMEDY_DATA
 
 
+def _is_packed(error: BaseException) -> bool:
+    """Whether torch failed to pack sequences of several lengths, or to unpack them."""
+    frames = [frame for link in chain(error) for frame in traceback.extract_tb(link.__traceback__)]
+    return any(frame.filename.endswith("torch/nn/utils/rnn.py") for frame in frames)
+
+
 def _is_loop_over_rows(error: BaseException) -> bool:
     """Whether the value that was asked for is how often a loop over a tensor runs."""
     frames = [frame for link in chain(error) for frame in traceback.extract_tb(link.__traceback__)]
     return any(frame.name == "__iter__" and frame.filename.endswith("torch/_tensor.py") for frame in frames)
-
-
-def _is_autograd_inside(error: BaseException) -> bool:
-    text = " ".join(str(link) for link in chain(error))
-    return "does not require grad and does not have a grad_fn" in text or "torch.autograd.grad" in text
 
 
 def _at(site: Site) -> str:

@@ -1,0 +1,134 @@
+"""`batch_dims=`: which dim of which input is the batch, and how many of its rows are one sample."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from fxdp.errors import InputError
+
+
+@dataclass(frozen=True, slots=True)
+class RowsPerSample:
+    """In `batch_dims=`: so many rows of an input are one sample, and stay together on a rank.
+
+    `RowsPerSample(4)` for four answers to a prompt or four views of an image, which `x.view(-1, 4)` puts
+    together: each rank's rows are a multiple of 4. Inputs with one row per sample may stand beside it.
+
+    Raises
+    ------
+    InputError : no number of rows, or no dim.
+    """
+
+    count: int
+    dim: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse what is no number of rows."""
+        for name, value, least in (("count", self.count, 1), ("dim", self.dim, -64)):
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise InputError(
+                    f"RowsPerSample: {name} is {value!r}, expected an integer of at least {least}"
+                )
+
+
+LEFT_OUT = object()
+"""Stands for the value of a key that a prefix leaves out."""
+
+
+def spread_prefix(
+    prefix: Any, tree: Any, name: str, kinds: type | tuple[type, ...], words: str, path: str = ""
+) -> Iterator[tuple[str, Any, torch.Tensor]]:
+    """For each tensor of a tree the value that a pytree prefix has for it, and the part where it stands.
+
+    prefix ((0, None), {"mask": 1})     tree ((x, [y, z]), {"mask": m})     0 of x, None of y and z, 1 of m
+
+    `name` is the prefix's own in errors; its leaves are None or of these `kinds`, which `words` tell. A dict
+    in it may leave keys out: their tensors get `LEFT_OUT`.
+
+    Raises
+    ------
+    InputError : a prefix that does not fit the inputs.
+    """
+    if prefix is None or prefix is LEFT_OUT or isinstance(prefix, kinds):
+        leaves = (leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor))
+        yield from ((path, prefix, leaf) for leaf in leaves)
+    elif isinstance(prefix, Mapping) and isinstance(tree, Mapping):
+        unknown = [key for key in prefix if key not in tree]
+        if unknown:
+            raise InputError(f"{name}{path} names {unknown}, but the inputs there have {list(tree)}")
+        for key, value in tree.items():
+            part = prefix.get(key, LEFT_OUT)
+            yield from spread_prefix(part, value, name, kinds, words, f"{path}[{key!r}]")
+    elif isinstance(prefix, (tuple, list)) and isinstance(tree, (tuple, list)) and len(prefix) == len(tree):
+        for index, (part, value) in enumerate(zip(prefix, tree, strict=True)):
+            yield from spread_prefix(part, value, name, kinds, words, f"{path}[{index}]")
+    else:
+        raise InputError(
+            f"{name}{path} is {prefix!r}, which is no prefix of the inputs there ({type(tree).__name__}). "
+            f"Expected {words}, None, or a container shaped like (args, kwargs)"
+        )
+
+
+def resolve_batch_dims(
+    args: tuple[Any, ...], kwargs: dict[str, Any], batch_dims: Any = None
+) -> list[int | None]:
+    """The batch dim of each tensor leaf of `(args, kwargs)`, in order; None where it has none.
+
+    `batch_dims` is None (dim 0 of every tensor with a dim), one int for all tensors, or a pytree prefix
+    of `(args, kwargs)` whose leaves are an int, `RowsPerSample` or None. A dict in the prefix may leave keys
+    out: they keep the default.
+    """
+    prefix = LEFT_OUT if batch_dims is None else batch_dims
+    return [_leaf_dim(*row) for row in _spread(args, kwargs, prefix)]
+
+
+def rows_per_sample(args: tuple[Any, ...], kwargs: dict[str, Any], batch_dims: Any = None) -> tuple[int, ...]:
+    """How many rows of the batch dim of each tensor leaf are one sample."""
+    prefix = LEFT_OUT if batch_dims is None else batch_dims
+    given = (value for _, value, leaf in _spread(args, kwargs, prefix))
+    return tuple(value.count if isinstance(value, RowsPerSample) else 1 for value in given)
+
+
+def by_sample(tensor: torch.Tensor, dim: int | None, rows: int, name: str) -> torch.Tensor:
+    """The same tensor with its rows by sample, `[12, ...]` as `[3, 4, ...]`.
+
+    Raises
+    ------
+    InputError : the number of rows is no multiple.
+    """
+    if dim is None or rows == 1:
+        return tensor
+    size = tensor.shape[dim]
+    if size % rows:
+        raise InputError(
+            f"{name} has {size} rows in dim {dim} on this rank, expected a multiple of {rows}: batch_dims= "
+            f"promises that {rows} rows are one sample, which no two ranks can share"
+        )
+    return tensor.view(*tensor.shape[:dim], size // rows, rows, *tensor.shape[dim + 1 :])
+
+
+def _spread(
+    args: tuple[Any, ...], kwargs: dict[str, Any], prefix: Any
+) -> Iterator[tuple[str, Any, torch.Tensor]]:
+    kinds = (int, RowsPerSample)
+    return spread_prefix(prefix, (args, kwargs), "batch_dims", kinds, "an int, fxdp.RowsPerSample(...)")
+
+
+def _leaf_dim(path: str, given: Any, leaf: torch.Tensor) -> int | None:
+    """The batch dim of one tensor, counted from the front."""
+    if given is None or leaf.dim() == 0:
+        return None
+    if given is LEFT_OUT:
+        return 0
+    wanted: int = given.dim if isinstance(given, RowsPerSample) else given
+    if not -leaf.dim() <= wanted < leaf.dim():
+        raise InputError(
+            f"batch_dims{path} is {given}, but a tensor there has shape {tuple(leaf.shape)}: give it a dim "
+            "of its own, or None if it has no batch dim"
+        )
+    return wanted % leaf.dim()
