@@ -97,12 +97,12 @@ def _failures(failures: dict[str, Modes]) -> str:
         reasons: dict[str, list[str]] = {}
         for mode, result in modes.items():
             if "failed" in result:
-                reasons.setdefault(_shortened(result["why"]), []).append(mode)
+                reasons.setdefault(shortened(result["why"]), []).append(mode)
         lines += [f"- **{name}** ({', '.join(where)}): {why}" for why, where in reasons.items()]
     return "\n".join(lines) + "\n"
 
 
-def _shortened(why: str) -> str:
+def shortened(why: str) -> str:
     """One line, with paths from the library's folder on."""
     text = re.sub(r"\S*/(?:site|dist)-packages/", "", " ".join(why.split()))
     return text if len(text) <= 420 else f"{text[:417]}..."

@@ -1,0 +1,71 @@
+"""The sweep over a library's own list: the smallest model of each family, in training, with a loss."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import warnings
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from library_entries import EagerError, Families, families
+from own_process import Result, in_own_process
+from rich.console import Console
+from zoo_table import state
+
+import fxdp
+from tests.zoo.measure import WrongError, measure
+
+SPLITS = ((5, 0, 1),)
+CONSOLE = Console()
+
+
+def sweep(library: str, names: Sequence[str], *, timeout: float, missing: bool) -> None:
+    """Measure families of a library (all, if none is named); results gather in a JSON file."""
+    listed = families(library)
+    for name in names or listed:
+        if missing and name in known(library):
+            continue
+        row = in_own_process(["train"], partial(_measure, listed, name), timeout)["train"]
+        rows = known(library) | {name: row}
+        version = importlib.metadata.version(library)
+        text = json.dumps({"version": version, "families": rows}, indent=1, sort_keys=True)
+        results(library).write_text(text + "\n")
+        why = "" if "why" not in row else " ".join(row["why"].split())[:200]
+        CONSOLE.print(
+            f"{library} {name}: {state(row)} {row.get('seconds')} s {why}", highlight=False, markup=False
+        )
+
+
+def results(library: str) -> Path:
+    """Where the results of a library's sweep are."""
+    return Path(__file__).with_name(f"zoo_{library}.json")
+
+
+def known(library: str) -> dict[str, Any]:
+    """The results of earlier sweeps, by family."""
+    kept = json.loads(results(library).read_text()) if results(library).exists() else {"families": {}}
+    return kept["families"]  # type: ignore[no-any-return]
+
+
+def _measure(listed: Families, name: str, _mode: str) -> Result:
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    model = ""
+    try:
+        member = listed[name]()
+        model = member.name
+        return {"model": model, **asdict(measure(member.entry, "train", SPLITS))}
+    except EagerError as error:
+        return {"failed": "not run by eager", "why": str(error)}
+    except WrongError as error:
+        return {"model": model, "failed": "wrong", "why": str(error)}
+    except fxdp.FxdpError as error:
+        kind = "error" if isinstance(error, fxdp.VerifierError) else "refused"
+        return {"model": model, "failed": kind, "why": str(error)}
+    except Exception as error:  # a bug of fxdp: it belongs into the table, too
+        return {"model": model, "failed": "error", "why": f"{type(error).__name__}: {error}"}

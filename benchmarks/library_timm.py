@@ -1,0 +1,54 @@
+"""A family of timm is a module of its registry; the smallest is the one with the fewest parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import timm
+import torch
+from library_entries import CLASSES, Families, Member, WithLoss, first_that_runs, parameters
+from torch import nn
+
+from tests.zoo.entry import Entry
+
+SIDES = (64, 96, 128, 192)
+"""Images are as small as a model takes; its own size comes last."""
+TRIED = 3
+"""So many of the smallest variants may fail in eager mode before a family counts as one that does not run."""
+
+
+def families() -> Families:
+    """All modules of the registry."""
+    return {
+        module: partial(_smallest, module)
+        for module in timm.list_modules()
+        if timm.list_models(module=module)
+    }
+
+
+def _smallest(module: str) -> Member:
+    sized = []
+    for name in timm.list_models(module=module):
+        with suppress(Exception):
+            sized.append((parameters(partial(timm.create_model, name)), name))
+    names = [name for _, name in sorted(sized)] or timm.list_models(module=module)
+    return first_that_runs(entry for name in names[:TRIED] for entry in _entries(name))
+
+
+def _entries(name: str) -> Iterator[tuple[str, Entry]]:
+    """The model at growing sizes of its image."""
+    own = timm.get_pretrained_cfg(name).input_size[-1]
+    for side in [s for s in SIDES if s < own] + [own]:
+        for sizes in ({"img_size": side}, {}):
+            yield f"{name}@{side}", Entry(partial(_build, name, sizes), partial(_inputs, side))
+
+
+def _build(name: str, sizes: dict[str, Any]) -> nn.Module:
+    return WithLoss(timm.create_model(name, num_classes=CLASSES, **sizes))
+
+
+def _inputs(side: int, batch: int) -> dict[str, Any]:
+    return {"x": torch.randn(batch, 3, side, side), "target": torch.randint(0, CLASSES, (batch,))}
