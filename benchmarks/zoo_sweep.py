@@ -3,7 +3,7 @@
     python benchmarks/zoo_sweep.py                        # all models and modes, about half an hour
     python benchmarks/zoo_sweep.py swin "visible zoo" --modes train    # some models or kinds
     python benchmarks/zoo_sweep.py --missing              # go on where a sweep was stopped
-    python benchmarks/zoo_sweep.py --library timm         # the smallest model of each family that a library lists
+    python benchmarks/zoo_sweep.py --library timm    # the smallest model of each family that a library lists
 
 A model is measured in a process of its own, with a time limit. Results gather in a JSON file, from which the
 table is made; models that were not asked for keep their rows.

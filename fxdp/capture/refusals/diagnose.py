@@ -43,8 +43,8 @@ _REMEDY_SELECTIONS = (
 )
 _REMEDY_PACKED = (
     "a packed sequence is ragged: how many rows it has only the data knows. Give the recurrent layer the "
-    "padded batch, take what counts of its output by a mask (or its last step by output.gather), and for a second "
-    "direction flip each sample by its own length with gather"
+    "padded batch, take what counts of its output by a mask (or its last step by output.gather), and for a "
+    "second direction flip each sample by its own length with gather"
 )
 _TWO_SELECTIONS = re.compile(r"expression Eq\(u\d+, u\d+\)")
 _REMEDY_BATCH = (
