@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.nn.utils.rnn import PackedSequence
 
 from fxdp import torch_compat
 from fxdp.capture.refusals.survey import Read
@@ -69,8 +70,8 @@ class OnlyAt:
                 f"batch_dims=fxdp.RowsPerSample({self.rows}), and every rank passes a multiple of them"
             )
         return (
-            "Keep the batch a dim of its own instead of splitting it into a fixed number of parts, which only "
-            "some batch sizes can be"
+            "Keep the batch a dim of its own instead of splitting it into a fixed number of parts, which "
+            "only some batch sizes can be"
         )
 
 
@@ -192,9 +193,13 @@ def _data_remedy(error: BaseException, site: Site, reads: Sequence[Read]) -> str
 
 
 def _is_packed(error: BaseException) -> bool:
-    """Whether torch failed to pack sequences of several lengths, or to unpack them."""
-    frames = [frame for link in chain(error) for frame in traceback.extract_tb(link.__traceback__)]
-    return any(frame.filename.endswith("torch/nn/utils/rnn.py") for frame in frames)
+    """Whether a packed sequence was at hand where it happened, or was being made."""
+    frames = [frame for link in chain(error) for frame, _ in traceback.walk_tb(link.__traceback__)]
+    return any(
+        frame.f_code.co_filename.endswith("torch/nn/utils/rnn.py")
+        or any(isinstance(value, PackedSequence) for value in frame.f_locals.values())
+        for frame in frames
+    )
 
 
 def _is_loop_over_rows(error: BaseException) -> bool:
