@@ -142,7 +142,7 @@ X = torch.randn(4, 4, dtype=torch.float64, generator=torch.Generator().manual_se
         (Gradient, ["self.fc(x).sum().backward()", "torch.autograd.grad(y, x, create_graph=True)"]),
         (Unmarked, ["does not require grad", "x.requires_grad_()", "(g,) = torch.autograd.grad("]),
         (Unused, ["gives None", "materialize_grads=True"]),
-        (Packed, ["packed sequence is ragged", "padded", "pack_padded_sequence("]),
+        (Packed, ["packed sequence is ragged", "padded", "self.rnn(packed)"]),
         (Functional, ["g = torch.func.grad(lambda v", "torch.func.jvp", "test_errors.py"]),
         (Jacobian, ["torch.func.jacrev(self.fc)", "torch.func.jvp"]),
         (Chunked, ["x.view(2, x.shape[0] // 2, 4)", "test_errors.py"]),
