@@ -22,6 +22,7 @@ from fxdp.errors import MeshError
 
 _LONGEST = 1e7  # seconds, 115 days: longer times do not fit into what waits for sockets
 _MOST_RANKS = 1 << 20
+_MOST_RESTARTS = 1 << 20
 _LAUNCH_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -36,6 +37,8 @@ class Launch:
     master_port: int
     several_hosts: bool = True
     """Whether some of them may be on other hosts, as where nobody says how many are on this one."""
+    restarts: int = 0
+    """How often torchrun has started them before with the same store, in which their last words still are."""
 
 
 @dataclass(frozen=True)
@@ -142,6 +145,7 @@ def _launch(env: Mapping[str, str]) -> Launch | None:
             "torch.distributed.init_process_group yourself before fxdp.compile"
         )
     rank = _integer(env, "RANK", 0, 0, world_size - 1)
+    shared = env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     return Launch(
         rank=rank,
         world_size=world_size,
@@ -149,6 +153,7 @@ def _launch(env: Mapping[str, str]) -> Launch | None:
         master_addr=env["MASTER_ADDR"],
         master_port=_integer(env, "MASTER_PORT", 0, 1, 65_535),
         several_hosts=_integer(env, "LOCAL_WORLD_SIZE", 0, 0, _MOST_RANKS) < world_size,
+        restarts=_integer(env, "TORCHELASTIC_RESTART_COUNT", 0, 0, _MOST_RESTARTS) if shared else 0,
     )
 
 

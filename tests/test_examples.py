@@ -7,6 +7,7 @@ import io
 import os
 import re
 import runpy
+import subprocess
 import sys
 from pathlib import Path
 from unittest import mock
@@ -14,7 +15,7 @@ from unittest import mock
 import pytest
 import torch.distributed as dist
 
-from tests.rank_pool import RankPool
+from tests.rank_pool import RankPool, free_port
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 
@@ -129,3 +130,28 @@ def test_the_notebook_shows_what_was_decided() -> None:
     assert any("<svg" in "".join(map(str, one.values())) for one in data)
     pair = data[-1]["text/plain"]
     assert pair.count("1.") + pair.count("2.") >= 2, pair
+
+
+def _curve(shown: str) -> list[tuple[int, float]]:
+    """Steps and losses; those since the last checkpoint twice, where a run was begun again."""
+    return [(int(step), float(loss)) for step, loss in re.findall(r"step (\d+): loss (\S+)\n", shown)]
+
+
+def test_torchrun_begins_again_after_a_killed_rank_and_on_fewer_ranks(
+    ranks: RankPool, tmp_path: Path
+) -> None:
+    example, options = "train_elastic.py", ["--compute=eager", f"--folder={tmp_path / 'killed'}"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--max-restarts=1"]
+    command += [f"--master-port={free_port()}", str(EXAMPLES / example), *options]
+    variables = {**os.environ, "PYTHONPATH": str(EXAMPLES.parent)}
+    restarted = subprocess.run(
+        [*command, "--steps=12", "--kill-after=7"], env=variables, capture_output=True, text=True, timeout=200
+    )
+    assert restarted.returncode == 0, restarted.stderr
+    (fewer,) = ranks.run(1, _shown, example, *options, "--steps=14")
+    (whole,) = ranks.run(1, _shown, example, options[0], f"--folder={tmp_path / 'whole'}", "--steps=14")
+    begun = re.findall(r"going on .*", restarted.stdout + fewer)
+    assert begun == [f"going on after step {step} with {n} ranks" for step, n in ((0, 2), (5, 2), (10, 1))]
+    found, expected = _curve(restarted.stdout + fewer), dict(_curve(whole))
+    assert [step for step, _ in found] == [*range(1, 8), *range(6, 13), *range(11, 15)]
+    assert [loss for _, loss in found] == pytest.approx([expected[step] for step, _ in found], rel=1e-9)

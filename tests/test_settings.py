@@ -49,3 +49,11 @@ def test_whether_there_are_other_hosts() -> None:
         launch = Settings.from_environment(variables).launch
         assert launch is not None
         assert launch.several_hosts is several
+
+
+def test_restarts_count_where_torchrun_keeps_its_store() -> None:
+    restarted = {**_TORCHRUN, "TORCHELASTIC_RESTART_COUNT": "2"}
+    for kept, restarts in (("True", 2), ("False", 0)):
+        launch = Settings.from_environment({**restarted, "TORCHELASTIC_USE_AGENT_STORE": kept}).launch
+        assert launch is not None
+        assert launch.restarts == restarts

@@ -27,6 +27,7 @@ from fxdp.ranks.joined import Joined
 from fxdp.ranks.links import Links, add_group, find_links, open_links
 from fxdp.ranks.links.interfaces import interfaces, knows_itself_as_loopback, own_address
 from fxdp.settings import Launch, Settings, lead_gloo_to
+from fxdp.torch_compat import PrefixStore, TCPStore
 
 _log = logging.getLogger("fxdp")
 _TRY_S = 5.0  # for one try to reach the store
@@ -139,13 +140,25 @@ def _init_process_group(device_type: str, settings: Settings) -> None:
     if launch.rank:  # rank 0 may be the one to have the store
         _wait_for_store(launch, settings.timeout_s)
     try:
-        dist.init_process_group(backend, timeout=timedelta(seconds=settings.timeout_s))
+        _make_group(backend, launch, timedelta(seconds=settings.timeout_s))
     except dist.DistError as error:
         raise RankFailedError(
             f"no process group of {launch.world_size} ranks came up within {time.monotonic() - start:.0f} s; "
             "expected all of them to call fxdp.compile (set FXDP_TIMEOUT_S if one may need longer)\n"
             f"torch: {str(error).splitlines()[0]}"
         ) from error
+
+
+def _make_group(backend: str, launch: Launch, timeout: timedelta) -> None:
+    if not launch.restarts:
+        dist.init_process_group(backend, timeout=timeout)
+        return
+    # torchrun keeps its store when it starts ranks again: gloo would call those that are gone
+    there = TCPStore(launch.master_addr, launch.master_port, launch.world_size, False, timeout)
+    store = PrefixStore(f"start {launch.restarts}", there)
+    dist.init_process_group(
+        backend, store=store, rank=launch.rank, world_size=launch.world_size, timeout=timeout
+    )
 
 
 def _wait_for_store(launch: Launch, timeout_s: float) -> None:

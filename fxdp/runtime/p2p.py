@@ -15,10 +15,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from fxdp.errors import RankFailedError
 from fxdp.ir.ops.moments import combine
 from fxdp.ir.ops.parts import join_parts
 from fxdp.ranks.raw_bytes import as_bytes, plain
 from fxdp.runtime.streams import Streams
+
+_LATE = "timed out waiting"  # gloo's words; torch has no class for it
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,8 @@ class Pending:
     value: Tensor
     copy: Tensor | None = None
     """What travels of a sent value: itself where its memory is plain."""
+    peer: int = -1
+    """The other rank, by its number among all."""
 
 
 class Send(nn.Module):
@@ -56,7 +61,7 @@ class Send(nn.Module):
         with self._streams.on(stream):
             copy = plain(value)
             work = dist.isend(as_bytes(copy), self._ranks[peer], group=self._group, tag=tag)
-        return Pending(work, value, copy)
+        return Pending(work, value, copy, self._ranks[peer])
 
 
 class Receive(nn.Module):
@@ -80,20 +85,33 @@ class Receive(nn.Module):
             return Pending(None, value)
         with self._streams.on(stream):
             work = dist.irecv(as_bytes(value), self._ranks[peer], group=self._group, tag=tag)
-        return Pending(work, value)
+        return Pending(work, value, peer=self._ranks[peer])
 
 
 def wait(pending: Pending) -> Tensor:
     """The received value; on CUDA the current stream waits for it, not the host."""
-    if pending.work is not None:
-        pending.work.wait()
+    wait_sent(pending)
     return pending.value
 
 
 def wait_sent(pending: Pending) -> None:
-    """Wait until a sent value is no longer needed."""
-    if pending.work is not None:
+    """Wait until a sent value is no longer needed.
+
+    Raises
+    ------
+    RankFailedError : the other rank did not come in time.
+    """
+    if pending.work is None:
+        return
+    try:
         pending.work.wait()
+    except RuntimeError as error:
+        if _LATE not in str(error).lower():
+            raise
+        raise RankFailedError(
+            f"rank {pending.peer} did not come to a transfer between stages in time, though its process is "
+            "alive; expected all ranks to make the same calls (set FXDP_TIMEOUT_S if one may need longer)"
+        ) from error
 
 
 def microbatch(

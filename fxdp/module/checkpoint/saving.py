@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import random
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from fxdp.module.checkpoint.checkpoint_folder import begin, find, new_folder, pu
 from fxdp.module.checkpoint.checkpoint_state import differences, state_of, take, wanted_by
 from fxdp.module.compiled import CompiledModule
 from fxdp.ranks.agreement import gather_objects
-from fxdp.ranks.failure import everywhere
+from fxdp.ranks.failure import everywhere, guard
 from fxdp.ranks.joined import Joined
 
 
@@ -100,15 +101,31 @@ def _joined(compiled: Any) -> Joined:
 
 
 def _write(joined: Joined, folder: Path, state: dict[str, Any]) -> None:
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _failures_named(joined):
         _expect_one_rank(joined)
         state_dict_saver.save(state, checkpoint_id=folder, **_among(joined))
 
 
 def _read(joined: Joined, folder: Path, state: dict[str, Any]) -> None:
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _failures_named(joined):
         _expect_one_rank(joined)
         state_dict_loader.load(state, checkpoint_id=folder, **_among(joined))
+
+
+@contextlib.contextmanager
+def _failures_named(joined: Joined) -> Iterator[None]:
+    """Around torch's own collectives: a rank that fails in them is an error on all, which names it.
+
+    What torch says of files is raised after that: of it all ranks hear, and go on.
+    """
+    of_files: BaseException | None = None
+    with guard(joined):
+        try:
+            yield
+        except (CheckpointException, OSError) as error:
+            of_files = error
+    if of_files is not None:
+        raise of_files
 
 
 def _among(joined: Joined) -> dict[str, Any]:

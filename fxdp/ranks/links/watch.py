@@ -33,6 +33,7 @@ _LEAVE_S = 10.0  # how long data of a rank that ended may still be under way
 _GRACE_S = 0.5  # for a collective to end by itself, which has the better traceback
 _STUCK_S = 20.0  # how long a thread may stay in a collective after another rank has failed
 _OUTLAST_S = 3.0  # how long to wait at exit for the end of the rank at fault
+_LOOK_S = 0.1
 _CAUSE_S = 5.0  # how long to wait for the cause of a broken collective
 _WHERE = struct.Struct("<qq")  # backwards begun so far, the call that waits
 
@@ -90,9 +91,12 @@ class Watch:
 
     def cause(self) -> Ending | None:
         """Why a collective broke, waiting a moment for the news; None if no rank said or left anything."""
-        if not self._known.wait(_CAUSE_S) and self._left:
-            return Ending(min(self._left), EndKind.ENDED)
-        return self.ending
+        end = time.monotonic() + _CAUSE_S
+        while not self._known.wait(_LOOK_S) and time.monotonic() < end:
+            left = list(self._left.values())
+            if left and time.monotonic() - left[0] > _GRACE_S:  # nothing worse is heard
+                break
+        return self.ending or next((Ending(rank, EndKind.ENDED) for rank in list(self._left)), None)
 
     def _where(self) -> bytes:
         """What the others are told while this rank waits for them before a call."""
