@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from fxdp.ir.notes import note
 from fxdp.ir.ops.ctc import CTC_BACKWARD_OP
 from fxdp.ir.sizes import mentions_batch
+from tests.exactness.cases import in_fours
 
 from .oracle import check
 
@@ -98,16 +99,25 @@ LOSSES = {
 
 
 @pytest.mark.filterwarnings("ignore:reduction")
-@pytest.mark.parametrize("name", LOSSES)
-def test_loss_equals_eager(name: str) -> None:
-    loss_fn, target = LOSSES[name]
-    check(
-        Scores(),
-        (torch.randn(5, 5),),
-        {"target": target(5)},
-        ((torch.randn(4, 5),), {"target": target(4)}),
-        loss_fn=loss_fn,
+@pytest.mark.parametrize("names", in_fours(LOSSES), ids=" ".join)
+def test_losses_equal_eager(names: tuple[str, ...]) -> None:
+    """Several in one sum, each with a denominator of its own; no op with a mean of its own is left."""
+
+    def loss_fn(output: torch.Tensor, target: dict[str, torch.Tensor]) -> torch.Tensor:
+        return sum(LOSSES[name][0](output, target[name]) for name in names)
+
+    def targets(batch: int) -> dict[str, dict[str, torch.Tensor]]:
+        return {"target": {name: LOSSES[name][1](batch) for name in names}}
+
+    captured = check(
+        Scores(), (torch.randn(5, 5),), targets(5), ((torch.randn(4, 5),), targets(4)), loss_fn=loss_fn
     )
+    whole = [node for node in captured.gm.graph.nodes if re.search(r"\.(mean|var|std)\.", str(node.target))]
+    assert not [node for node in whole if any(map(mentions_batch, note(node.args[0]).type.shape))]
+    reductions = {0, 2} if any("none" in name for name in names) else {2}
+    for node in captured.gm.graph.nodes:
+        if "nll_loss" in str(node.target):
+            assert node.args[3 if "forward" in str(node.target) else 4] in reductions
 
 
 def test_loss_2d_with_ignored_pixels() -> None:
@@ -134,17 +144,6 @@ def test_ctc() -> None:
         return torch.randn(b, 9, 5), torch.randint(1, C, (b, 3)), torch.full((b,), 9), lengths
 
     check(Sequence(), inputs(3), {}, (inputs(4), {}))
-
-
-@pytest.mark.parametrize("name", ["ce", "mse", "bce", "multi_margin", "rmse", "vicreg"])
-def test_no_op_with_its_own_mean_is_left(name: str) -> None:
-    loss_fn, target = LOSSES[name]
-    captured = check(Scores(), (torch.randn(3, 5),), {"target": target(3)}, loss_fn=loss_fn)
-    whole = [node for node in captured.gm.graph.nodes if re.search(r"\.(mean|var|std)\.", str(node.target))]
-    assert not [node for node in whole if any(map(mentions_batch, note(node.args[0]).type.shape))]
-    for node in captured.gm.graph.nodes:
-        if "nll_loss" in str(node.target):
-            assert node.args[3 if "forward" in str(node.target) else 4] == 2
 
 
 def test_means_within_a_sample_stay_whole() -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tests.exactness.cases import D, Model, classes, exact, exact_body, linear, rows, traffic
+from tests.exactness.cases import D, Model, classes, exact, exact_body, in_fours, linear, rows, traffic
 
 REDUCTIONS = ("mean", "sum", "none")
 
@@ -90,15 +90,16 @@ LOSSES: dict[str, tuple[Callable[..., Tensor], Callable[[], tuple[Tensor, ...]]]
 
 
 @pytest.mark.filterwarnings("ignore:reduction.*mean:UserWarning")
-@pytest.mark.parametrize("name", LOSSES)
-def test_mean_sum_and_none(name: str) -> None:
-    loss, targets = LOSSES[name]
-
-    def body(fc: nn.Linear, x: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
+@pytest.mark.parametrize("names", in_fours(LOSSES), ids=" ".join)
+def test_mean_sum_and_none(names: tuple[str, ...]) -> None:
+    def body(fc: nn.Linear, x: Tensor, given: list[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
         out = fc(x)
-        return tuple(loss(out, *given, reduction=reduction) for reduction in REDUCTIONS)
+        pairs = [(LOSSES[name][0], targets) for name, targets in zip(names, given, strict=True)]
+        return tuple(
+            loss(out, *targets, reduction=reduction) for loss, targets in pairs for reduction in REDUCTIONS
+        )
 
-    exact_body(body, rows(), *targets())
+    exact_body(body, rows(), [LOSSES[name][1]() for name in names])
 
 
 def test_kl_div_batchmean() -> None:
@@ -107,14 +108,14 @@ def test_kl_div_batchmean() -> None:
     )
 
 
-@pytest.mark.parametrize("reduction", REDUCTIONS)
-def test_ctc(reduction: str) -> None:
+def test_ctc() -> None:
     """Log-probabilities have the batch on dim 1; targets are shorter than the input."""
     lengths = torch.tensor([9, 10, 8, 10, 7, 10, 9, 10, 10, 10])
     wanted = torch.tensor([3, 1, 4, 2, 3, 4, 2, 1, 4, 3])
 
-    def body(fc: nn.Linear, x: Tensor, t: Tensor, n: Tensor, m: Tensor) -> Tensor:
-        return F.ctc_loss(fc(x).log_softmax(2), t, n, m, reduction=reduction)
+    def body(fc: nn.Linear, x: Tensor, t: Tensor, n: Tensor, m: Tensor) -> tuple[Tensor, ...]:
+        scores = fc(x).log_softmax(2)
+        return tuple(F.ctc_loss(scores, t, n, m, reduction=reduction) for reduction in REDUCTIONS)
 
     exact_body(
         body, torch.randn(D, D, D), torch.randint(1, D, (D, 4)), lengths, wanted,

@@ -1,6 +1,6 @@
 """What real models send: gradients and a few numbers, no bytes that grow with the batch.
 
-tests/capture/test_zoo.py asserts the same of the visible zoo.
+tests/capture/test_zoo.py asserts the same of the visible zoo, tests/zoo/test_zoo.py of the catalogue.
 """
 
 from __future__ import annotations
@@ -15,20 +15,16 @@ from torch import nn
 from fxdp.module.dry_run import local_program
 from fxdp.options import Options
 from fxdp.reports.communication import communication
-from tests.capture.zoo import _BERT, _LLAMA, TOKENS, _causal, _images, _masked, keep_float64
+from tests.capture.zoo import _BERT, _LLAMA, TOKENS, _causal, _masked, keep_float64
 
 LLAMA = {**_LLAMA, "head_dim": 8, "sliding_window": 4}
 BERT = {**_BERT, "relative_attention": True, "pos_att_type": ["p2c", "c2p"]}
-SWIN = {"image_size": 16, "patch_size": 2, "embed_dim": 8, "depths": [2, 1], "num_heads": [2, 2]}
 MAMBA = {"vocab_size": TOKENS, "hidden_size": 16, "state_size": 4, "num_hidden_layers": 1}
-XLNET = {"vocab_size": TOKENS, "d_model": 16, "n_layer": 1, "n_head": 2, "d_inner": 24}
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], dict[str, Any]]]] = {
     "gemma2": (lambda: hf.Gemma2ForCausalLM(hf.Gemma2Config(**LLAMA)), _causal),
     "mamba": (lambda: hf.MambaForCausalLM(hf.MambaConfig(**MAMBA)), _causal),
-    "xlnet": (lambda: hf.XLNetLMHeadModel(hf.XLNetConfig(**XLNET)), _causal),
     "deberta": (lambda: hf.DebertaForMaskedLM(hf.DebertaConfig(**BERT)), _masked),
-    "swin": (lambda: hf.SwinForImageClassification(hf.SwinConfig(**SWIN, window_size=4)), _images),
 }
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import fxdp
-from tests.exactness.cases import exact_body, linear, rows
+from tests.exactness.cases import exact_body, in_fours, linear, rows
 
 NUMBERS: dict[str, Callable[[int], float]] = {
     "quotient": lambda n: 1 / n,
@@ -25,10 +25,13 @@ NUMBERS: dict[str, Callable[[int], float]] = {
 }
 
 
-@pytest.mark.parametrize("name", NUMBERS)
-def test_arithmetic(name: str) -> None:
-    number = NUMBERS[name]
-    exact_body(lambda fc, x: fc(x).square().sum() * number(x.shape[0]), rows(), splits=((5, 2, 0, 1),))
+@pytest.mark.parametrize("names", in_fours(NUMBERS), ids=" ".join)
+def test_arithmetic(names: tuple[str, ...]) -> None:
+    def body(fc: nn.Module, x: Tensor) -> tuple[Tensor, ...]:
+        y = fc(x).square().sum()
+        return tuple(y * NUMBERS[name](x.shape[0]) for name in names)
+
+    exact_body(body, rows(), splits=((5, 2, 0, 1),))
 
 
 FIXED: dict[str, Callable[[int], float]] = {
@@ -42,14 +45,14 @@ FIXED: dict[str, Callable[[int], float]] = {
 }
 
 
-@pytest.mark.parametrize("name", FIXED)
-def test_arithmetic_that_fixes_the_batch_size(name: str) -> None:
+@pytest.mark.parametrize("names", in_fours(FIXED), ids=" ".join)
+def test_arithmetic_that_fixes_the_batch_size(names: tuple[str, ...]) -> None:
     """Fitted from several traces (`capture/joint/static.py`); a quotient must not become a whole number."""
 
-    def body(fc: nn.Linear, x: Tensor) -> tuple[Tensor, Tensor]:
-        number = FIXED[name](int(x.shape[0]))
+    def body(fc: nn.Linear, x: Tensor) -> list[tuple[Tensor, Tensor]]:
+        numbers = [FIXED[name](int(x.shape[0])) for name in names]
         y = fc(x).square().sum()
-        return y * number, torch.full((3,), number) + y
+        return [(y * number, torch.full((3,), number) + y) for number in numbers]
 
     exact_body(body, rows(), splits=((5, 2, 0, 1),))
 

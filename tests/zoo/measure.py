@@ -16,6 +16,7 @@ from fxdp.options import Options
 from fxdp.oracle.precision import tolerances
 from fxdp.oracle.verify import capture_for, prepare_subject
 from fxdp.oracle.virtual_run import Subject
+from fxdp.reports.communication import communication
 from fxdp.reports.plan import replicated_ops
 from tests.capture.zoo import keep_float64
 from tests.zoo.entry import Entry
@@ -43,6 +44,8 @@ class Measured:
     """Collectives of a step before bucketing, at the largest world."""
     gathers: int = 0
     """Those of them that gather."""
+    growing: tuple[str, ...] = ()
+    """Those whose bytes grow with the batch: activations that travel."""
     fallbacks: list[str] = field(default_factory=list)
     """Ops that run on the whole batch on every rank."""
     static: bool = False
@@ -88,6 +91,9 @@ def _count(measured: Measured, local: Program, allowed: dict[str, float]) -> Non
     kinds = [str(getattr(node.target, "__name__", "")) for node in local.causes.graph.nodes]
     measured.nodes = local.nodes
     measured.gathers = kinds.count("all_gather")
+    assert local.causes is not None
+    small, large = (communication(local.causes, {"B": batch}) for batch in (BATCH, 1000 * BATCH))
+    measured.growing = tuple(a.cause for a, b in zip(small, large, strict=True) if a != b)
     measured.collectives = measured.gathers + kinds.count("all_reduce") + kinds.count("reduce_scatter")
     measured.fallbacks = replicated_ops(local.causes)
     measured.narrow = max(allowed[node.name] for node in local.gm.graph.output_node().all_input_nodes) > 1e-9

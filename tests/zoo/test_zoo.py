@@ -29,6 +29,10 @@ LAYERS = {"xlnet": "transformer.layer", "wav2vec2": "wav2vec2.encoder.layers", "
 """Where a model has several layers that do the same."""
 
 
+QUIET = ("swin", "xlnet")
+"""What sends gradients and a few numbers, no activation; more of them in exactness/test_models_traffic.py."""
+
+
 def _short(name: str) -> Entry:
     """A model of the catalogue with one layer of a kind: a second takes as long and shows nothing new."""
     entry = CATALOGUE[name]
@@ -49,6 +53,9 @@ def _short(name: str) -> Entry:
 def test_training_equals_one_device(name: str) -> None:
     measured = measure(_short(name), "train", SPLITS)
     assert set(measured.errors) == {str(split) for split in SPLITS}
+    if name in QUIET:
+        assert not measured.gathers
+        assert not measured.growing
 
 
 @pytest.mark.parametrize("name", ["poolformer", "vit_mae", "xlnet"])

@@ -95,18 +95,13 @@ def _read(halves: Halves) -> list[Tensor]:
     return [value for value in found if isinstance(value, Tensor)]
 
 
-def test_relu_s_values_are_saved_instead_of_their_signs(lowered: list[Halves]) -> None:
+def test_values_are_saved_instead_of_signs_and_weights_laid_out_once(lowered: list[Halves]) -> None:
+    """The forward saves the weights channels-last; the backward copies none."""
     model, x = Pooled().double(), torch.randn(2, 3, 8, 8, dtype=torch.float64)
     gradients = _step(copy.deepcopy(model), x)
     (halves,) = lowered
     assert not any(value.dtype == torch.bool for value in _read(halves))
     torch.testing.assert_close(gradients, _eager(model, x), rtol=1e-12, atol=1e-12)
-
-
-def test_weights_are_laid_out_once(lowered: list[Halves]) -> None:
-    """The forward saves them channels-last; the backward copies none."""
-    _step(Pooled().double(), torch.randn(2, 3, 8, 8, dtype=torch.float64))
-    (halves,) = lowered
     assert halves.backward_graph is not None
     calls = halves.backward_graph.graph.find_nodes(
         op="call_function", target=aten.convolution_backward.default
