@@ -153,6 +153,7 @@ def compile(
     schedule: str = "1f1b",
     stages: int | Sequence[str] | None = None,
     checkpoint: str = "never",
+    activation_memory_budget: float = 1.0,
     gradients: str = "everywhere",
     batch_stats: str = "global",
     check_replicas: int = 100,
@@ -207,6 +208,9 @@ def compile(
         begin. None: one per pipeline rank (two with `"interleaved"`).
     checkpoint : for which micro-batches a stage runs its forward again instead of keeping what the backward
         needs: `"never"`, `"except_last"` or `"always"`.
+    activation_memory_budget : the share of the activations that a forward may save for its backward, 0 to 1:
+        below 1 the backward computes others again, those first that cost least for their bytes, by torch's
+        partitioner. Random numbers are saved, and nothing is communicated twice.
     gradients : `"everywhere"`: every rank gets every gradient, so that any optimizer, clipping and state dict
         are those of one device; `"owner"`: a parameter's gradient stays on the ranks whose stages read it
         and is None elsewhere, which sends nothing but the gradients of weights tied over stages.
@@ -239,6 +243,7 @@ def compile(
         mp_policy=mp_policy,
         batch_dims=batch_dims, pad=pad, bucket_mb=bucket_mb, rng=rng, uneven=uneven, compute=compute,
         microbatches=microbatches, schedule=schedule, stages=stages, checkpoint=checkpoint,
+        activation_memory_budget=activation_memory_budget,
         gradients=gradients, batch_stats=batch_stats, check_replicas=check_replicas,
         verify=verify, strict=strict, dump_dir=dump_dir,
     )  # fmt: skip

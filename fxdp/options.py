@@ -52,6 +52,7 @@ class Options:
     schedule: str = "1f1b"
     stages: int | Sequence[str] | None = None
     checkpoint: str = "never"
+    activation_memory_budget: float = 1.0
     gradients: str = "everywhere"
     batch_stats: str = "global"
     check_replicas: int = 100
@@ -75,6 +76,7 @@ class Options:
         if not _is_count(self.check_replicas, least=0, most=sys.maxsize):
             given = _shown(self.check_replicas)
             faults.append(f"check_replicas is {given}, expected a number of calls, or 0 for never")
+        faults += self._budget_faults()
         faults += _leaf_faults("batch_dims", self.batch_dims, (int, RowsPerSample), "an int, RowsPerSample")
         faults += _leaf_faults("pad", self.pad, (int, float, bool), "a number")
         faults += _folder_faults(self.dump_dir)
@@ -87,6 +89,15 @@ class Options:
         if faults:
             raise InputError("fxdp.compile was given options it does not know:\n  " + "\n  ".join(faults))
         check_name(self.schedule)
+
+    def _budget_faults(self) -> list[str]:
+        budget: Any = self.activation_memory_budget
+        given = f"activation_memory_budget is {_shown(budget)}"
+        if not isinstance(budget, (int, float)) or isinstance(budget, bool) or not 0 <= budget <= 1:
+            return [f"{given}, expected a share from 0 to 1"]
+        if budget < 1 and self.compute == "eager":
+            return [f"{given} with compute='eager', which saves all; expected compute='inductor'"]
+        return []
 
     def _staging_faults(self) -> list[str]:
         faults = []

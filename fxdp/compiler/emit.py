@@ -95,6 +95,7 @@ def lower_part(
         halves = lower_kept(
             gm, values, Shapes(dict(wanted.sizes), generic, single), device_of(module, mesh), start,
             wanted.zero, summed(part), None if wanted.unhalved else wanted.first,
+            options.activation_memory_budget,
         )  # fmt: skip
     else:
         halves = lower_eager(gm, wanted.zero, summed(part))

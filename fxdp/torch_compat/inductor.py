@@ -50,14 +50,19 @@ def trace_for_inductor(
 
 
 def partition_for_inductor(
-    joint: fx.GraphModule, inputs: Sequence[Any], outputs: int, fake_mode: FakeTensorMode
+    joint: fx.GraphModule, inputs: Sequence[Any], outputs: int, fake_mode: FakeTensorMode, budget: float = 1.0
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """Inductor's joint graph passes, then torch's min-cut partitioner; the first `outputs` are forward's."""
+    """Inductor's joint graph passes, then torch's min-cut partitioner; the first `outputs` are forward's.
+
+    `budget` is the share of the activations that it may save: 0 for the inputs alone, 1 for what is fastest.
+    """
+    import torch._functorch.config as functorch_config
     from torch._inductor.compile_fx import partition_fn
     from torch._inductor.virtualized import V
 
     # random ops become one of Inductor's, whose seeds are made under `V`'s fake mode
-    with tracing(TracingContext(fake_mode)), V.set_fake_mode(fake_mode), fake_mode, torch.no_grad():
+    chosen = functorch_config.patch(activation_memory_budget=budget)
+    with tracing(TracingContext(fake_mode)), V.set_fake_mode(fake_mode), fake_mode, torch.no_grad(), chosen:
         forward, backward = _matched(partition_fn, joint, list(inputs), num_fwd_outputs=outputs)
     return forward, backward
 

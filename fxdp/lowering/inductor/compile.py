@@ -56,6 +56,7 @@ aten = torch.ops.aten
 def lower_inductor(
     gm: fx.GraphModule, values: Mapping[Slot, Any], shapes: Shapes, device: torch.device, start: Start,
     zero: frozenset[int] | None = None, summed: tuple[int, ...] = (), first: tuple[int, ...] | None = None,
+    budget: float = 1.0,
 ) -> Halves:  # fmt: skip
     """Compile an emitted program.
 
@@ -67,6 +68,7 @@ def lower_inductor(
         leaves out.
     summed : the numbers of the backward's results that it adds to buffers.
     first : the backward is compiled in two, those of its results first.
+    budget : the share of the activations that the forward may save; the backward computes others again.
 
     Raises
     ------
@@ -74,7 +76,7 @@ def lower_inductor(
     """
     traced = trace(gm, values, shapes, device)
     keeps_strides = shapes.generic or not chooses_layouts(traced.joint, device)
-    compiler = _Compiler(traced, _Signature.of(gm), device, start, keeps_strides, summed, first)
+    compiler = _Compiler(traced, _Signature.of(gm), device, start, keeps_strides, summed, first, budget)
     if backward_inputs(gm.graph) or backward_results(gm.graph):
         halves = compiler.training(zero)
     else:
@@ -129,6 +131,7 @@ class _Compiler:
     """Whether results keep the strides they were traced with, so that both halves can be compiled at once."""
     summed: tuple[int, ...] = ()
     first: tuple[int, ...] | None = None
+    budget: float = 1.0
 
     def training(self, zero: frozenset[int] | None) -> Halves:
         types = self.signature.tangents
@@ -166,7 +169,9 @@ class _Compiler:
         save_laid_out_weights(traced.joint)
         order = collectives(traced.joint.graph)
         inputs, outputs = [*traced.inputs, *traced.tangents], visible + self.signature.unread
-        forward, backward = partition_for_inductor(traced.joint, inputs, outputs, traced.fake_mode)
+        forward, backward = partition_for_inductor(
+            traced.joint, inputs, outputs, traced.fake_mode, self.budget
+        )
         save_draws(forward, backward, visible)
         if self.device.type == "cpu":  # the slow booleans are those of Inductor's C++
             save_compared_values(forward, backward, visible)

@@ -51,15 +51,17 @@ class _Kept:
 def lower_kept(
     gm: fx.GraphModule, values: Mapping[Slot, Any], shapes: Shapes, device: torch.device, start: Start,
     zero: frozenset[int] | None = None, summed: tuple[int, ...] = (), first: tuple[int, ...] | None = None,
+    budget: float = 1.0,
 ) -> Halves:  # fmt: skip
     """`lower_inductor`, from the disk where it was done before."""
-    make = partial(lower_inductor, gm, values, shapes, device, zero=zero, summed=summed, first=first)
+    how: dict[str, Any] = {"zero": zero, "summed": summed, "first": first, "budget": budget}
+    make = partial(lower_inductor, gm, values, shapes, device, **how)
     entries = Entries.of_settings()
     # on other devices than CPU code is more than its source: never tried there
     environment = code_environment() if entries.folder is not None and device.type == "cpu" else None
     key = None
     if environment is not None:
-        asked = None if zero is None else tuple(sorted(zero)), summed, first
+        asked = None if zero is None else tuple(sorted(zero)), summed, first, budget
         key = _key(gm, values, shapes, (environment, str(device), exact_text(asked)))
     if key is None:
         return make(start=start)

@@ -208,3 +208,23 @@ def test_a_draw_that_nobody_reads_is_made() -> None:
     assert all(map(torch.equal, *found))
     found[0][1].sum().backward()
     assert torch.equal(x.grad, found[0][1].detach()), "the masks of the forward"
+
+
+def test_a_smaller_budget_saves_less_and_gives_the_same_gradients() -> None:
+    layers = [m for _ in range(2) for m in (nn.Linear(8, 64), nn.GELU(), nn.Dropout(0.3), nn.Linear(64, 8))]
+    model, x = nn.Sequential(*layers).double(), torch.randn(32, 8, dtype=torch.float64)
+    saved, gradients = [], []
+    for budget in (1.0, 0.3):
+        compiled = fxdp.compile(
+            model, loss_fn=lambda y, _: y.square().mean(), activation_memory_budget=budget
+        )
+        torch.manual_seed(0)
+        loss = compiled(x, target=x)
+        assert loss.grad_fn is not None
+        kept: Any = loss.grad_fn
+        saved.append(sum(t.numel() * t.itemsize for t in kept.saved_tensors if t is not None))
+        loss.backward()
+        gradients.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
+        model.zero_grad()
+    assert saved[1] < 0.7 * saved[0]
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
