@@ -9,6 +9,7 @@ FXDP_COLD_START      0: Inductor builds each kernel by itself, ranks share no co
 FXDP_CACHE       0: nothing is kept on disk from run to run, but what Inductor keeps    1
 FXDP_CACHE_DIR   folder for what is kept; its owner alone may write it                 fxdp in Inductor's
 FXDP_CACHE_MB    how large it may become; what was not used for longest goes first     512
+FXDP_TREE_ABOVE  more ranks than these are joined as a tree, not all to all; the same everywhere    16
 FXDP_HOST        address at which other ranks reach this one (control channel)     found by itself
 """
 
@@ -53,6 +54,7 @@ class Settings:
     host : the address at which other ranks reach this one, None to find it.
     shared_memory : whether ranks of one host may sum large values through memory that they share.
     cold_start : whether ranks share the work of compiling, and build kernels together.
+    tree_above : how many ranks have a connection to each other one at most; more are joined as a tree.
     """
 
     launch: Launch | None = None
@@ -61,6 +63,7 @@ class Settings:
     host: str | None = None
     shared_memory: bool = True
     cold_start: bool = True
+    tree_above: int = 16
 
     @staticmethod
     def from_environment(environment: Mapping[str, str] | None = None) -> Settings:
@@ -78,6 +81,7 @@ class Settings:
             host=env.get("FXDP_HOST") or None,
             shared_memory=_number(env, "FXDP_SHARED_MEMORY", 1) != 0,
             cold_start=_number(env, "FXDP_COLD_START", 1) != 0,
+            tree_above=_integer(env, "FXDP_TREE_ABOVE", 16, 1, _MOST_RANKS),
         )
 
 
@@ -164,8 +168,8 @@ def _integer(env: Mapping[str, str], name: str, default: int, least: int, most: 
     digits = text.isascii() and text.isdigit() and len(text) < 10  # a number of any length would be read
     if not digits or not least <= int(text) <= most:
         raise MeshError(
-            f"environment variable {name} is {text[:30]!r}; expected an integer from {least} to {most}, as "
-            "torchrun sets it"
+            f"environment variable {name} is {text[:30]!r}; expected an integer from {least} to {most}"
+            + (", as torchrun sets it" if name in _LAUNCH_VARIABLES else "")
         )
     return int(text)
 

@@ -20,9 +20,16 @@ MESSAGE_BYTES = 128 * 1024
 """The most bytes that one rank should send in a round of messages: its value, to each other rank."""
 
 
-def fits_messages(size: int, ranks: int) -> bool:
-    """Whether a value of `size` bytes is small enough for a round between `ranks`."""
-    return size * (ranks - 1) <= MESSAGE_BYTES
+_NEIGHBOURS = 17
+"""To so many ranks one sends its sum at most: many ranks are a tree (`ranks/tree/tree_shape.py`)."""
+
+
+def fits_messages(size: int, ranks: int, *, summed: bool) -> bool:
+    """Whether a value of `size` bytes is small enough for a round between `ranks`.
+
+    In a tree a sum is one value on each connection, a gather those of all ranks.
+    """
+    return size * (min(ranks - 1, _NEIGHBOURS) if summed else ranks - 1) <= MESSAGE_BYTES
 
 
 def way_of(node: fx.Node, mesh: Mesh) -> Way:
@@ -37,7 +44,7 @@ def way_of(node: fx.Node, mesh: Mesh) -> Way:
         return "memory" if mesh.shared_memory else "group"
     if not isinstance(type_, TensorType) or not is_static(type_):
         return "group"  # ranks with more samples than others would choose otherwise than these
-    if fits_messages(type_bytes(type_), mesh.size):
+    if fits_messages(type_bytes(type_), mesh.size, summed=found.takes is Partial):
         return "messages"
     return "memory" if mesh.shared_memory and found.reduction(node) == "sum" else "group"
 

@@ -75,20 +75,19 @@ class CallExchange:
         state = generator_state(self._mesh.device_type) if self._whole_draws else 0
         digests = self._reader.digest(call.kind), self._reader.digest(call.dims)
         own = (call.batch, *digests, state, int(call.strided), digest_of(call.numbers), order, int(asks))
-        rows = self._agreement.exchange(own)
-        if len({row[6] for row in rows}) > 1:
+        found = self._agreement.columns(own)
+        if not found.same(6):
             check_order(self._joined)
-        if len({(row[1], row[5]) for row in rows}) > 1:
+        if not (found.same(1) and found.same(5)):
             agree(self._joined, call_lines(call), "calls")
-        batches = _nonempty(_batches(self._mesh, [row[0] for row in rows]))
+        batches = _nonempty(_batches(self._mesh, found[0]))
         if not self._uneven:
             if len(set(batches)) > 1:
                 raise everywhere(
                     InputError(f"uneven=False promises equal local batches, but the ranks have {batches}")
                 )
             self._even[key] = True
-        _, _, dims, states, strided, _, _, asked = zip(*rows, strict=True)
-        return CallExchanged(batches, len(set(dims)) == 1, len(set(states)) > 1, any(strided), any(asked))
+        return CallExchanged(batches, found.same(2), not found.same(3), found.any(4), found.any(7))
 
     def padded(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         """The call with the sizes that all ranks agree on; all ranks do this together."""

@@ -23,8 +23,10 @@ from fxdp.ranks.joined import Joined
 from fxdp.ranks.links import harmless, not_understood
 from fxdp.ranks.plain_values import decode, encode
 from fxdp.ranks.raw_bytes import as_bytes, pack, plain, unpack
+from fxdp.ranks.tree.rank_parts import RankParts
 
 _BUCKET_BYTES = 25 * 1024 * 1024
+_SPEAKERS = 16  # ranks that say all their lines, where some differ
 
 
 class Agreement:
@@ -48,6 +50,16 @@ class Agreement:
         self.start(values)
         return self.finish()
 
+    def columns(self, values: Sequence[int]) -> Columns:
+        """The same, for as many integers on each rank."""
+        self.start(values)
+        if self._control is None:
+            return Columns(self._size, self._own)
+        found = self._control.finish()
+        if isinstance(found, RankParts) and found.columns is not None:
+            return Columns(self._size, found.columns)
+        return Columns(self._size, tuple(zip(*self._rows(found), strict=True)))
+
     def start(self, values: Sequence[int]) -> None:
         """Send this rank's integers without waiting."""
         self._own = tuple(values)
@@ -58,7 +70,39 @@ class Agreement:
         """Wait for the other ranks' integers."""
         if self._control is None:
             return [self._own] * self._size
-        return [_understood(_integers, rank, data) for rank, data in enumerate(self._control.finish())]
+        return self._rows(self._control.finish())
+
+    @staticmethod
+    def _rows(found: Sequence[bytes]) -> list[tuple[int, ...]]:
+        return [_understood(_integers, rank, data) for rank, data in enumerate(found)]
+
+
+class Columns:
+    """The same integers of each rank, column by column; many ranks are not gone through one by one."""
+
+    def __init__(self, ranks: int, columns: Sequence[Any]) -> None:
+        self._ranks, self._columns = ranks, columns
+
+    def __getitem__(self, column: int) -> tuple[int, ...]:
+        """Each rank's."""
+        found = self._columns[column]
+        if isinstance(found, tuple):
+            return found
+        return (found,) * self._ranks if isinstance(found, int) else tuple(found.tolist())
+
+    def same(self, column: int) -> bool:
+        """Whether it is the same on all ranks."""
+        found = self._columns[column]
+        if isinstance(found, tuple):
+            return found.count(found[0]) == len(found)
+        return isinstance(found, int) or bool((found == found[0]).all())
+
+    def any(self, column: int) -> bool:
+        """Whether it is other than 0 on some rank."""
+        found = self._columns[column]
+        if isinstance(found, tuple):
+            return any(found)
+        return bool(found) if isinstance(found, int) else bool(found.any())
 
 
 def gather_objects(joined: Joined, value: Any) -> list[Any]:
@@ -100,11 +144,15 @@ def agree(joined: Joined, lines: Sequence[str], what: str, among: int = 0) -> No
     # one digest per group: all ranks see the same digests, so all or none go on to compare lines
     if len(set(digests)) == len({group for group, _ in digests}):
         return
-    groups: dict[int, dict[int, list[str]]] = {}
-    for rank, (group, own) in enumerate(gather_objects(joined, (among, list(lines)))):
-        groups.setdefault(group, {})[rank] = own
-    different = next(g for g in groups.values() if len({tuple(own) for own in g.values()}) > 1)
-    raise AgreementError(_difference(different, what))
+    groups: dict[int, dict[int, str]] = {}
+    for rank, (group, digest) in enumerate(digests):
+        groups.setdefault(group, {})[rank] = digest
+    different = next(g for g in groups.values() if len(set(g.values())) > 1)
+    first = {digest: rank for rank, digest in reversed(different.items())}
+    speakers = sorted(first.values())[:_SPEAKERS]  # one of those who have the same: texts are long
+    said = gather_objects(joined, list(lines) if joined.index in speakers else [])
+    texts = {rank: said[first[own]] for rank, own in different.items() if first[own] in speakers}
+    raise AgreementError(_difference(texts, what))
 
 
 def broadcast_tensors(joined: Joined, tensors: Sequence[Tensor], bucket_bytes: int = _BUCKET_BYTES) -> None:

@@ -28,14 +28,16 @@ LARGEST = MESSAGE_BYTES // 4
         (f"f32[{LARGEST}]", 2, "cpu", "messages"),
         (f"f32[{LARGEST + 1}]", 2, "cpu", "group"),
         (f"f64[{LARGEST}]", 2, "cpu", "group"),
-        ("f32[8]", LARGEST // 8 + 1, "cpu", "messages"),
-        ("f32[8]", LARGEST // 8 + 2, "cpu", "group"),
+        (f"f32[{LARGEST // 7}]", 8, "cpu", "messages"),
+        (f"f32[{LARGEST // 7 + 1}]", 8, "cpu", "group"),
+        (f"f32[{LARGEST // 17}]", 10_000, "cpu", "messages"),
+        (f"f32[{LARGEST // 17 + 1}]", 10_000, "cpu", "group"),
         ("f32[8]", 2, "cuda", "group"),
         ("f32[B]", 2, "cpu", "group"),
     ],
 )
 def test_way_of_a_sum(type_: str, ranks: int, device: str, way: str) -> None:
-    """By the bytes that one rank sends: the value to each other rank."""
+    """By the bytes that one rank sends: the value to each other rank, or to those beside it in a tree."""
     g = Sketch()
     value = g.add(Input(0, "x"), type_, P)
     node = g.call(conversions.all_reduce, value, "sum", type=type_, at=R, reads=(P,))

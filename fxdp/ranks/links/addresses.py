@@ -5,15 +5,16 @@ from __future__ import annotations
 import secrets
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 
 import torch.distributed as dist
 
-from fxdp.errors import RankFailedError
+from fxdp.errors import MeshError, RankFailedError
 from fxdp.ranks.links.notices import KeyValueStore, store_lost
 
 _LOOK_S = 0.5  # how often to look for notices
+_LOOK_S_PER_RANK, _LONGEST_LOOK_S = 0.0005, 4.0  # a store answers some 50,000 requests in a second
 _REFUSED_S = 0.2  # how long to wait for the answer of a rank that may be gone
 _LISTED = 16  # ranks to be named in an error
 
@@ -26,22 +27,31 @@ class Addresses:
     store : shared by all ranks.
     prefix : of the keys.
     timeout_s : how long ranks have to come.
+    size : how many there are: the more, the less often each one asks the store.
+    tree_above : the setting, which must be the same on all ranks.
 
     Attributes
     ----------
     token : the mesh's secret, which rank 0 makes.
+    look_s : how often to look for notices.
+    rows : the first rank of the row of each rank that was waited for.
     """
 
-    def __init__(self, store: KeyValueStore, prefix: str, timeout_s: float) -> None:
+    def __init__(
+        self, store: KeyValueStore, prefix: str, timeout_s: float, size: int = 2, tree_above: int = 0
+    ) -> None:
         self.token = b""
+        self.look_s = min(max(_LOOK_S, size * _LOOK_S_PER_RANK), _LONGEST_LOOK_S)
+        self._tree_above = tree_above
         self._store = store
         self._prefix = prefix
         self._timeout_s = timeout_s
         self._deadline = time.monotonic() + timeout_s
+        self.rows: dict[int, int] = {}
         self._known: dict[int, tuple[str, int]] = {}
 
-    def publish(self, rank: int, host: str, port: int) -> None:
-        """This rank's own address.
+    def publish(self, rank: int, host: str, port: int, row: int = 0) -> None:
+        """This rank's own address, and the first rank of its row.
 
         Raises
         ------
@@ -49,8 +59,8 @@ class Addresses:
         """
         try:
             if rank == 0:
-                self._store.set(f"{self._prefix}/token", secrets.token_hex(16))
-            self._store.set(self._key(rank), f"{host} {port}")
+                self._store.set(f"{self._prefix}/token", f"{secrets.token_hex(16)} {self._tree_above}")
+            self._store.set(self._key(rank), f"{host} {port} {row}")
         except RuntimeError as error:
             raise store_lost(error) from error
 
@@ -60,33 +70,53 @@ class Addresses:
         Raises
         ------
         RankFailedError : some have not come in time, or the store is gone.
+        MeshError : rank 0 joins ranks in another way.
         """
         keys = [f"{self._prefix}/token", *map(self._key, ranks)]
+        token, *found = self.read(keys, look, lambda: self.check_time(ranks))
+        self._check_token(token)
+        self.rows = {rank: int(address.split()[2]) for rank, address in zip(ranks, found, strict=True)}
+        self.know({rank: _parsed(address) for rank, address in zip(ranks, found, strict=True)})
+
+    def read(self, keys: list[str], look: Callable[[], None], late: Callable[[], None]) -> list[str]:
+        """What other ranks write at `keys`; `look` and `late` are asked meanwhile, and may raise."""
         while True:
             try:
-                self._store.wait(keys, timedelta(seconds=_LOOK_S))
-                token, *found = (value.decode() for value in self._store.multi_get(keys))
-                break
+                self._store.wait(keys, timedelta(seconds=self.look_s))
+                return [value.decode() for value in self._store.multi_get(keys)]
             except RuntimeError as error:
                 if isinstance(error, dist.DistNetworkError):
                     raise store_lost(error) from error
             look()
-            self.check_time(ranks)
+            late()
+
+    def know(self, addresses: Mapping[int, tuple[str, int]]) -> None:
+        """Addresses that were found in another way."""
+        self._known = dict(addresses)
+
+    def _check_token(self, text: str) -> None:
+        token, above = text.split()
         self.token = bytes.fromhex(token)
-        self._known = {rank: _parsed(address) for rank, address in zip(ranks, found, strict=True)}
+        if int(above) != self._tree_above:
+            raise MeshError(
+                f"FXDP_TREE_ABOVE is {self._tree_above} on this rank and {above} on the first rank of the "
+                "mesh; expected the same on all ranks"
+            )
 
     def of(self, rank: int) -> tuple[str, int]:
         """The address of a rank that was waited for."""
         return self._known[rank]
 
-    def check_time(self, missing: Sequence[int]) -> None:
-        """Once time is up, name those of `missing` that have not come; others of them wait for those, too.
+    def check_time(self, missing: Sequence[int], later_s: float = 0.0) -> None:
+        """Once time is up, and these seconds, name those of `missing` that have not come.
+
+        Others of them wait for those, too.
 
         Raises
         ------
         RankFailedError : it is.
         """
-        if time.monotonic() < self._deadline:
+        if time.monotonic() < self._deadline + later_s:
             return
         absent = [rank for rank in missing if not self._store.check([self._key(rank)])]
         absent = absent or list(missing) or [0]  # rank 0 has the token
@@ -117,5 +147,5 @@ class Addresses:
 
 
 def _parsed(address: str) -> tuple[str, int]:
-    where, port = address.split()
+    where, port, _ = address.split()
     return where, int(port)

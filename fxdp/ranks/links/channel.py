@@ -38,6 +38,7 @@ class Channel(Wires):
         where there are several.
     round : how many rounds this rank has begun or refused.
     silent : whether last words were said.
+    left : a rank without a connection to this one that has ended its process without an error.
     waits_for : gives what the others are told when this rank has waited for them for a second.
 
     Raises
@@ -55,6 +56,7 @@ class Channel(Wires):
         self.waits_for: Callable[[], bytes] = bytes
         self._timeout_s = timeout_s
         self.silent = False
+        self.left: Ending | None = None
 
     # -- rounds --------------------------------------------------------------------------------------------
 
@@ -138,18 +140,23 @@ class Channel(Wires):
         for peer in self.peers:
             with contextlib.suppress(OSError):
                 self._send(peer, frame)
-                if peer.rank != ending.rank:  # `outlast` goes on to ask that one
+                if not self._is_way_to(peer, ending.rank):  # `outlast` goes on to ask that one
                     peer.connection.shutdown(socket.SHUT_WR)
+
+    def _is_way_to(self, peer: Peer, rank: int) -> bool:
+        """Whether news of a rank come by this peer."""
+        return peer.rank == rank
 
     def news(self) -> Ending | None:
         """Why another rank no longer takes part; asked outside of a round."""
         endings = [ending for peer in self.peers if (ending := self.drain(peer))]
-        return next((e for e in endings if e.kind is not EndKind.ENDED), endings[0] if endings else None)
+        return next((e for e in endings if e.kind is not EndKind.ENDED), endings[0] if endings else self.left)
 
     def outlast(self, rank: int, end: float) -> None:
         """Wait until the process of another rank has ended: then its machine refuses what is sent."""
         frame = framed(FrameKind.PING, b"", self.rank)
-        for peer in [peer for peer in self.peers if peer.rank == rank]:
+        ways = [peer for peer in self.peers if self._is_way_to(peer, rank)]
+        for peer in sorted(ways, key=lambda peer: peer.rank != rank)[:1]:
             while time.monotonic() < end:
                 try:
                     self._send(peer, frame)

@@ -1,6 +1,7 @@
 """Rounds of a few ranks of a mesh, all to all: each sends its part to each other one.
 
-As each rank sends exactly one DATA or REFUSED in each round, rounds stay in step without numbers.
+As each rank sends exactly one DATA or REFUSED in each round, rounds stay in step without numbers. More
+than `FXDP_TREE_ABOVE` ranks are joined as a tree (`ranks/tree/tree_control.py`).
 """
 
 from __future__ import annotations

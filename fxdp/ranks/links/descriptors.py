@@ -1,7 +1,9 @@
 """Open files: how many links take, and the refusal where a process may not have so many.
 
-    per rank of the mesh    1  control                       (2 more for the groups of a pipeline axis)
-    per rank of the row     1  messages, 1 for each of gloo's two groups, 2 for its memory in two buffers
+    per rank of the mesh    1  control, of 17 neighbours at most in a tree     (2 for a pipeline axis' groups)
+    per rank of the row     1  messages, of 17 at most in a tree
+                            1  for each of gloo's two groups, which it joins all to all; NCCL has rings
+                            2  for its memory in two buffers
 """
 
 from __future__ import annotations
@@ -14,13 +16,14 @@ import resource
 from fxdp.errors import MeshError
 
 _PER_GROUP = 4  # what gloo opens for itself: a listener, an epoll, an event or two
+_NEIGHBOURS = 17  # of a rank in a tree
 _SPARE = 32  # for kernels to be compiled, files of data, callers that have not said who they are
 _DESCRIPTORS = "/proc/self/fd"
 
 
-def needed(size: int, row: int, *, gloo: bool, memory: bool) -> int:
+def needed(size: int, row: int, *, gloo: bool, memory: bool, tree_above: int = 16) -> int:
     """Files to be opened for a mesh of `size` ranks of which `row` share this rank's stages."""
-    sockets = (size - 1) + (row - 1) + 4
+    sockets = sum(n - 1 if n <= tree_above else min(n - 1, _NEIGHBOURS) for n in (size, row)) + 4
     groups = 0
     if gloo:
         groups = 2 * (row - 1 + _PER_GROUP) + (2 * (size - 1 + _PER_GROUP) if row < size else 0)

@@ -5,9 +5,11 @@
     FAILED    a rank (I, or one that I follow) raised an error: text    then end of stream
     KILLED    I stop because that rank was killed                       then end of stream
     ENDED     my process ends, I raised nothing                         then end of stream
+              (about another rank: it has left, I am here, by the tree only)
     ASTRAY    that rank is elsewhere in its program: text               then end of stream
     PING      are you there?
     WAITS     I wait for this round: its number, and where I am
+    MISSING   I am in this round, and whom I miss there beyond you: its number, ranks (by the tree only)
     (nothing) I was killed                                              end of stream
 
 Lengths are bounded, and kinds known, before anything is kept for a frame.
@@ -36,6 +38,7 @@ class FrameKind(enum.IntEnum):
     ASTRAY = EndKind.ASTRAY
     WAITS = 6
     PING = 7
+    MISSING = 8
 
 
 _KINDS = {int(kind): kind for kind in FrameKind}
@@ -64,7 +67,7 @@ def take_frame(unread: bytearray) -> tuple[FrameKind, int, bytes] | None:
     if kind is None:
         raise NoFrameError(f"a frame of kind {number}")
     if length > (DATA_BYTES if kind is FrameKind.DATA else TEXT_BYTES) or (
-        kind is FrameKind.WAITS and length < ROUND.size
+        kind in (FrameKind.WAITS, FrameKind.MISSING) and length < ROUND.size
     ):
         raise NoFrameError(f"a frame of {length} bytes")
     end = _HEADER.size + length

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from fxdp.errors import MeshError
 
-VERSION = 1
+VERSION = 2
 """Of all that travels between ranks: to be raised with any change of a frame."""
 
 _MAGIC = b"fxdp"

@@ -19,6 +19,7 @@ from fxdp.errors import StateError
 from fxdp.ir.carriers import fits_messages
 from fxdp.ranks.links.messages import LinkBrokenError, Messages, OutOfOrderError, Round
 from fxdp.ranks.links.shared_memory import Reduction, RowExchange, SharedMemory
+from fxdp.ranks.tree.tree_messages import Adder, TreeMessages
 from fxdp.torch_compat import Work
 
 _SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
@@ -34,7 +35,7 @@ _REDUCTIONS: tuple[tuple[Any, Reduction], ...] = (
 class MessageGroup(dist.ProcessGroup):
     """All-reduce (sum, max, min) and all-gather of contiguous CPU tensors.
 
-    Values are reduced in rank order, so all ranks hold the same bits.
+    Values are reduced in rank order, by a tree in its order, so all ranks hold the same bits.
 
     Parameters
     ----------
@@ -74,7 +75,7 @@ class MessageGroup(dist.ProcessGroup):
             raise StateError(f"small values cannot be reduced by {wanted}; this is a bug in fxdp")
         (tensor,) = tensors
         self.handed_bytes += tensor.nbytes
-        if self._memory is None or fits_messages(tensor.nbytes, self._size):
+        if self._memory is None or fits_messages(tensor.nbytes, self._size, summed=True):
             return _Reduction(self, tensor, function)
         return _LargeReduction(self, self._memory, tensor, function)
 
@@ -84,7 +85,7 @@ class MessageGroup(dist.ProcessGroup):
         """Start gathering the ranks' tensors along the first dim."""
         (output,), (tensor,) = outputs, inputs
         self.handed_bytes += tensor.nbytes
-        if self._memory is None or fits_messages(tensor.nbytes, self._size):
+        if self._memory is None or fits_messages(tensor.nbytes, self._size, summed=False):
             return _Gather(self, tensor, output)
         return _LargeExchange(self, self._memory, self._memory.start_gather, tensor, output)
 
@@ -94,7 +95,7 @@ class MessageGroup(dist.ProcessGroup):
         """Start a sum over the ranks of which each gets the part of its number along the first dim."""
         (output,), (tensor,) = outputs, inputs
         self.handed_bytes += tensor.nbytes
-        if self._memory is None or fits_messages(tensor.nbytes, self._size):
+        if self._memory is None or fits_messages(tensor.nbytes, self._size, summed=True):
             return _Scatter(self, tensor, output)
         return _LargeExchange(self, self._memory, self._memory.start_scatter, tensor, output)
 
@@ -103,16 +104,21 @@ class MessageGroup(dist.ProcessGroup):
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced  # type: ignore[assignment]
     """the same"""
 
-    def start(self, tensor: Tensor) -> Round:
-        """Send a tensor's elements."""
-        return self._messages.start(_bytes_of(tensor))
+    def start(self, tensor: Tensor, function: Reduction | None = None) -> Round:
+        """Send a tensor's elements, of which only their reduction is wanted if there is a function for it."""
+        value = _bytes_of(tensor)
+        if function is None or not isinstance(self._messages, TreeMessages):
+            return self._messages.start(value)
+        return self._messages.start_sum(value, _adder(tensor, function))
 
     def finish(self, begun: Round, own: Tensor) -> list[Tensor]:
-        """Every rank's elements in `own`'s shape, in rank order."""
+        """Every rank's elements in `own`'s shape, in rank order; or only the reduction of all, by a tree."""
         with self.explained():
             parts = self._messages.finish(begun)
         if not begun.size:
             return [own] * self._size
+        if begun.summed:
+            return [torch.frombuffer(parts[self.rank()], dtype=own.dtype).view(own.shape)]
         return [
             torch.frombuffer(parts[rank], dtype=own.dtype).view(own.shape) if rank in parts else own
             for rank in range(self._size)
@@ -167,11 +173,11 @@ class _LargeExchange(Work):
 class _Pending(Work):
     """A collective that was started; `wait` finishes it."""
 
-    def __init__(self, group: MessageGroup, tensor: Tensor) -> None:
+    def __init__(self, group: MessageGroup, tensor: Tensor, function: Reduction | None = None) -> None:
         super().__init__()
         self._group = group
         self._tensor = tensor
-        self._begun = group.start(tensor)
+        self._begun = group.start(tensor, function)
         self._finished = False
 
     def wait(self, timeout: Any = None) -> bool:
@@ -186,7 +192,7 @@ class _Pending(Work):
 
 class _Reduction(_Pending):
     def __init__(self, group: MessageGroup, tensor: Tensor, function: Reduction) -> None:
-        super().__init__(group, tensor)
+        super().__init__(group, tensor, function)
         self._function = function
 
     def _finish(self, parts: list[Tensor]) -> None:
@@ -204,12 +210,23 @@ class _Gather(_Pending):
 
 class _Scatter(_Pending):
     def __init__(self, group: MessageGroup, tensor: Tensor, output: Tensor) -> None:
-        super().__init__(group, tensor)
+        super().__init__(group, tensor, torch.add)
         self._output = output
 
     def _finish(self, parts: list[Tensor]) -> None:
-        own, size = self._group.rank(), len(parts)
+        own, size = self._group.rank(), self._group.size()
         self._output.copy_(reduce(torch.add, [part.chunk(size)[own] for part in parts]))
+
+
+def _adder(like: Tensor, function: Reduction) -> Adder:
+    """The reduction of several values like this one, as bytes."""
+
+    def add(values: Sequence[memoryview]) -> memoryview:
+        if not like.numel():
+            return values[0]
+        return _bytes_of(reduce(function, [torch.frombuffer(value, dtype=like.dtype) for value in values]))
+
+    return add
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:

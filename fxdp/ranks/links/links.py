@@ -71,7 +71,8 @@ class Links:
         self.caller = Caller()
         self.turn = threading.RLock()
         self.history = messages.history
-        messages.names = [control.names[key[0].index(rank)] for rank in key[1]]
+        name_of = dict(zip(key[0], control.names, strict=True))
+        messages.names = [name_of[rank] for rank in key[1]]
         self._sockets = sockets
         self._watch = Watch(
             control, self.caller, self.history, lambda: self.alive, self._cut, self._give_back

@@ -1,4 +1,4 @@
-"""Meeting the other ranks: calling those below this one, answering those above it, all at the same time."""
+"""Meeting other ranks: calling some and answering others, all at the same time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import select
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 
 from fxdp.errors import MeshError, RankFailedError
 from fxdp.ranks.links.addresses import Addresses
@@ -16,7 +16,6 @@ from fxdp.ranks.links.ending import Ending, EndKind
 from fxdp.ranks.links.greeting import Greeting, StrangerError, hello, welcome
 
 _SLEEP_MS = 100
-_LOOK_S = 0.5  # how often to look around
 _AGAIN_S = 0.2  # before a call is made again
 _UNREACHABLE_S = 5.0  # how long a rank may be unreachable that has published its address
 _PROBE_S = 1.0  # how often to see whether missing ranks still listen
@@ -28,38 +27,44 @@ class Meeting:
     """One rank's way to its connections.
 
     One loop with one deadline serves the listener, all callers that have not said who they are and all own
-    calls, so nobody waits behind a stranger. About twice a second it looks around: for notices of ranks that
-    have failed, for connections that have ended, for ranks that published an address and are gone.
+    calls, so nobody waits behind a stranger. Every half second, less often among many ranks, it looks around:
+    for notices of ranks that have failed, for connections that have ended, for ranks that published an
+    address and are gone.
 
     Parameters
     ----------
     addresses : of all ranks, and the time they have.
     rank : this rank.
-    planes : see `rendezvous.connect_all`.
+    calls : the planes and ranks to call, whose addresses are known.
+    answers : the planes and ranks that will call.
     look : may raise what others have said.
     """
 
     def __init__(
-        self, addresses: Addresses, rank: int, planes: Sequence[Sequence[int]], look: Callable[[], None]
+        self,
+        addresses: Addresses,
+        rank: int,
+        calls: Iterable[tuple[int, int]],
+        answers: Iterable[tuple[int, int]],
+        look: Callable[[], None],
     ) -> None:
         self._addresses = addresses
         self._rank = rank
         self._look = look
         self._looked = self._probed = time.monotonic()
-        self._missing = {(p, other) for p, among in enumerate(planes) for other in among if other != rank}
-        self._joined: list[dict[int, socket.socket]] = [{} for _ in planes]
+        self._answers = frozenset(answers)
+        self._to_call = dict.fromkeys(sorted(calls), 0.0)  # and when
+        self._missing = {*self._to_call, *self._answers}
+        planes = 1 + max((plane for plane, _ in self._missing), default=0)
+        self._joined: list[dict[int, socket.socket]] = [{} for _ in range(planes)]
         self._greetings: dict[int, Greeting] = {}
         self._whose: dict[int, int] = {}
-        self._to_call = {key: 0.0 for key in sorted(self._missing) if key[1] < rank}  # and when
         self._unreachable: dict[int, float] = {}
         self._silent: set[int] = set()
         self._poll = select.poll()
 
-    def run(self, host: str, listener: socket.socket) -> list[dict[int, socket.socket]]:
-        """Meet all others."""
-        self._addresses.publish(self._rank, host, listener.getsockname()[1])
-        below = sorted({other for _, other in self._missing if other < self._rank})
-        self._addresses.wait_for(below, self._look)
+    def run(self, listener: socket.socket) -> list[dict[int, socket.socket]]:
+        """Meet them all; gives for each plane the connection to each rank."""
         listener.setblocking(False)
         self._poll.register(listener, select.POLLIN)
         try:
@@ -178,10 +183,10 @@ class Meeting:
     def _join(self, greeting: Greeting, other: int, plane: int) -> None:
         descriptor = greeting.connection.fileno()
         if greeting.called is None:
-            known = self._joined[plane].get(other) if plane < len(self._joined) else None
-            if known is None and ((plane, other) not in self._missing or other < self._rank):
+            if (plane, other) not in self._answers:
                 self._drop(descriptor)
                 return
+            known = self._joined[plane].get(other)
             if known is not None:  # it has heard no welcome on that one
                 self._poll.unregister(known)
                 del self._whose[known.fileno()]
@@ -207,21 +212,21 @@ class Meeting:
 
     def _look_around(self) -> None:
         now = time.monotonic()
-        if not self._missing or now - self._looked < _LOOK_S:
+        if not self._missing or now - self._looked < self._addresses.look_s:
             return
         self._looked = now
         self._look()
         self._addresses.check_time(sorted({other for _, other in self._missing}))
         if now - self._probed > _PROBE_S:
             self._probed = now
-            self._probe_those_above()
+            self._probe_callers()
 
-    def _probe_those_above(self) -> None:
+    def _probe_callers(self) -> None:
         """A rank that has published its address listens until it has met all: where nobody does, it is gone.
 
         Asked twice, as its call may be under way.
         """
-        silent = self._addresses.silent(sorted({other for _, other in self._missing if other > self._rank}))
+        silent = self._addresses.silent(sorted({other for _, other in self._missing & self._answers}))
         again, self._silent = silent & self._silent, silent
         if again:
             self._gone(min(again))

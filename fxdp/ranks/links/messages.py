@@ -26,8 +26,9 @@ from dataclasses import dataclass, field
 from fxdp.errors import RankFailedError
 from fxdp.ranks.links.history import History
 
-_HEADER = struct.Struct("<IIq")  # number of the round, bytes of the value, the moment it belongs to
+HEADER = struct.Struct("<IIq")  # number of the round, bytes of the value, the moment it belongs to
 _BUFFER = 1 << 20
+_SAY_S = 1.0  # how long to wait before others are told for whom
 _SPIN_S = 50e-6  # how long to ask again before sleeping: waking up takes about as long
 
 
@@ -41,22 +42,37 @@ class OutOfOrderError(RankFailedError):
 
 @dataclass(eq=False)
 class Round:
-    """One exchange under way; `parts` are the other ranks' values, by rank, once it is finished."""
+    """One exchange under way; `parts` are the other ranks' values, by rank, once it is finished.
+
+    `summed` : they are one value instead, the sum of all.
+    """
 
     number: int
     size: int
     moment: int = 0
     parts: dict[int, memoryview] = field(default_factory=dict)
     done: bool = False
+    summed: bool = False
 
 
 @dataclass(eq=False)
-class _Peer:
+class Correspondent:
+    """This rank's connection to one other rank, for values; `frame` is what comes next, `got` bytes of it."""
+
     rank: int
     connection: socket.socket
     unsent: bytearray = field(default_factory=bytearray)
     frame: bytearray = field(default_factory=bytearray)
     got: int = 0
+
+    def expect(self, size: int) -> None:
+        """A value of so many bytes comes next."""
+        self.frame, self.got = bytearray(HEADER.size + size), 0
+
+    @property
+    def value(self) -> memoryview:
+        """The value that has come."""
+        return memoryview(self.frame)[HEADER.size :]
 
 
 class Messages:
@@ -80,7 +96,7 @@ class Messages:
         self.history = History()
         self.names: Sequence[int | str] = range(len(connections) + 1)
         self._timeout_s = timeout_s
-        self._peers = [_Peer(other, connections[other]) for other in sorted(connections)]
+        self._peers = [Correspondent(other, connections[other]) for other in sorted(connections)]
         self._under_way: deque[Round] = deque()
         for connection in connections.values():  # `start` should rarely leave a rest for `finish` to send
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
@@ -89,9 +105,9 @@ class Messages:
         """Send this rank's value (flat bytes) to all others without waiting; `finish` must follow."""
         self.rounds += 1
         moment = self.history.now
-        header = _HEADER.pack(self.rounds & 0xFFFFFFFF, len(value), moment)
+        header = HEADER.pack(self.rounds & 0xFFFFFFFF, len(value), moment)
         for peer in self._peers:
-            _send(peer, header, value)
+            send_value(peer, header, value)
         begun = Round(self.rounds, len(value), moment)
         self._under_way.append(begun)
         return begun
@@ -126,20 +142,30 @@ class Messages:
             peer.connection.close()
 
     def _receive(self, expected: Round) -> None:
+        self._read_from(self._peers, [expected.size] * len(self._peers), expected)
         for peer in self._peers:
-            peer.frame, peer.got = bytearray(_HEADER.size + expected.size), 0
-        self._wait(expected)
-        for peer in self._peers:
-            _check_header(peer, expected)
-            expected.parts[peer.rank] = memoryview(peer.frame)[_HEADER.size :]
+            expected.parts[peer.rank] = peer.value
         expected.done = True
 
-    def _wait(self, expected: Round) -> None:
+    def _read_from(self, peers: Sequence[Correspondent], sizes: Sequence[int], expected: Round) -> None:
+        """Read one value of each of `peers`, which belongs to a round."""
+        for peer, size in zip(peers, sizes, strict=True):
+            peer.expect(size)
+        self._wait(peers, expected)
+        for peer in peers:
+            check_header(peer, expected)
+
+    def _wait(self, peers: Sequence[Correspondent], expected: Round) -> None:
         """Read the oldest round. What is still to be sent must go out before this rank stops reading."""
-        waiting = self._peers
+        waiting = peers
         start = 0.0
         while True:
-            waiting = [peer for peer in waiting if not _read(peer)]
+            try:
+                waiting = [peer for peer in waiting if not self._read(peer)]
+            except LinkBrokenError:
+                for peer in peers:  # it may have ended as it came with a value of another call
+                    check_header(peer, expected)
+                raise
             last = not self._under_way and any(peer.unsent for peer in self._peers)
             if not waiting and not last:
                 return
@@ -148,18 +174,31 @@ class Messages:
             now = time.perf_counter()
             start = start or now
             if now > start + self._timeout_s:
-                late = ", ".join(str(self.names[peer.rank]) for peer in waiting or self._peers)
-                raise RankFailedError(
-                    f"rank {late} did not come to a sum within {self._timeout_s:g} s, though its process is "
-                    "alive; expected all ranks to make the same calls (set FXDP_TIMEOUT_S if one may need "
-                    "longer)"
-                )
+                raise RankFailedError(self._late(waiting or self._peers, expected))
             if now > start + _SPIN_S:
                 for peer in waiting:  # one that sent less would be waited for in vain
-                    _check_header(peer, expected)
+                    check_header(peer, expected)
+                if now > start + _SAY_S:
+                    self._say_who_is_missing(waiting, expected)
                 self._sleep(waiting)
 
-    def _sleep(self, waiting: list[_Peer]) -> None:
+    def _late(self, waiting: Sequence[Correspondent], expected: Round) -> str:
+        return self._late_words([peer.rank for peer in waiting])
+
+    def _late_words(self, places: Sequence[int]) -> str:
+        late = ", ".join(str(self.names[place]) for place in places)
+        return (
+            f"rank {late} did not come to a sum within {self._timeout_s:g} s, though its process is alive; "
+            "expected all ranks to make the same calls (set FXDP_TIMEOUT_S if one may need longer)"
+        )
+
+    def _say_who_is_missing(self, waiting: Sequence[Correspondent], expected: Round) -> None:
+        """All to all, everybody sees for himself."""
+
+    def _read(self, peer: Correspondent) -> bool:
+        return read_value(peer)
+
+    def _sleep(self, waiting: Sequence[Correspondent]) -> None:
         """Until something can be read or sent, at most a second."""
         poll = select.poll()
         for peer in self._peers:
@@ -169,20 +208,23 @@ class Messages:
         poll.poll(1000)
 
 
-def _check_header(peer: _Peer, expected: Round) -> None:
-    if peer.got < _HEADER.size:
+def check_header(peer: Correspondent, expected: Round) -> None:
+    """Refuse a value of another round, or of another size than is expected."""
+    if peer.got < HEADER.size:
         return
-    number, size, moment = _HEADER.unpack_from(peer.frame)
+    wanted = len(peer.frame) - HEADER.size
+    number, size, moment = HEADER.unpack_from(peer.frame)
     if moment != expected.moment:
         raise OutOfOrderError(peer.rank, moment, expected.moment)
-    if (number, size) != (expected.number & 0xFFFFFFFF, expected.size):
+    if (number, size) != (expected.number & 0xFFFFFFFF, wanted):
         raise RankFailedError(
             f"rank {peer.rank} sent round {number} of {size} bytes; expected round {expected.number} of "
-            f"{expected.size} bytes: the ranks' programs have come apart, which is a bug in fxdp"
+            f"{wanted} bytes: the ranks' programs have come apart, which is a bug in fxdp"
         )
 
 
-def _send(peer: _Peer, header: bytes, value: memoryview) -> None:
+def send_value(peer: Correspondent, header: bytes, value: memoryview) -> None:
+    """Send what can be sent now; the rest is kept."""
     sent = 0
     if not peer.unsent:
         try:
@@ -195,7 +237,7 @@ def _send(peer: _Peer, header: bytes, value: memoryview) -> None:
         peer.unsent += (header + bytes(value))[sent:]
 
 
-def _send_rest(peer: _Peer) -> None:
+def _send_rest(peer: Correspondent) -> None:
     if not peer.unsent:
         return
     try:
@@ -207,7 +249,7 @@ def _send_rest(peer: _Peer) -> None:
     del peer.unsent[:sent]
 
 
-def _read(peer: _Peer) -> bool:
+def read_value(peer: Correspondent) -> bool:
     """Read what is there of the peer's message; whether all of it is."""
     while peer.got < len(peer.frame):
         try:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import platform
+import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -28,9 +28,13 @@ from fxdp.ranks.links.rendezvous import connect_all
 from fxdp.ranks.links.shared_buffers import probe
 from fxdp.ranks.links.shared_memory import SharedMemory
 from fxdp.ranks.links.sockets import OpenSocket, open_sockets
+from fxdp.ranks.tree.tree_control import TreeControl
+from fxdp.ranks.tree.tree_joining import connect_tree
+from fxdp.ranks.tree.tree_messages import TreeMessages
 from fxdp.settings import Settings
 from fxdp.torch_compat import PrefixStore, TCPStore, new_named_group
 
+_HASH = struct.Struct("<Q")
 _DIGEST = 16  # hex digits that name some ranks in the store: two meshes of one run never share them
 
 
@@ -58,7 +62,8 @@ def open_links(
         if links.ending and links.ending.kind is EndKind.KILLED:
             raise RankFailedError(links.words(links.ending))
     wanted = backend == "gloo" and settings.shared_memory
-    check_limit(len(ranks), needed(len(ranks), len(row), gloo=backend == "gloo", memory=wanted))
+    is_gloo, above = backend == "gloo", settings.tree_above
+    check_limit(len(ranks), needed(len(ranks), len(row), gloo=is_gloo, memory=wanted, tree_above=above))
     store = world.get_group_store()
     name = _prefix(store, rank, ranks)
     notices = Notices(store, name, ranks, rank)
@@ -111,26 +116,42 @@ class _Opening:
             return list(self.ranks)
         return [f"{rank} (host {host})" for rank, host in zip(self.ranks, hosts, strict=True)]
 
-    def _connections(self) -> tuple[Control, Messages]:
+    def _connections(self) -> tuple[Channel, Messages]:
         launch, timeout_s = self.settings.launch, self.settings.timeout_s
         master = launch.master_addr if launch else _store_host(self.store)
         host = self.settings.host or own_address(master, launch is None or launch.several_hosts)
-        among = [self.ranks.index(r) for r in self.row]
-        planes = range(len(self.ranks)), among
-        to_all, to_row = connect_all(
+        among = self._among()
+        planes, above = (range(len(self.ranks)), among), self.settings.tree_above
+        place_of = {rank: place for place, rank in enumerate(among)}
+        own = place_of[self.rank]
+        given = (
             self.store, self.name, self.rank, planes, host, timeout_s, self.notices.look,
-            self.settings.lost_s,
+            self.settings.lost_s, above,
         )  # fmt: skip
-        in_row = {among.index(place): connection for place, connection in to_row.items()}
-        return Control(self.rank, to_all, timeout_s), Messages(among.index(self.rank), in_row, timeout_s)
+        if len(self.ranks) <= above:
+            to_all, to_row = connect_all(*given)
+            in_row = {place_of[rank]: connection for rank, connection in to_row.items()}
+            return Control(self.rank, to_all, timeout_s), Messages(own, in_row, timeout_s)
+        joint = connect_tree(*given)
+        to_all, to_row = joint.connections
+        in_row = {place_of[rank]: connection for rank, connection in to_row.items()}
+        control = TreeControl(self.rank, joint.places[0], to_all, timeout_s)
+        if joint.places[1] is None:
+            return control, Messages(own, in_row, timeout_s)
+        return control, TreeMessages(own, joint.places[1], in_row, timeout_s)
 
-    def _memory(self, control: Control, messages: Messages) -> SharedMemory | None:
+    def _among(self) -> list[int]:
+        """The places in the mesh of this row's ranks."""
+        places = {rank: place for place, rank in enumerate(self.ranks)}
+        return [places[rank] for rank in self.row]
+
+    def _memory(self, control: Channel, messages: Messages) -> SharedMemory | None:
         wanted = self.backend == "gloo" and self.settings.shared_memory
-        shared = probe(control, [self.ranks.index(r) for r in self.row], wanted)
+        shared = probe(control, self._among(), wanted)
         return SharedMemory(messages, len(self.row)) if shared and len(self.row) > 1 else None
 
     def _made(
-        self, make: Callable[[], dict[str, dist.ProcessGroup]], control: Control
+        self, make: Callable[[], dict[str, dist.ProcessGroup]], control: Channel
     ) -> dict[str, dist.ProcessGroup]:
         def look() -> None:  # not into the store, in which the other thread may wait
             ending = control.news()
@@ -211,12 +232,18 @@ def _new_group(
 
 def _shared_sockets(control: Channel, opened: set[OpenSocket]) -> set[OpenSocket]:
     """Those of `opened` whose other end is a socket that another rank opened meanwhile."""
-    mine = [[*item.here, *item.there] for item in opened]
-    theirs: set[tuple[tuple[str, int], tuple[str, int]]] = set()
-    for rank, data in enumerate(control.exchange(json.dumps(mine).encode())):
-        try:
-            found = [((str(a), int(b)), (str(c), int(d))) for a, b, c, d in json.loads(data)]
-        except (ValueError, TypeError, RecursionError) as error:
-            raise RankFailedError(not_understood(rank, str(error))) from error
-        theirs |= set(found) if rank != control.rank else set()
-    return {item for item in opened if (item.there, item.here) in theirs}
+    mine = {_hash(item.here, item.there): item for item in opened}
+    theirs: set[int] = set()
+    for rank, data in enumerate(control.exchange(struct.pack(f"<{len(mine)}Q", *mine))):
+        if len(data) % _HASH.size:
+            raise RankFailedError(not_understood(rank, f"{len(data)} bytes"))
+        if rank != control.rank:
+            theirs.update(number for (number,) in _HASH.iter_unpack(data))
+    return {item for item in opened if _hash(item.there, item.here) in theirs}
+
+
+def _hash(here: tuple[str, int], there: tuple[str, int]) -> int:
+    """8 bytes for the two ends of a connection: gloo opens one to each rank, and all are told to all."""
+    text = f"{here[0]} {here[1]} {there[0]} {there[1]}"
+    number: int = _HASH.unpack(hashlib.sha256(text.encode()).digest()[: _HASH.size])[0]
+    return number

@@ -13,8 +13,9 @@ Nobody calls a higher rank, so no cycle of waiting can form. Two ranks have one 
 
 from __future__ import annotations
 
+import contextlib
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from fxdp.errors import MeshError
 from fxdp.ranks.links.addresses import Addresses
@@ -36,6 +37,7 @@ def connect_all(
     timeout_s: float,
     look: Callable[[], None] = lambda: None,
     lost_s: float = 25.0,
+    tree_above: int = 0,
 ) -> list[dict[int, socket.socket]]:
     """Connect this rank to all others; returns for each plane the non-blocking socket of each other rank.
 
@@ -49,25 +51,45 @@ def connect_all(
     timeout_s : seconds to wait for the others.
     look : called about twice a second; may raise what the others have said meanwhile.
     lost_s : for how long another machine may be unheard of before its connections end.
+    tree_above : a setting that must be the same on all ranks.
 
     Raises
     ------
     RankFailedError : a rank failed, died or did not come within the time; all that are missing are named.
     MeshError : a rank's address cannot be reached, or it runs another version of fxdp.
     """
-    if len(planes[0]) == 1:
+    size = len(planes[0])
+    if size == 1:
         return [{} for _ in planes]
-    try:
-        with _listen(host, len(planes[0])) as listener:
-            found = Meeting(Addresses(store, prefix, timeout_s), rank, planes, look).run(host, listener)
-    except OSError as error:
-        if limit := as_limit(error, len(planes[0])):
-            raise limit from error
-        raise
+    addresses = Addresses(store, prefix, timeout_s, size, tree_above)
+    pairs = {(p, other) for p, among in enumerate(planes) for other in among if other != rank}
+    below = {pair for pair in pairs if pair[1] < rank}
+    with listening(host, size) as listener:
+        addresses.publish(rank, host, listener.getsockname()[1])
+        addresses.wait_for(sorted({other for _, other in below}), look)
+        found = met(Meeting(addresses, rank, below, pairs - below, look), listener, lost_s)
+    return [*found, *({} for _ in planes[len(found) :])]
+
+
+def met(meeting: Meeting, listener: socket.socket, lost_s: float) -> list[dict[int, socket.socket]]:
+    """The connections of a meeting, made ready."""
+    found = meeting.run(listener)
     for plane in found:
         for connection in plane.values():
             _tune(connection, lost_s)
     return found
+
+
+@contextlib.contextmanager
+def listening(host: str, size: int) -> Iterator[socket.socket]:
+    """A listener at this address; errors of the system inside that come of too many open files say so."""
+    try:
+        with _listen(host, size) as listener:
+            yield listener
+    except OSError as error:
+        if limit := as_limit(error, size):
+            raise limit from error
+        raise
 
 
 def _listen(host: str, size: int) -> socket.socket:

@@ -157,6 +157,8 @@ class Watch:
     def _check_left(self) -> None:
         """A rank ended without error, yet this one is still inside a call, long after its data came."""
         now = time.monotonic()
+        if self._control.left is not None:
+            self._left.setdefault(self._control.left.rank, now)
         if not self._caller.active:
             self._left = dict.fromkeys(self._left, now)
         for rank, since in self._left.items():

@@ -42,11 +42,11 @@ class _Ranks:
 
     def address(self, rank: int) -> tuple[str, int]:
         self.store.wait([f"fxdp/x/1/{rank}"], timedelta(seconds=5))
-        host, port = self.store.get(f"fxdp/x/1/{rank}").decode().split()
+        host, port, _ = self.store.get(f"fxdp/x/1/{rank}").decode().split()
         return host, int(port)
 
     def token(self) -> bytes:
-        return bytes.fromhex(self.store.get("fxdp/x/1/token").decode())
+        return bytes.fromhex(self.store.get("fxdp/x/1/token").decode().split()[0])
 
 
 @pytest.fixture
@@ -116,8 +116,8 @@ def test_a_hello_in_pieces_is_read_whole_and_welcomed(two: _Ranks) -> None:
 
 def test_a_caller_that_is_not_welcomed_calls_again(two: _Ranks) -> None:
     with socket.create_server((_HOST, 0)) as listener:
-        two.store.set("fxdp/x/1/token", "00" * 16)
-        two.store.set("fxdp/x/1/0", f"{_HOST} {listener.getsockname()[1]}")
+        two.store.set("fxdp/x/1/token", "00" * 16 + " 0")
+        two.store.set("fxdp/x/1/0", f"{_HOST} {listener.getsockname()[1]} 0")
         second = two.start(1)
         listener.accept()[0].close()
         connection, _ = listener.accept()
@@ -176,7 +176,7 @@ def test_a_rank_that_has_published_its_address_and_ends_is_named(
     first = two.start(0)
     with socket.create_server((_HOST, 0)) as gone:
         port = gone.getsockname()[1]
-    two.store.set("fxdp/x/1/1", f"{_HOST} {port}")
+    two.store.set("fxdp/x/1/1", f"{_HOST} {port} 0")
     with pytest.raises(RankFailedError, match="rank 1 ended without an error message"):
         first.result(5)
 
@@ -185,8 +185,8 @@ def test_an_address_that_nobody_has(two: _Ranks, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(meeting, "_UNREACHABLE_S", 0.3)
     with socket.create_server((_HOST, 0)) as gone:
         port = gone.getsockname()[1]
-    two.store.set("fxdp/x/1/token", "00" * 16)
-    two.store.set("fxdp/x/1/0", f"{_HOST} {port}")
+    two.store.set("fxdp/x/1/token", "00" * 16 + " 0")
+    two.store.set("fxdp/x/1/0", f"{_HOST} {port} 0")
     with pytest.raises(MeshError, match=rf"rank 0 cannot be reached at 127.0.0.1:{port} .*set FXDP_HOST"):
         two.start(1).result(5)
 

@@ -1,0 +1,263 @@
+"""Rounds of many ranks of a mesh, by the tree: the same as `links/control.py` does all to all.
+
+    round     a child sends up DATA once its own children's parts are there; the root sends the answer down
+    refusal   goes up and down at once; each direction of each connection has exactly one DATA or REFUSED in
+              each round, so those that come for a round that is decided are dropped: rounds stay in step
+    endings   whoever hears of one passes it on at once, away from where it came from
+
+What is passed on is so by whichever thread reads it, in the order in which it came. A rank that has left has
+finished its rounds before: so who hears that it has left, and has no answer, will get none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import struct
+from collections.abc import Sequence
+
+import numpy as np
+
+from fxdp.errors import RankFailedError
+from fxdp.ranks.links.channel import Channel, RefusedError
+from fxdp.ranks.links.ending import TEXT_BYTES, TEXT_LIMIT, Ending, EndKind, as_bytes, harmless
+from fxdp.ranks.links.frames import DATA_BYTES, ROUND, FrameKind, framed
+from fxdp.ranks.links.wires import Peer
+from fxdp.ranks.tree.rank_parts import RankParts
+from fxdp.ranks.tree.tree_shape import TreePlace
+
+_NAMED = 16  # ranks that are named as missing
+_RANK = struct.Struct("<i")
+
+
+class TreeControl(Channel):
+    """The control channel of one rank in the tree."""
+
+    def __init__(
+        self, rank: int, place: TreePlace, connections: dict[int, socket.socket], timeout_s: float
+    ) -> None:
+        super().__init__(rank, place.size, connections, timeout_s)
+        by_rank = {peer.rank: peer for peer in self.peers}
+        self._place = place
+        self._parent = None if place.parent is None else by_rank[place.parent]
+        self._children = [by_rank[child] for child in place.children]
+        self._arrived = np.argsort(np.array(place.order, np.int64))  # for each rank, when its value arrives
+        self._own = b""
+        self._open = self._risen = self._telling = False
+        self._answer: RankParts | None = None
+        self._refusals: list[tuple[int, str]] = []
+        self._absent: dict[int, tuple[int, tuple[int, ...]]] = {}  # by neighbour: a round, whom it misses
+        self._told: dict[int, tuple[int, ...]] = {}
+
+    # -- rounds --------------------------------------------------------------------------------------------
+
+    def start(self, data: bytes) -> None:
+        """Send this rank's part of a round, if its children's are there; `finish` must follow."""
+        self._check_size(data)
+        with self._lock:
+            self._begin(data)
+            self._advance()
+
+    def finish(self) -> Sequence[bytes]:
+        """Wait for the answer of the round that `start` began."""
+        waiting = self._missing()
+        if waiting and (ending := self._ending(waiting)):  # read by the watch: no event tells of it any more
+            raise RankFailedError(self.words(ending))
+        self._wait(self._missing)
+        if self._refusals:
+            raise RefusedError("\n".join(f"rank {self.names[r]} failed: {t}" for r, t in self._refusals))
+        assert self._answer is not None
+        return self._answer
+
+    def refuse(self, text: str) -> None:
+        """Tell all ranks that this one cannot take part in the next round; does not wait for theirs."""
+        with self._lock:
+            self._begin(b"")
+            self._decide_refused([(self.rank, text)])
+
+    def _begin(self, data: bytes) -> None:
+        self.round += 1
+        self._own, self._answer, self._refusals = data, None, []
+        self._open, self._risen, self._telling = True, False, False
+        self._told.clear()
+
+    def _missing(self) -> list[Peer]:
+        """Those for whom this rank waits; and those who have not taken all that it has sent."""
+        with self._lock:  # the watch may be half-way through passing something on
+            unsent = [peer for peer in self.peers if peer.unsent]
+            return unsent + [peer for peer in self._awaited() if peer not in unsent]
+
+    def _awaited(self) -> list[Peer]:
+        if not self._open:
+            return []
+        if self._risen and self._parent is not None:
+            return [self._parent]
+        return [child for child in self._children if not child.rounds]
+
+    def _advance(self) -> None:
+        """Do what can be done of the round that is open."""
+        above = [] if self._parent is None else [self._parent]
+        outstanding = above if self._risen else [*self._children, *above]
+        refusals = [peer for peer in outstanding if peer.rounds and peer.rounds[0][0] is FrameKind.REFUSED]
+        if refusals:
+            self._decide_refused([found for peer in refusals for found in self._read_refusals(peer)])
+            return
+        if not self._risen and all(child.rounds for child in self._children):
+            self._rise()
+        if self._risen and self._parent is not None and self._parent.rounds:
+            self._descend(self._parent)
+
+    def _rise(self) -> None:
+        parts = [RankParts.of(self._own)]
+        for child, count in zip(self._children, self._place.counts, strict=True):
+            try:
+                parts.append(RankParts.decode(child.rounds[0][1], count))
+            except ValueError as error:
+                child.rounds.clear()
+                self._turn_away(child, str(error))
+                return
+        joined = RankParts.join(parts)
+        if self._parent is None:
+            joined = joined.ordered(self._arrived)
+        data = joined.encode()
+        if len(data) > DATA_BYTES:
+            text = f"{len(data)} bytes are more than so many ranks tell each other at once; a bug in fxdp"
+            self._decide_refused([(self.rank, text)])
+            return
+        for child in self._children:
+            child.rounds.popleft()
+        if self._parent is None:
+            self._answer, self._open = joined, False
+            self._send_down(framed(FrameKind.DATA, data, self.rank))
+        else:
+            self._risen = True
+            self._send_or_drain(self._parent, framed(FrameKind.DATA, data, self.rank))
+
+    def _descend(self, parent: Peer) -> None:
+        _, content = parent.rounds.popleft()
+        try:
+            self._answer = RankParts.decode(content, self.size)
+        except ValueError as error:
+            self._turn_away(parent, str(error))
+            return
+        self._open = False
+        self._send_down(framed(FrameKind.DATA, content, self.rank))
+
+    def _send_down(self, frame: bytes) -> None:
+        for child in self._children:
+            self._send_or_drain(child, frame)
+
+    def _decide_refused(self, refusals: list[tuple[int, str]]) -> None:
+        """This round is refused: drop what comes for it yet, and tell whom this rank owes a frame of it."""
+        self._refusals, self._open = refusals, False
+        for peer in self.peers:
+            if self._risen and peer is not self._parent:
+                continue  # its part was taken
+            if peer.rounds:
+                peer.rounds.popleft()
+            else:
+                peer.ignore += 1
+        frame = framed(FrameKind.REFUSED, _written(refusals), self.rank)
+        for peer in self.peers:
+            if not (self._risen and peer is self._parent):
+                self._send_or_drain(peer, frame)
+
+    def _read_refusals(self, peer: Peer) -> list[tuple[int, str]]:
+        try:
+            found = json.loads(peer.rounds[0][1])
+            return [(int(rank) % self.size, harmless(str(text))) for rank, text in found]
+        except (ValueError, TypeError, RecursionError):
+            return [(peer.rank, "refused this call, in words that this rank does not understand")]
+
+    # -- endings -------------------------------------------------------------------------------------------
+
+    def _take(self, peer: Peer, kind: FrameKind, about: int, content: bytes) -> None:
+        if kind is FrameKind.MISSING:
+            named = content[ROUND.size :][: _RANK.size * _NAMED]
+            ranks = [rank for (rank,) in _RANK.iter_unpack(named[: len(named) & -_RANK.size])]
+            known = tuple(rank for rank in ranks if 0 <= rank < self.size)
+            self._absent[peer.rank] = ROUND.unpack_from(content)[0], known
+            self._tell_missing()
+            return
+        if kind is FrameKind.ENDED and about != peer.rank:  # the peer itself goes on
+            self._pass_on(Ending(about, EndKind.ENDED), peer)
+            return
+        super()._take(peer, kind, about, content)
+        if kind in (FrameKind.DATA, FrameKind.REFUSED):
+            if self._open:
+                self._advance()
+                self._tell_missing()
+        elif peer.ending is not None:
+            self._pass_on(peer.ending, peer)
+
+    def _hang_up(self, peer: Peer) -> None:
+        super()._hang_up(peer)
+        assert peer.ending is not None
+        self._pass_on(peer.ending, peer)
+
+    def _turn_away(self, peer: Peer, fault: str) -> None:
+        super()._turn_away(peer, fault)
+        assert peer.ending is not None
+        self._pass_on(peer.ending, peer)
+
+    def _pass_on(self, ending: Ending, source: Peer) -> None:
+        """Tell the others. Of the ranks that leave without an error the first one is enough."""
+        if ending.kind is not EndKind.ENDED:
+            self.last_words(ending)
+            return
+        if self.left is not None or self.silent:
+            return
+        self.left = ending
+        frame = framed(FrameKind.ENDED, b"", ending.rank)
+        for peer in self.peers:
+            if peer is not source:
+                with contextlib.suppress(OSError):
+                    self._send(peer, frame)
+
+    def _is_way_to(self, peer: Peer, rank: int) -> bool:
+        return peer.rank == rank or (peer.ending is not None and peer.ending.rank == rank)
+
+    def _ending(self, waiting: list[Peer]) -> Ending | None:
+        return super()._ending(waiting) or self.left
+
+    # -- who is late ---------------------------------------------------------------------------------------
+
+    def _tell_where(self, waiting: list[Peer]) -> None:
+        """Tell all neighbours, also those whose part is here: who is missing may be far off."""
+        super()._tell_where(self.peers)
+        with self._lock:
+            self._telling = True
+            self._tell_missing()
+
+    def _tell_missing(self) -> None:
+        """Tell each neighbour whom this rank misses on its other sides, if that is news."""
+        if not (self._telling and self._open):
+            return
+        for peer in self.peers:
+            missing = self._missed(besides=peer)
+            if missing and self._told.get(peer.rank) != missing:
+                self._told[peer.rank] = missing
+                content = ROUND.pack(self.round) + b"".join(map(_RANK.pack, missing))
+                with contextlib.suppress(OSError):
+                    self._send(peer, framed(FrameKind.MISSING, content, self.rank))
+
+    def _missed(self, besides: Peer | None = None) -> tuple[int, ...]:
+        """The ranks that have not come: a neighbour, or, if it has come and said so, those whom it misses."""
+        found: set[int] = set()
+        for peer in self._awaited():
+            number, ranks = self._absent.get(peer.rank, (0, ()))
+            if peer is not besides:
+                found.update(ranks if number == self.round and ranks else (peer.rank,))
+        return tuple(sorted(found)[:_NAMED])
+
+    def _late(self, waiting: list[Peer]) -> str:
+        return self._late_words(self._missed() or [peer.rank for peer in waiting])
+
+
+def _written(refusals: Sequence[tuple[int, str]]) -> bytes:
+    """As many of them as there is room for."""
+    kept = [(rank, as_bytes(text[:TEXT_LIMIT]).decode(errors="replace")) for rank, text in refusals]
+    while len(data := json.dumps(kept).encode()) > TEXT_BYTES:
+        kept = kept[:-1] or [(refusals[0][0], "")]
+    return data

@@ -1,0 +1,142 @@
+"""Connect the ranks of a tree: each rank asks the store for its own neighbours, and for nobody else's.
+
+    every rank   fxdp/<ranks>/1/5         its address, and the first rank of its row       1 request
+    rank 0       reads all of these at once, and writes for each rank whom to call, who calls, its places
+    every rank   fxdp/<ranks>/1/place/5   reads what is for it                             1 request
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fxdp.errors import RankFailedError
+from fxdp.ranks.links.addresses import Addresses
+from fxdp.ranks.links.meeting import Meeting
+from fxdp.ranks.links.notices import KeyValueStore
+from fxdp.ranks.links.rendezvous import listening, met
+from fxdp.ranks.tree.tree_shape import ARITY, TreePlace, tree_places
+
+_SAYS_S = 3.0  # for what rank 0 says of those who have not come
+
+
+@dataclass(frozen=True)
+class TreeJoint:
+    """What one rank has of a tree.
+
+    Attributes
+    ----------
+    connections : for the whole mesh and for this rank's row, by rank of the mesh.
+    places : in the whole mesh's tree, and in the row's, by index in the row; None where a row is small enough
+        to be joined all to all.
+    """
+
+    connections: Sequence[dict[int, socket.socket]]
+    places: tuple[TreePlace, TreePlace | None]
+
+
+def connect_tree(
+    store: KeyValueStore,
+    prefix: str,
+    rank: int,
+    planes: Sequence[Sequence[int]],
+    host: str,
+    timeout_s: float,
+    look: Callable[[], None],
+    lost_s: float,
+    tree_above: int,
+) -> TreeJoint:
+    """Connect this rank to its neighbours; for parameters and errors see `rendezvous.connect_all`."""
+    size, row = len(planes[0]), planes[1]
+    addresses = Addresses(store, prefix, timeout_s, size, tree_above)
+    with listening(host, ARITY) as listener:
+        addresses.publish(rank, host, listener.getsockname()[1], row[0])
+        if rank == 0:
+            addresses.wait_for(range(size), look)
+            own = _deal_out(store, prefix, addresses, size, tree_above)
+        else:
+            def late() -> None:  # rank 0 knows who is missing, and says so
+                addresses.check_time([], later_s=2 * addresses.look_s + _SAYS_S)
+
+            addresses.wait_for([], look)  # the token first: there are no places if rank 0 joins all to all
+            (own,) = addresses.read([f"{prefix}/place/{rank}"], look, late)
+        calls, answers, places = _read(own)
+        addresses.know({other: where for (_, other), where in calls.items()})
+        found = met(Meeting(addresses, rank, calls, answers, look), listener, lost_s)
+    return TreeJoint([*found, {}, {}][:2], places)
+
+
+def _deal_out(store: KeyValueStore, prefix: str, addresses: Addresses, size: int, tree_above: int) -> str:
+    """Tell each rank its neighbours; gives those of rank 0."""
+    rows: dict[int, list[int]] = {}
+    for rank in range(size):
+        rows.setdefault(addresses.rows[rank], []).append(rank)
+    entries = neighbours(addresses.of, [range(size)], list(rows.values()), tree_above)
+    texts = [json.dumps(entries[rank], separators=(",", ":")) for rank in range(size)]
+    writes: Any = store  # torch says nothing of it in its types
+    writes.multi_set([f"{prefix}/place/{rank}" for rank in range(1, size)], texts[1:])
+    return texts[0]
+
+
+def neighbours(
+    address: Callable[[int], tuple[str, int]],
+    whole: Sequence[Sequence[int]],
+    rows: Sequence[Sequence[int]],
+    tree_above: int,
+) -> Mapping[int, Mapping[str, Any]]:
+    """For each rank what it is told: whom to call and where, who calls it, and its places."""
+    found: dict[int, dict[str, Any]] = {
+        rank: {"calls": [], "answers": [], "places": [None, None]} for group in whole for rank in group
+    }
+    for plane, group in [(0, group) for group in whole] + [(1, row) for row in rows]:
+        for caller, called in _pairs(found, plane, group, address, tree_above):
+            found[caller]["calls"].append([plane, called, *address(called)])
+            found[called]["answers"].append([plane, caller])
+    return found
+
+
+def _pairs(
+    found: Mapping[int, dict[str, Any]],
+    plane: int,
+    group: Sequence[int],
+    address: Callable[[int], tuple[str, int]],
+    tree_above: int,
+) -> Iterator[tuple[int, int]]:
+    """Who calls whom in a group, and the places of its ranks where it is a tree."""
+    if plane and len(group) <= tree_above:
+        yield from ((caller, called) for caller in group for called in group if called < caller)
+        return
+    places = tree_places([address(rank)[0] for rank in group], min(tree_above, ARITY))
+    for rank, place in zip(group, places, strict=True):
+        found[rank]["places"][plane] = [place.size, place.parent, place.children, place.counts, place.order]
+        if place.parent is not None:
+            yield rank, group[place.parent]
+
+
+_Read = tuple[
+    dict[tuple[int, int], tuple[str, int]], list[tuple[int, int]], tuple[TreePlace, TreePlace | None]
+]
+
+
+def _read(text: str) -> _Read:
+    try:
+        entry = json.loads(text)
+        calls = {(int(p), int(other)): (str(host), int(port)) for p, other, host, port in entry["calls"]}
+        answers = [(int(plane), int(other)) for plane, other in entry["answers"]]
+        whole, row = (place and _place(*place) for place in entry["places"])
+        if whole is None:
+            raise ValueError("no place")
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise RankFailedError(
+            f"the process group's store has no place in the tree of ranks for this one ({error}); expected "
+            "what rank 0 of the same release of fxdp writes"
+        ) from error
+    return calls, answers, (whole, row)
+
+
+def _place(size: int, parent: int | None, *lists: Sequence[int]) -> TreePlace:
+    children, counts, order = (tuple(map(int, each)) for each in lists)
+    return TreePlace(int(size), None if parent is None else int(parent), children, counts, order)

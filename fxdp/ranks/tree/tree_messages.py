@@ -1,0 +1,163 @@
+"""Small values of many ranks, by the tree: the same rounds as `links/messages.py`, summed on the way.
+
+    sum      a child sends up the sum of its subtree, own + first child + second child; the root's goes down
+    gather   a child sends up the values of its subtree, each rank's before those of its children
+
+Every rank gets the root's bytes, so all hold the same bits; each rank adds its children's in one fixed order,
+so a second run has them, too.
+
+Who waits for long says for whom, as the rank that has not come may be far off: a header without a value,
+whose number is that rank, whose size none can be, and whose moment is the round.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from fxdp.ranks.links.messages import (
+    HEADER,
+    Correspondent,
+    Messages,
+    OutOfOrderError,
+    Round,
+    read_value,
+    send_value,
+)  # fmt: skip
+from fxdp.ranks.tree.tree_shape import TreePlace
+
+_NOTE = 0xFFFFFFFF  # instead of a size
+
+Adder = Callable[[Sequence[memoryview]], memoryview]
+"""The sum, or extremum, of values of several ranks."""
+
+
+@dataclass(eq=False)
+class _TreeRound(Round):
+    """`value` is this rank's own; `add` is None for a gather."""
+
+    value: memoryview = field(default_factory=lambda: memoryview(b""))
+    add: Adder | None = None
+
+
+class TreeMessages(Messages):
+    """Rounds of equally long values between all ranks of a tree; for one thread at a time, except `cut`."""
+
+    def __init__(
+        self, rank: int, place: TreePlace, connections: dict[int, socket.socket], timeout_s: float
+    ) -> None:
+        super().__init__(rank, connections, timeout_s)
+        by_rank = {peer.rank: peer for peer in self._peers}
+        self.names = range(place.size)
+        self._place = place
+        self._parent = None if place.parent is None else by_rank[place.parent]
+        self._children = [by_rank[child] for child in place.children]
+        self._absent: dict[int, tuple[int, int]] = {}  # by neighbour: a round, whom it misses
+        self._said: dict[int, tuple[int, int]] = {}
+
+    def start(self, value: memoryview) -> Round:
+        """Begin to gather this rank's value (flat bytes) and those of all others; `finish` must follow."""
+        return self._begin(value, None)
+
+    def start_sum(self, value: memoryview, add: Adder) -> Round:
+        """Begin to sum; `parts` of the finished round have the sum as this rank's own."""
+        return self._begin(value, add)
+
+    def _begin(self, value: memoryview, add: Adder | None) -> Round:
+        self.rounds += 1
+        moment, summed = self.history.now, add is not None
+        begun = _TreeRound(self.rounds, len(value), moment, summed=summed, value=value, add=add)
+        if not self._children:
+            self._send_up(begun, value)
+        self._under_way.append(begun)
+        return begun
+
+    def _receive(self, expected: Round) -> None:
+        assert isinstance(expected, _TreeRound)
+        if self._children:
+            sizes = [expected.size if expected.add else expected.size * n for n in self._place.counts]
+            try:
+                self._read_from(self._children, sizes, expected)
+            except OutOfOrderError:
+                self._answer_astray(expected)
+                raise
+            values = [expected.value, *(child.value for child in self._children)]
+            joined = expected.add(values) if expected.add else memoryview(b"".join(values))
+        else:
+            joined = expected.value
+        if self._parent is None:
+            found = joined if expected.add else self._by_rank(joined, expected.size)
+        else:
+            if self._children:
+                self._send_up(expected, joined)
+            whole = expected.size if expected.add else expected.size * self._place.size
+            self._read_from([self._parent], [whole], expected)
+            found = self._parent.value
+        header = _header(expected, len(found))
+        for child in self._children:
+            send_value(child, header, found)
+        if self._children and not self._under_way:
+            self._wait([], expected)  # until all is sent: this rank may stop reading
+        self._keep(expected, found)
+
+    def _answer_astray(self, expected: Round) -> None:
+        """Let children that are elsewhere see where this rank is, as they would of ranks all to all."""
+        for child in self._children:
+            if child.got >= HEADER.size and HEADER.unpack_from(child.frame)[2] != expected.moment:
+                send_value(child, _header(expected, 0), memoryview(b""))
+
+    def _keep(self, expected: _TreeRound, found: memoryview) -> None:
+        if expected.add:
+            expected.parts[self.rank] = found
+        else:
+            size = expected.size
+            for rank in range(self._place.size):
+                if rank != self.rank:
+                    expected.parts[rank] = found[rank * size : (rank + 1) * size]
+        expected.done = True
+
+    def _by_rank(self, joined: memoryview, size: int) -> memoryview:
+        """What came in the tree's order."""
+        values = [b""] * self._place.size
+        for i, rank in enumerate(self._place.order):
+            values[rank] = bytes(joined[i * size : (i + 1) * size])
+        return memoryview(bytearray().join(values))  # tensors want memory that may be written
+
+    def _send_up(self, begun: Round, value: memoryview) -> None:
+        if self._parent is not None:
+            send_value(self._parent, _header(begun, len(value)), value)
+
+    # -- who is late ---------------------------------------------------------------------------------------
+
+    def _say_who_is_missing(self, waiting: Sequence[Correspondent], expected: Round) -> None:
+        for peer in self._peers:
+            missing = [self._missed(other, expected.number) for other in waiting if other is not peer]
+            if missing and self._said.get(peer.rank) != (expected.number, missing[0]):
+                self._said[peer.rank] = expected.number, missing[0]
+                send_value(peer, HEADER.pack(missing[0], _NOTE, expected.number), memoryview(b""))
+
+    def _missed(self, peer: Correspondent, number: int) -> int:
+        """The rank for which the round waits on this side."""
+        said, missing = self._absent.get(peer.rank, (0, peer.rank))
+        return missing if said == number and missing < self._place.size else peer.rank
+
+    def _late(self, waiting: Sequence[Correspondent], expected: Round) -> str:
+        return self._late_words(sorted({self._missed(peer, expected.number) for peer in waiting}))
+
+    def _read(self, peer: Correspondent) -> bool:
+        while True:
+            whole = read_value(peer)
+            if peer.got < HEADER.size:
+                return whole
+            missing, size, about = HEADER.unpack_from(peer.frame)
+            if size != _NOTE:
+                return whole
+            self._absent[peer.rank] = about, missing
+            rest = peer.frame[HEADER.size : peer.got]
+            peer.expect(len(peer.frame) - HEADER.size)
+            peer.frame[: len(rest)], peer.got = rest, len(rest)
+
+
+def _header(begun: Round, size: int) -> bytes:
+    return HEADER.pack(begun.number & 0xFFFFFFFF, size, begun.moment)
