@@ -2,7 +2,7 @@
 
     torchrun --nproc-per-node 2 --max-restarts 3 examples/train_elastic.py --kill-after 13
 
-    # on each host; any of them may be lost, and a new one may come, as long as the first is there
+    # on each host; any of them but the first, which has the store, may be lost
     torchrun --nnodes 1:4 --nproc-per-node 8 --max-restarts 3 --rdzv-backend c10d \\
         --rdzv-endpoint FIRST_HOST:29400 examples/train_elastic.py --folder /shared/checkpoints
 

@@ -41,6 +41,7 @@ _BROKEN = (
     "nccl",
     "aborted",
 )
+_LATE = "timed out waiting"
 _REFUSED = "__fxdp_refused__"  # on an error that the other ranks know, or have raised as well
 _TOLD = "__fxdp_told__"  # on an error of which there is a notice in the store
 _TEXT_LIMIT = 6000
@@ -124,6 +125,12 @@ def convert(links: Links, error: BaseException) -> RankFailedError:
     cause = links.cause()
     if cause is not None:
         return RankFailedError(links.words(cause))
+    if len(links.ranks) == 2 and _LATE in str(error).lower():  # of more, torch does not say which one is late
+        return RankFailedError(
+            f"rank {links.control.names[1 - links.rank]} did not come to a collective in time, though its "
+            "process is alive; expected all ranks to make the same calls (set FXDP_TIMEOUT_S if one may "
+            f"need longer)\ntorch: {error}"
+        )
     return RankFailedError(
         f"a collective on rank {links.ranks[links.rank]} failed, though all ranks seem to be alive: {error}\n"
         "expected all ranks to make the same calls in the same order (FXDP_TIMEOUT_S: how long to wait)"

@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ import fxdp.ranks.links.interrupt
 import fxdp.ranks.links.watch
 from fxdp.errors import RankFailedError, StateError
 from fxdp.ranks.agreement import Agreement
-from fxdp.ranks.failure import describe, guard, report_errors
+from fxdp.ranks.failure import convert, describe, guard, report_errors
 from fxdp.ranks.hooks import install_hook
 from fxdp.ranks.joined import Joined
 from fxdp.ranks.resolve import resolve_mesh
@@ -276,3 +277,11 @@ def test_describe_has_message_and_frames() -> None:
 def test_guard_without_ranks_leaves_errors_alone() -> None:
     with pytest.raises(ValueError, match="mine"), guard(resolve_mesh(None, "cpu")):
         raise ValueError("mine")
+
+
+def test_of_two_ranks_the_other_one_is_late() -> None:
+    control = SimpleNamespace(names=["4", "7 (host b)"])
+    links: Any = SimpleNamespace(cause=lambda: None, ranks=(4, 7), rank=0, control=control)
+    late = str(convert(links, RuntimeError("gloo: Timed out waiting 6000ms for recv operation")))
+    assert late.startswith("rank 7 (host b) did not come to a collective in time")
+    assert "all ranks seem to be alive: broken" in str(convert(links, RuntimeError("broken")))
