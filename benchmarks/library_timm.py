@@ -30,11 +30,12 @@ def families() -> Families:
 
 
 def _smallest(module: str) -> Member:
+    listed = timm.list_models(module=module)
     sized = []
-    for name in timm.list_models(module=module):
+    for name in [name for name in listed if name.startswith("test_")] or listed:  # made to be small
         with suppress(Exception):
             sized.append((parameters(partial(timm.create_model, name)), name))
-    names = [name for _, name in sorted(sized)] or timm.list_models(module=module)
+    names = [name for _, name in sorted(sized)] or listed
     return first_that_runs(entry for name in names[:TRIED] for entry in _entries(name))
 
 

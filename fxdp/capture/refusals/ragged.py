@@ -1,0 +1,71 @@
+"""Bags of several lengths, laid end to end, with the offsets at which they begin.
+
+    F.embedding_bag(x, table, offsets)
+    rank 0: x = [7, 3, 9], offsets = [0, 2]      the batch: x = [7, 3, 9, 4, 8]
+    rank 1: x = [4, 8],    offsets = [0, 1]                 offsets = [0, 2, 0, 1], expected [0, 2, 3, 4]
+
+Each rank counts from its own beginning, so offsets of several ranks side by side are offsets of nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from fxdp.capture.sites import Origin
+from fxdp.errors import InputError
+from fxdp.ir.notes import note
+from fxdp.ir.sizes import mentions_batch
+from fxdp.ir.slots import Input
+from fxdp.ir.types import TensorType
+
+_aten = torch.ops.aten
+_BAGS = frozenset({_aten._embedding_bag.default, _aten._embedding_bag_forward_only.default})
+_MOVES = frozenset(
+    {
+        _aten._to_copy.default,
+        _aten.alias.default,
+        _aten.clone.default,
+        _aten.select.int,
+        _aten.slice.Tensor,
+        _aten.squeeze.dim,
+        _aten.view.default,
+    }
+)
+"""Through these a value is still what the caller passed; offsets that are computed of lengths are the batch's."""
+
+
+def check_bags(graph: fx.Graph) -> None:
+    """Refuse offsets that the ranks pass, each for its own bags.
+
+    Raises
+    ------
+    InputError : with the input, the line and the remedy.
+    """
+    for node in graph.nodes:
+        if node.target not in _BAGS:
+            continue
+        entries, offsets = _source(node.args[1]), _source(node.args[2])
+        slot = note(offsets).slot
+        if isinstance(slot, Input) and _is_divided(offsets) and _is_divided(entries):
+            raise InputError(
+                f"{slot.path or offsets.name} has the offsets of bags at {Origin.here().of(note(node).site)}: the "
+                "batch is ragged, and each rank counts from its own beginning. Pass bags of one length, [batch, "
+                "length] with a padding_idx and without offsets, or lengths in their place, of which the model "
+                "computes offsets = lengths.cumsum(0) - lengths"
+            )
+
+
+def _source(value: Any) -> fx.Node:
+    node: fx.Node = value
+    while node.target in _MOVES:
+        node = node.all_input_nodes[0]
+    return node
+
+
+def _is_divided(node: fx.Node) -> bool:
+    """Whether the ranks hold parts of a value."""
+    type_ = note(node).type
+    return isinstance(type_, TensorType) and any(map(mentions_batch, type_.shape))
