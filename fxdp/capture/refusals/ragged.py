@@ -34,7 +34,7 @@ _MOVES = frozenset(
         _aten.view.default,
     }
 )
-"""Through these a value is still what the caller passed; offsets that are computed of lengths are the batch's."""
+"""Through these a value is still what the caller passed; what is computed of lengths is the batch's."""
 
 
 def check_bags(graph: fx.Graph) -> None:
@@ -51,10 +51,10 @@ def check_bags(graph: fx.Graph) -> None:
         slot = note(offsets).slot
         if isinstance(slot, Input) and _is_divided(offsets) and _is_divided(entries):
             raise InputError(
-                f"{slot.path or offsets.name} has the offsets of bags at {Origin.here().of(note(node).site)}: the "
-                "batch is ragged, and each rank counts from its own beginning. Pass bags of one length, [batch, "
-                "length] with a padding_idx and without offsets, or lengths in their place, of which the model "
-                "computes offsets = lengths.cumsum(0) - lengths"
+                f"{slot.path or offsets.name} has the offsets of bags at {Origin.here().of(note(node).site)}: "
+                "the batch is ragged, and each rank counts from its own beginning. Pass bags of one length, "
+                "[batch, length] with a padding_idx and without offsets, or lengths in their place, of which "
+                "the model computes offsets = lengths.cumsum(0) - lengths"
             )
 
 
