@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 
 from tests.zoo.entry import Entry
 
-LIBRARIES = ("timm", "torchvision", "diffusers", "peft", "torch_geometric", "transformers")
+LIBRARIES = ("timm", "torchvision")
 CLASSES = 10
 
 

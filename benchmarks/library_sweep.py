@@ -33,7 +33,9 @@ def sweep(library: str, names: Sequence[str], *, timeout: float, missing: bool) 
         row = in_own_process(["train"], partial(_measure, listed, name), timeout)["train"]
         rows = known(library) | {name: row}
         version = importlib.metadata.version(library)
-        text = json.dumps({"version": version, "families": rows}, indent=1, sort_keys=True)
+        text = json.dumps(
+            {"version": version, "listed": len(listed), "families": rows}, indent=1, sort_keys=True
+        )
         results(library).write_text(text + "\n")
         why = "" if "why" not in row else " ".join(row["why"].split())[:200]
         CONSOLE.print(

@@ -53,7 +53,7 @@ def main() -> int:
         wrong = any(row.get("failed") in ("wrong", "error") for row in known(asked.library).values())
     else:
         wrong = _sweep_catalogue(asked)
-    TABLE.write_text("\n".join([_catalogue(), *map(library_page, LIBRARIES)]))
+    TABLE.write_text("\n".join([_catalogue(), *filter(None, map(library_page, LIBRARIES))]))
     CONSOLE.print(f"wrote {TABLE}")
     return int(wrong)
 

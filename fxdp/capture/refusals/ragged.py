@@ -50,8 +50,9 @@ def check_bags(graph: fx.Graph) -> None:
         entries, offsets = _source(node.args[1]), _source(node.args[2])
         slot = note(offsets).slot
         if isinstance(slot, Input) and _is_divided(offsets) and _is_divided(entries):
+            site = Origin.here().of(note(node).site)
             raise InputError(
-                f"{slot.path or offsets.name} has the offsets of bags at {Origin.here().of(note(node).site)}: "
+                f"{slot.path or offsets.name} has the offsets of bags at {site}: "
                 "the batch is ragged, and each rank counts from its own beginning. Pass bags of one length, "
                 "[batch, length] with a padding_idx and without offsets, or lengths in their place, of which "
                 "the model computes offsets = lengths.cumsum(0) - lengths"
