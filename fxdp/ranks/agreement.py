@@ -56,7 +56,8 @@ class Agreement:
         if self._control is None:
             return Columns(self._size, self._own)
         found = self._control.finish()
-        if isinstance(found, RankParts) and found.columns is not None:
+        # asked of a list first: to ask whether something is a `Sequence` of ours takes as long as the rest
+        if type(found) is not list and isinstance(found, RankParts) and found.columns is not None:
             return Columns(self._size, found.columns)
         return Columns(self._size, tuple(zip(*self._rows(found), strict=True)))
 
@@ -86,21 +87,21 @@ class Columns:
     def __getitem__(self, column: int) -> tuple[int, ...]:
         """Each rank's."""
         found = self._columns[column]
-        if isinstance(found, tuple):
+        if type(found) is tuple:
             return found
         return (found,) * self._ranks if isinstance(found, int) else tuple(found.tolist())
 
     def same(self, column: int) -> bool:
         """Whether it is the same on all ranks."""
         found = self._columns[column]
-        if isinstance(found, tuple):
+        if type(found) is tuple:
             return found.count(found[0]) == len(found)
         return isinstance(found, int) or bool((found == found[0]).all())
 
     def any(self, column: int) -> bool:
         """Whether it is other than 0 on some rank."""
         found = self._columns[column]
-        if isinstance(found, tuple):
+        if type(found) is tuple:
             return any(found)
         return bool(found) if isinstance(found, int) else bool(found.any())
 

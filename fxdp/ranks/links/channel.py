@@ -87,13 +87,15 @@ class Channel(Wires):
             for descriptor, _ in events:
                 self._progress(self._by_descriptor[descriptor])
             waiting = missing()
-            if waiting and (ending := self._ending(waiting)):
+            if not waiting:
+                return
+            if ending := self._ending(waiting):
                 raise RankFailedError(self.words(ending))
-            if waiting and not events and not told:
+            if not events and not told:
                 told = True
                 self._tell_where(waiting)
             deadline = deadline or time.monotonic() + self._timeout_s
-            if waiting and time.monotonic() > deadline:
+            if time.monotonic() > deadline:
                 raise RankFailedError(self._late(waiting))
 
     def _check_size(self, data: bytes) -> None:

@@ -142,26 +142,21 @@ class Messages:
             peer.connection.close()
 
     def _receive(self, expected: Round) -> None:
-        self._read_from(self._peers, [expected.size] * len(self._peers), expected)
         for peer in self._peers:
-            expected.parts[peer.rank] = peer.value
-        expected.done = True
-
-    def _read_from(self, peers: Sequence[Correspondent], sizes: Sequence[int], expected: Round) -> None:
-        """Read one value of each of `peers`, which belongs to a round."""
-        for peer, size in zip(peers, sizes, strict=True):
-            peer.expect(size)
-        self._wait(peers, expected)
-        for peer in peers:
+            peer.expect(expected.size)
+        self._wait(self._peers, expected)
+        for peer in self._peers:
             check_header(peer, expected)
+            expected.parts[peer.rank] = memoryview(peer.frame)[HEADER.size :]
+        expected.done = True
 
     def _wait(self, peers: Sequence[Correspondent], expected: Round) -> None:
         """Read the oldest round. What is still to be sent must go out before this rank stops reading."""
-        waiting = peers
+        waiting, read = peers, self._read
         start = 0.0
         while True:
             try:
-                waiting = [peer for peer in waiting if not self._read(peer)]
+                waiting = [peer for peer in waiting if not read(peer)]
             except LinkBrokenError:
                 for peer in peers:  # it may have ended as it came with a value of another call
                     check_header(peer, expected)
@@ -196,7 +191,19 @@ class Messages:
         """All to all, everybody sees for himself."""
 
     def _read(self, peer: Correspondent) -> bool:
-        return read_value(peer)
+        """Read what is there of the peer's message; whether all of it is."""
+        connection, frame = peer.connection, peer.frame
+        while peer.got < len(frame):
+            try:
+                count = connection.recv_into(memoryview(frame)[peer.got :] if peer.got else frame)
+            except BlockingIOError:
+                return False
+            except OSError:
+                count = 0
+            if count == 0:
+                raise LinkBrokenError(f"the connection to rank {peer.rank} was closed by peer")
+            peer.got += count
+        return True
 
     def _sleep(self, waiting: Sequence[Correspondent]) -> None:
         """Until something can be read or sent, at most a second."""
@@ -247,18 +254,3 @@ def _send_rest(peer: Correspondent) -> None:
     except OSError:
         sent = len(peer.unsent)
     del peer.unsent[:sent]
-
-
-def read_value(peer: Correspondent) -> bool:
-    """Read what is there of the peer's message; whether all of it is."""
-    while peer.got < len(peer.frame):
-        try:
-            count = peer.connection.recv_into(memoryview(peer.frame)[peer.got :])
-        except BlockingIOError:
-            return False
-        except OSError:
-            count = 0
-        if count == 0:
-            raise LinkBrokenError(f"the connection to rank {peer.rank} was closed by peer")
-        peer.got += count
-    return True

@@ -83,14 +83,21 @@ class Wires:
 
     def _send_all(self, frame: bytes) -> None:
         for peer in self.peers:
-            self._send_or_drain(peer, frame)
+            try:
+                self._send(peer, frame)
+            except OSError as error:
+                self._lose(peer, error)
 
     def _send_or_drain(self, peer: Peer, frame: bytes) -> None:
         try:
             self._send(peer, frame)
         except OSError as error:
-            _note_loss(peer, error)
-            self.drain(peer)  # the peer is gone; who waits reports it with its last words
+            self._lose(peer, error)
+
+    def _lose(self, peer: Peer, error: OSError) -> None:
+        """The peer is gone; who waits reports it with its last words."""
+        _note_loss(peer, error)
+        self.drain(peer)
 
     def _send(self, peer: Peer, frame: bytes) -> None:
         with self._lock:

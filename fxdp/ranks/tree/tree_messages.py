@@ -22,9 +22,9 @@ from fxdp.ranks.links.messages import (
     Messages,
     OutOfOrderError,
     Round,
-    read_value,
+    check_header,
     send_value,
-)  # fmt: skip
+)
 from fxdp.ranks.tree.tree_shape import TreePlace
 
 _NOTE = 0xFFFFFFFF  # instead of a size
@@ -101,6 +101,14 @@ class TreeMessages(Messages):
             self._wait([], expected)  # until all is sent: this rank may stop reading
         self._keep(expected, found)
 
+    def _read_from(self, peers: Sequence[Correspondent], sizes: Sequence[int], expected: Round) -> None:
+        """Read one value of each of `peers`, which belongs to a round."""
+        for peer, size in zip(peers, sizes, strict=True):
+            peer.expect(size)
+        self._wait(peers, expected)
+        for peer in peers:
+            check_header(peer, expected)
+
     def _answer_astray(self, expected: Round) -> None:
         """Let children that are elsewhere see where this rank is, as they would of ranks all to all."""
         for child in self._children:
@@ -147,7 +155,7 @@ class TreeMessages(Messages):
 
     def _read(self, peer: Correspondent) -> bool:
         while True:
-            whole = read_value(peer)
+            whole = super()._read(peer)
             if peer.got < HEADER.size:
                 return whole
             missing, size, about = HEADER.unpack_from(peer.frame)
