@@ -21,8 +21,8 @@ _STOPPED = {  # told by all ranks, the one at fault included, as none can know w
     "a step less": "ended its process|ran |left out|expected the same",
     "other weights": "come apart|differ",
     "another lr": "come apart|differ",
-    "another model": "given different models",
-    "another option": "given different options",
+    "another model": "given different models or options",
+    "another option": "given different models or options",
 }
 _CAUSES = {
     "SIGKILL": "ended without an error message",
