@@ -104,12 +104,16 @@ def serve(descriptor: int) -> None:
 
 def _know_inductor() -> None:
     """What each rank that compiles would import, and ask of this machine by running programs."""
-    from torch._inductor import compile_fx, cpu_vec_isa  # noqa: F401
+    from torch._inductor import async_compile, compile_fx, cpu_vec_isa  # noqa: F401
+    from torch._inductor.codecache import torch_key
     from torch._inductor.codegen.common import init_backend_registration
-    from torch._inductor.fx_passes import fuse_attention, pad_mm  # noqa: F401
+    from torch._inductor.fx_passes import joint_graph, post_grad
 
     init_backend_registration()
     cpu_vec_isa.pick_vec_isa()
+    joint_graph.lazy_init(torch.device("cpu"))  # traces the patterns that it looks for: half a second
+    post_grad.lazy_init()
+    torch_key()
 
 
 def _know_capture() -> None:

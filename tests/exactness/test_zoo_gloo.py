@@ -122,14 +122,8 @@ def test_models_by_hand(knowing: RankPool, world: int) -> None:
         assert error <= 1e-9, name
 
 
-def test_inductor(knowing: RankPool) -> None:
-    """The same through generated code: one sums, the other gathers parts that are padded."""
-    found = knowing.run(2, _run_by_hand, ("mlp", "two_tower"), "inductor", SPLITS[2], timeout=240)
-    for name, error in _worst(found).items():
-        assert error <= 1e-9, name
-
-
 def test_gpt2_through_inductor(knowing: RankPool) -> None:
+    """Parts that are gathered: tests/ir/ops/test_rank_extrema.py."""
     found = knowing.run(2, _run_transformers, ("gpt2",), "inductor", True, SPLITS[2], timeout=240)
     for name, error in _worst(found).items():
         assert error <= 1e-9, name
