@@ -11,6 +11,7 @@ from torch import Tensor
 from fxdp.capture.captured import Captured
 from fxdp.capture.export.exported import Exported, batch_hint, export, static_hints
 from fxdp.capture.export.flat_module import FlatModule
+from fxdp.capture.export.traced_model import TracedModel
 from fxdp.capture.joint.canonical_sizes import Sizes
 from fxdp.capture.joint.convert import convert
 from fxdp.capture.joint.kept_joint import kept_joint
@@ -55,6 +56,8 @@ def capture_request(request: Request) -> Captured:
             raise seeding_error(*record.seeded[0])
         if request.whole_draws:
             found = _for_one(found, tracer) if hint == 1 else for_several(found)
+    if isinstance(module, TracedModel):
+        found = module.with_guards(found, inputs)
     record = tracer.program.record
     check_memory(record.changed, module, inputs, loss_fn, request.precision)
     warn_of_recorders(record.hooks)

@@ -34,6 +34,20 @@ def find_conditions(shape_env: Any, sizes: Sizes) -> tuple[Condition, ...]:
     return tuple(found.values())
 
 
+def asked_of_sizes(shape_env: Any, *, replaced: bool = True) -> list[tuple[sympy.Basic, Site]]:
+    """What was asked of sizes during a trace and the line that asked; in the symbols left, or as asked."""
+    pairs = [(expr if replaced else guard.expr, guard) for expr, guard in guards_of(shape_env)]
+    return [(expr, _user_site(guard)) for expr, guard in pairs if not _chooses_kernel(guard)]
+
+
+def _user_site(guard: Any) -> Site:
+    """The user's line that asked, which Dynamo notes as text, `if n > 4:  # models.py:12 in forward`."""
+    said = getattr(getattr(guard, "sloc", None), "maybe_user_loc", None)
+    code, _, place = str(said or "").rpartition("  # ")
+    file, _, line = place.partition(" in ")[0].rpartition(":")
+    return Site(file, int(line), code.strip()) if line.isdigit() else _site(guard)
+
+
 def kept_dims(graph: fx.Graph) -> tuple[Condition, ...]:
     """The dims that a forward's squeezes keep because they are larger than 1, which a single sample is not.
 

@@ -1,0 +1,145 @@
+"""`TracedModel`: a module made of graphs that somebody else traced, to be captured like a user's own code.
+
+    Dynamo's graph  --  fxdp/integrations  -->  TracedGraph  --  TracedModel  -->  capture
+
+A graph was traced for the sizes of one rank, and its code may have asked for these (`if len(x) > 4`).
+Sizes are read off the inputs here, so that each is that of the global batch, and what was asked of them
+becomes a condition, which the global sizes must fulfil.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import sympy
+from torch import Tensor, fx, nn
+
+from fxdp import torch_compat
+from fxdp.capture.captured import Captured, Condition
+from fxdp.capture.inputs import Inputs
+from fxdp.ir.notes import Site, note, tensor_type
+from fxdp.ir.slots import Input
+
+
+class Operand(NamedTuple):
+    """What an input of a traced graph stands for."""
+
+    kind: str
+    """`"model"`: a parameter or buffer; `"constant"`: another tensor; `"input"`: what a call passes."""
+    name: str
+    value: Any = None
+    """Of a constant, the tensor."""
+
+
+@dataclass(frozen=True)
+class SizeGuard:
+    """What was asked of sizes while a graph was traced; it was true of those of one rank."""
+
+    expr: sympy.Basic
+    places: Mapping[sympy.Symbol, tuple[str, int]]
+    """Of each symbol, an input and the dim that it is the size of."""
+    site: Site
+
+
+@dataclass(frozen=True)
+class TracedGraph:
+    """A forward graph from elsewhere; it returns a tuple, and sizes in it are read off its inputs."""
+
+    gm: fx.GraphModule
+    operands: tuple[Operand, ...]
+    """Of each placeholder."""
+    guards: tuple[SizeGuard, ...]
+    lines: tuple[str, ...]
+    """All that it computes, in words that are the same on each rank."""
+
+    @cached_property
+    def key(self) -> str:
+        """A name that graphs have in common if they compute the same."""
+        return "graph " + hashlib.sha256("\n".join(self.lines).encode()).hexdigest()[:16]
+
+
+class _Graphs:
+    """Graphs by their keys; an object of its own, so that who watches the model's attributes sees but one."""
+
+    def __init__(self) -> None:
+        self.known: dict[str, TracedGraph] = {}
+
+
+class _Part(nn.Module):
+    """Holds parameters and buffers under a name, as the part of the user's model does that they are from."""
+
+
+class TracedModel(nn.Module):
+    """Runs that one of its graphs whose key is among the keywords of a call; the others are its inputs.
+
+    Parameters and buffers are the user's own tensors, by the names that they have in the user's model.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self._graphs = _Graphs()
+        for name, tensor in tensors.items():
+            *path, last = name.split(".")
+            part: nn.Module = self
+            for step in path:  # not by add_module, which refuses names that attributes of nn.Module have
+                part = part._modules.setdefault(step, _Part())  # type: ignore[assignment]
+            registry = part._parameters if isinstance(tensor, nn.Parameter) else part._buffers
+            registry[last] = tensor  # type: ignore[assignment]
+
+    def add(self, graph: TracedGraph) -> None:
+        """Know one more graph."""
+        self._graphs.known.setdefault(graph.key, graph)
+
+    def forward(self, **inputs: Any) -> tuple[Any, ...]:
+        """What the graph returns."""
+        graph = self._asked(inputs)
+        values = [self._value(operand, inputs) for operand in graph.operands]
+        return tuple(torch_compat.run_traced(graph.gm, *values))
+
+    def _asked(self, inputs: Iterable[str]) -> TracedGraph:
+        return next(self._graphs.known[name] for name in inputs if name in self._graphs.known)
+
+    def _value(self, operand: Operand, inputs: Mapping[str, Any]) -> Any:
+        if operand.kind == "input":
+            return inputs[operand.name]
+        if operand.kind == "constant":
+            return operand.value
+        *path, last = operand.name.split(".")
+        part: nn.Module = self
+        for step in path:
+            part = part._modules[step]  # type: ignore[assignment]
+        return part._parameters[last] if last in part._parameters else part._buffers[last]
+
+    def with_guards(self, captured: Captured, inputs: Inputs) -> Captured:
+        """The capture of a call with what its graph's trace asked of sizes among the conditions."""
+        graph = self._asked(inputs.rebuild(inputs.tensors)[1])
+        found = [_condition(guard, _sizes_of(captured)) for guard in graph.guards]
+        return replace(captured, conditions=(*captured.conditions, *(c for c in found if c is not None)))
+
+
+def _sizes_of(captured: Captured) -> dict[str, tuple[Any, ...]]:
+    """The global sizes of each input, by what errors call it."""
+    slots = [(node, note(node).slot) for node in captured.gm.graph.find_nodes(op="placeholder")]
+    return {slot.path: tensor_type(node).shape for node, slot in slots if isinstance(slot, Input)}
+
+
+def _condition(guard: SizeGuard, sizes: Mapping[str, tuple[Any, ...]]) -> Condition | None:
+    expr = guard.expr.xreplace(
+        {symbol: sympy.sympify(sizes[name][dim]) for symbol, (name, dim) in guard.places.items()}
+    )
+    if expr == sympy.true:
+        return None
+    asked = guard.expr.xreplace(
+        {symbol: sympy.Symbol(f"{name}.size({dim})") for symbol, (name, dim) in guard.places.items()}
+    )
+    words = (
+        f"torch.compile traced the model for this rank's part of the batch, for which {asked} held at "
+        f"{guard.site}; the global batch does not fulfil it, and one device would go another way. Use "
+        "fxdp.compile(model), which traces the model for the global batch, or tensor operations instead of "
+        "Python conditions on sizes there"
+    )
+    return Condition(expr, guard.site, words)

@@ -1,0 +1,171 @@
+"""From a graph of Dynamo to one that capture takes: parameters by name, sizes read off the inputs."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.utils.checkpoint import checkpoint
+
+from fxdp.capture.export.traced_model import Operand, TracedGraph
+from fxdp.errors import InputError
+from fxdp.integrations.dynamo_inputs import GraphInput, batch_dim, read_input
+from fxdp.integrations.dynamo_sizes import TracedSizes, is_read
+from fxdp.module.call import stable_text
+from fxdp.torch_compat import TracedFrame, forget_sizes
+
+
+@dataclass(frozen=True)
+class ReadGraph:
+    """A Dynamo graph, read."""
+
+    graph: TracedGraph
+    positions: tuple[int, ...]
+    """Which of Dynamo's arguments are the graph's operands, in order."""
+    dims: dict[str, int | None]
+    """The batch dim of each input."""
+    numbers: frozenset[str]
+    """The inputs that are numbers which come in a tensor."""
+    losses: int
+    """How many scalars with a gradient it returns."""
+
+
+def read_graph(gm: fx.GraphModule, frame: TracedFrame, prefix: Any) -> ReadGraph:
+    """The graph as capture takes it; where it has no symbols as its batch sizes, torch traces it anew.
+
+    Raises
+    ------
+    InputError : an input that is no argument, or a batch size that the model's code fixes.
+    """
+    nodes = gm.graph.find_nodes(op="placeholder")
+    sizes = TracedSizes(nodes, frame)
+    inputs = [read_input(node, frame) for node in nodes if node not in sizes.symbols]
+    dims = _dims(inputs, prefix, frame)
+    sizes.bind(inputs, dims)
+    sizes.check_batch(inputs, dims)
+    guards = tuple(sizes.guards())
+    graph, operands = _rewritten(gm, inputs, sizes)
+    made = fx.GraphModule(gm, graph)
+    lines = (*sizes.shape_lines(inputs), *_lines(made))
+    forget_sizes(frame.shape_env, sizes.batch | sizes.unread(gm))
+    kept = [i for i, node in enumerate(nodes) if node not in sizes.symbols]
+    pairs = zip(inputs, dims, strict=True)
+    named = {given.operand.name: dim for given, dim in pairs if given.operand.kind == "input"}
+    numbers = frozenset(given.operand.name for given in inputs if given.in_tensor)
+    traced = TracedGraph(made, operands, guards, lines)
+    return ReadGraph(traced, tuple(kept), named, numbers, _losses(gm))
+
+
+def _dims(inputs: Sequence[GraphInput], prefix: Any, frame: TracedFrame) -> list[int | None]:
+    own = [given.operand.kind == "input" for given in inputs]
+    return [batch_dim(g, prefix, frame) if is_own else None for g, is_own in zip(inputs, own, strict=True)]
+
+
+def _losses(gm: fx.GraphModule) -> int:
+    (results,) = gm.graph.output_node().args
+    values = [n.meta.get("example_value") for n in results if isinstance(n, fx.Node)]  # type: ignore[union-attr]
+    return sum(isinstance(v, Tensor) and v.dim() == 0 and v.requires_grad for v in values)
+
+
+def _rewritten(
+    gm: fx.GraphModule, inputs: Sequence[GraphInput], sizes: TracedSizes
+) -> tuple[fx.Graph, tuple[Operand, ...]]:
+    """The graph without sizes and numbers in tensors among its inputs."""
+    graph = fx.Graph()
+    copies: dict[fx.Node, Any] = {}
+    for given in inputs:
+        copies[given.node] = graph.placeholder(given.node.name)
+    by_name = {given.operand.name: copies[given.node] for given in inputs}
+    for node in sizes.symbols:
+        if not is_read(node, gm):
+            copies[node] = 0  # a region may have it as an argument all the same
+            continue
+        name, dim = sizes.place(node)
+        copies[node] = graph.call_method("size", (by_name[name], dim))
+    numbers = {given.node for given in inputs if given.in_tensor}
+    for node in gm.graph.nodes:
+        if node.target == "item" and node.args[0] in numbers:
+            copies[node] = copies[node.args[0]]
+        elif node not in copies:
+            copies[node] = _copied(graph, node, copies, gm)
+    return graph, tuple(given.operand for given in inputs)
+
+
+def _copied(graph: fx.Graph, node: fx.Node, copies: Mapping[fx.Node, Any], gm: fx.GraphModule) -> fx.Node:
+    args, kwargs = fx.map_arg((node.args, node.kwargs), copies.__getitem__)
+    target = node.target
+    if target is torch.ops.higher_order.tag_activation_checkpoint:
+        # a region of torch.utils.checkpoint; run as such, it is what it is in the user's own code
+        target, kwargs = checkpoint, {"use_reentrant": False}
+        body = operator.attrgetter(str(node.args[0].target))(gm)  # type: ignore[union-attr]
+        args = (args[0], *_pruned(body, args[1:]))
+    elif getattr(target, "namespace", "") == "higher_order":
+        raise InputError(
+            f"the model's graph has a region of its own kind ({target}), as torch.compile makes of "
+            "an autograd.Function; expected ops and torch.utils.checkpoint: use fxdp.compile(model), which "
+            "traces what the model runs"
+        )
+    made = graph.create_node(node.op, target, args, kwargs, name=node.name)
+    if "stack_trace" in node.meta:
+        made.meta["stack_trace"] = node.meta["stack_trace"]
+    if stack := node.meta.get("nn_module_stack"):
+        made.meta["nn_module_stack"] = {
+            k: (_module_path(str(path)), kind) for k, (path, kind) in stack.items()
+        }
+    return made
+
+
+def _pruned(body: fx.GraphModule, given: Sequence[Any]) -> tuple[Any, ...]:
+    """Drop what a region is passed and does not read: where inputs lie, which differs from rank to rank."""
+    for node in body.graph.find_nodes(
+        op="call_function", target=torch.ops.higher_order.tag_activation_checkpoint
+    ):
+        inner = operator.attrgetter(str(node.args[0].target))(body)
+        node.args = (node.args[0], *_pruned(inner, node.args[1:]))
+    pairs = list(zip(body.graph.find_nodes(op="placeholder"), given, strict=True))
+    for placeholder, _ in pairs:
+        if not placeholder.users:
+            body.graph.erase_node(placeholder)
+    body.recompile()
+    return tuple(value for placeholder, value in pairs if placeholder.users)
+
+
+def _module_path(path: str) -> str:
+    """`L['self']._modules['fc']` and `L['self'].fc` as `fc`."""
+    plain = path.replace("._modules['", ".").replace("']", "").replace("L['", "").replace("[", ".")
+    return ".".join(step.strip("].'\"") for step in plain.split(".")[1:])
+
+
+def _lines(gm: fx.GraphModule, depth: str = "") -> Iterator[str]:
+    """The nodes in words; names of nodes are counted, as torch numbers them by what it traced before."""
+    numbers: dict[fx.Node, str] = {}
+    for node in gm.graph.nodes:
+        numbers[node] = f"%{len(numbers)}"
+        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: _Word(numbers[n]))
+        target = node.target if isinstance(node.target, str) else _target_text(node.target)
+        target = "" if node.op == "placeholder" else target
+        yield f"{depth}{node.op} {target} {stable_text(args)} {stable_text(kwargs)}"
+        if node.op == "get_attr":
+            value = operator.attrgetter(str(node.target))(gm)
+            if isinstance(value, fx.GraphModule):
+                yield from _lines(value, depth + "  ")
+        elif node.op == "call_module":
+            yield f"{depth}  {stable_text(gm.get_submodule(str(node.target)))}"
+
+
+class _Word(str):
+    """Shows itself without quotes."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def _target_text(target: Any) -> str:
+    module, name = getattr(target, "__module__", ""), getattr(target, "__qualname__", "")
+    return f"{module}.{name}" if name else stable_text(target)
