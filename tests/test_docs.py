@@ -14,6 +14,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import fxdp
+from fxdp.integrations import torch_compile
 from tests.documents import DOCS, GROUPS, MADE
 from tests.integrations.frameworks import TinyLM, forget_accelerate, launched, lightning_module, sentences
 from tests.rank_pool import RankPool
@@ -85,14 +86,19 @@ AFTERWARDS = {
     "trainer": ("trainer.state.global_step", 2),
     "accelerate": ("type(model)", fxdp.CompiledModule),
     "lightning": ("trainer.global_step", 2),
+    "compile": ("'_fxdp_compiled' in vars(model.embed.weight)", True),
 }
-QUICKER = {"data))": 'data), compute="eager")', "FxdpStrategy(), ": 'FxdpStrategy(compute="eager"), '}
+QUICKER = {
+    'backend="fxdp"': "backend=backend",  # its name is known where fxdp is installed by pip
+    '"bucket_mb": 25': '"compute": "eager"',
+    "data))": 'data), compute="eager")', "FxdpStrategy(), ": 'FxdpStrategy(compute="eager"), '}
 
 
 def _recipe(name: str, folder: str) -> Any:
     """What a recipe leaves behind, run with a model and data of ours."""
     data = sentences(4)
     names: dict[str, Any] = {"model": TinyLM(), "data": data, "loader": DataLoader(data, 2)}
+    names["backend"] = torch_compile.backend
     names["optimizer"] = torch.optim.SGD(names["model"].parameters())
     forget_accelerate()
     with launched():

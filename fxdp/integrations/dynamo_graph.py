@@ -48,10 +48,11 @@ def read_graph(gm: fx.GraphModule, frame: TracedFrame, prefix: Any) -> ReadGraph
     sizes.bind(inputs, dims)
     sizes.check_batch(inputs, dims)
     guards = tuple(sizes.guards())
+    served = sizes.batch | sizes.unread(gm)
     graph, operands = _rewritten(gm, inputs, sizes)
     made = fx.GraphModule(gm, graph)
     lines = (*sizes.shape_lines(inputs), *_lines(made))
-    forget_sizes(frame.shape_env, sizes.batch | sizes.unread(gm))
+    forget_sizes(frame.shape_env, served)
     kept = [i for i, node in enumerate(nodes) if node not in sizes.symbols]
     pairs = zip(inputs, dims, strict=True)
     named = {given.operand.name: dim for given, dim in pairs if given.operand.kind == "input"}

@@ -19,8 +19,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_leaves
 
 import fxdp
+from fxdp.capture.batch_dims import RowsPerSample
 from fxdp.capture.export.traced_model import TracedModel
 from fxdp.errors import AgreementError, InputError
 from fxdp.integrations.dynamo_graph import ReadGraph, read_graph
@@ -107,6 +109,8 @@ def _needs_model(options: Options) -> str:
         return "loss_fn= needs the call's target=, which is no argument of the compiled function"
     if isinstance(options.stages, (list, tuple)):
         return "stages= names modules, of which a graph has none"
+    if any(isinstance(leaf, RowsPerSample) for leaf in tree_leaves(options.batch_dims)):
+        return "batch_dims= counts rows per sample, for which the model's inputs are read whole"
     if options.pad is not None and not isinstance(options.pad, (int, float)):
         return "pad= is a container, but a graph has its inputs one by one"
     return ""
