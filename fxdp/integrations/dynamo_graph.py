@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils.checkpoint import checkpoint
 
-from fxdp.capture.export.traced_model import Operand, TracedGraph
+from fxdp.capture.export.traced_model import GraphOperand, TracedGraph
 from fxdp.errors import InputError
 from fxdp.integrations.dynamo_inputs import GraphInput, batch_dim, read_input
 from fxdp.integrations.dynamo_sizes import TracedSizes, is_read
@@ -74,7 +74,7 @@ def _losses(gm: fx.GraphModule) -> int:
 
 def _rewritten(
     gm: fx.GraphModule, inputs: Sequence[GraphInput], sizes: TracedSizes
-) -> tuple[fx.Graph, tuple[Operand, ...]]:
+) -> tuple[fx.Graph, tuple[GraphOperand, ...]]:
     """The graph without sizes and numbers in tensors among its inputs."""
     graph = fx.Graph()
     copies: dict[fx.Node, Any] = {}

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from fxdp.capture.export.traced_model import Operand
+from fxdp.capture.export.traced_model import GraphOperand
 from fxdp.errors import InputError
 from fxdp.torch_compat import TracedFrame, input_source
 
@@ -31,7 +31,7 @@ class GraphInput:
     """A placeholder of a Dynamo graph."""
 
     node: fx.Node
-    operand: Operand
+    operand: GraphOperand
     example: Any
     path: tuple[str | int, ...] = ()
     """Of an argument: its name, then the way into it."""
@@ -63,12 +63,12 @@ def read_input(node: fx.Node, frame: TracedFrame) -> GraphInput:
     names = tuple(step for step in steps[1:] if step not in _REGISTRIES)
     inside = any(isinstance(owner, nn.Module) or inspect.isroutine(owner) for owner in owners)
     if isinstance(example, nn.Parameter) or (inside and steps[-2] == "_buffers"):
-        return GraphInput(node, Operand("model", _name(names, owners, frame.code)), example)
+        return GraphInput(node, GraphOperand("model", _name(names, owners, frame.code)), example)
     if not isinstance(example, (Tensor, torch.SymInt, int, float)):
         raise _unknown(source)
     if isinstance(example, Tensor) and (inside or steps[0] == "G"):
-        return GraphInput(node, Operand("constant", source, example), example)
-    return GraphInput(node, Operand("input", _spoken(names)), example, names)
+        return GraphInput(node, GraphOperand("constant", source, example), example)
+    return GraphInput(node, GraphOperand("input", _spoken(names)), example, names)
 
 
 def _steps(source: str) -> list[Any] | None:

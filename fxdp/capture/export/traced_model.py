@@ -25,7 +25,7 @@ from fxdp.ir.notes import Site, note, tensor_type
 from fxdp.ir.slots import Input
 
 
-class Operand(NamedTuple):
+class GraphOperand(NamedTuple):
     """What an input of a traced graph stands for."""
 
     kind: str
@@ -50,7 +50,7 @@ class TracedGraph:
     """A forward graph from elsewhere; it returns a tuple, and sizes in it are read off its inputs."""
 
     gm: fx.GraphModule
-    operands: tuple[Operand, ...]
+    operands: tuple[GraphOperand, ...]
     """Of each placeholder."""
     guards: tuple[SizeGuard, ...]
     lines: tuple[str, ...]
@@ -103,7 +103,7 @@ class TracedModel(nn.Module):
     def _asked(self, inputs: Iterable[str]) -> TracedGraph:
         return next(self._graphs.known[name] for name in inputs if name in self._graphs.known)
 
-    def _value(self, operand: Operand, inputs: Mapping[str, Any]) -> Any:
+    def _value(self, operand: GraphOperand, inputs: Mapping[str, Any]) -> Any:
         if operand.kind == "input":
             return inputs[operand.name]
         if operand.kind == "constant":
