@@ -81,7 +81,7 @@ def option_lines() -> str:
         found = re.search(rf"^{name} : (.*?){until}", said, re.M | re.S)
         if parameter.kind is parameter.KEYWORD_ONLY and found:
             first = re.split(r"\.(?: |$)", " ".join(found[1].split()), maxsplit=1)[0].replace("`", "")
-            head = f"  {name:22}"
+            head = f"  {name:25}"
             wrapped = textwrap.wrap(first, 80 - len(head), break_on_hyphens=False)
             shown.append(head + f"\n{' ' * len(head)}".join(wrapped))
     return "\n".join(shown)

@@ -97,7 +97,7 @@ def test_code_for_some_batch_sizes_only() -> None:
         "`return x.view(2, x.shape[0] // 2, 4).sum(0)`: the model runs at a batch of 4, but not of 3"
         in message
     )
-    assert "Keep the batch a dim of its own" in message
+    assert "say so with batch_dims=fxdp.RowsPerSample(2)" in message
 
 
 class Numpy(nn.Module):

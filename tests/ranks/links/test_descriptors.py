@@ -16,7 +16,7 @@ def test_a_low_limit_is_refused_with_what_is_needed(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(descriptors.os, "listdir", lambda _: ["0"] * 40)
     check_limit(64, needed(64, 64, gloo=True, memory=True))
     wanted = needed(1024, 1024, gloo=True, memory=False)
-    words = rf"joining 1024 ranks .* has 40 open and needs {wanted} more, and may have 1024; .*-n 8192`"
+    words = rf"joining 1024 ranks .* has 40 open and needs {wanted} more, and may have 1024; .*-n 4096`"
     with pytest.raises(MeshError, match=words):
         check_limit(1024, wanted)
     monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
