@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from fxdp.capture.captured import Captured
+from fxdp.capture.dynamo.traced_model import TracedModel
 from fxdp.capture.export.exported import Exported, batch_hint, export, static_hints
 from fxdp.capture.export.flat_module import FlatModule
-from fxdp.capture.export.traced_model import TracedModel
 from fxdp.capture.joint.canonical_sizes import Sizes
 from fxdp.capture.joint.convert import convert
 from fxdp.capture.joint.kept_joint import kept_joint

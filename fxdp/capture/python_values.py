@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 
 import torch
 
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 _SYMBOL = re.compile(r"\b(?:zuf|u)\d+\b")
 
 
@@ -56,6 +57,18 @@ def deciding(error: BaseException, symbols: Mapping[str, str]) -> frozenset[str]
 def number_tensor(value: float) -> torch.Tensor:
     """What carries a number into a program: exact for floats and for ints of 64 bits."""
     return torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else torch.int64)
+
+
+def stable_text(value: Any) -> str:
+    """`repr(value)` without the addresses of objects and with sets in order.
+
+    Objects that show nothing but their class and address are equal to this text if their classes are.
+    """
+    if isinstance(value, tuple) and type(value) is tuple:
+        return f"({', '.join(map(stable_text, value))},)"
+    if isinstance(value, frozenset):
+        return f"frozenset({sorted(map(stable_text, value))})"
+    return _ADDRESS.sub("", repr(value))
 
 
 @contextlib.contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -13,13 +12,12 @@ from torch.utils._pytree import TreeSpec
 
 from fxdp.capture.inputs import Inputs
 from fxdp.capture.joint.raw_joint import JointOptions
+from fxdp.capture.python_values import stable_text
 from fxdp.capture.request import Request
 from fxdp.errors import InputError
 from fxdp.module.changes import Key
 from fxdp.module.values import Values, python_leaves
 from fxdp.options import Options
-
-_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,15 +150,3 @@ def _described(value: Any) -> str:
     if isinstance(value, Tensor):
         return f"a tensor of shape {tuple(value.shape)}"
     return f"a {type(value).__name__}"
-
-
-def stable_text(value: Any) -> str:
-    """`repr(value)` without the addresses of objects and with sets in order.
-
-    Objects that show nothing but their class and address are equal to this text if their classes are.
-    """
-    if isinstance(value, tuple) and type(value) is tuple:
-        return f"({', '.join(map(stable_text, value))},)"
-    if isinstance(value, frozenset):
-        return f"frozenset({sorted(map(stable_text, value))})"
-    return _ADDRESS.sub("", repr(value))

@@ -14,11 +14,11 @@ from torch.utils._pytree import TreeSpec
 
 from fxdp.capture.batch_dims import resolve_batch_dims, rows_per_sample
 from fxdp.capture.inputs import Inputs, check_plain_tensors, flat_leaves, leaf_names
-from fxdp.capture.python_values import number_tensor
+from fxdp.capture.python_values import number_tensor, stable_text
 from fxdp.capture.refusals.input_layouts import lies_in_order
 from fxdp.errors import InputError
 from fxdp.module.cache import Recent
-from fxdp.module.call import Call, ProgramKey, stable_text
+from fxdp.module.call import Call, ProgramKey
 from fxdp.module.changes import Key, ModelState
 from fxdp.module.values import Open, Told, Values, liftable, python_leaves
 

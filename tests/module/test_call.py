@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import fxdp
 from fxdp.errors import InputError
-from fxdp.module.call import Call, stable_text
+from fxdp.module.call import Call
 from fxdp.module.reader import CallReader
 
 
@@ -147,27 +147,3 @@ def test_tensors_inside_of_objects_are_inputs(kind: Callable[[Tensor, Tensor], A
         torch.testing.assert_close(compiled(value), model(value))
     with pytest.raises(fxdp.InputError, match=r"input\.scale: 3 in dim 0"):
         compiled(kind(torch.randn(4, 3), torch.randn(3, 1)))
-
-
-class Plain:
-    pass
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        ((1, True, "x"), "(1, True, 'x',)"),
-        (frozenset("ba"), "frozenset([\"'a'\", \"'b'\"])"),
-        (torch.float32, "torch.float32"),
-        (Plain(), "<tests.module.test_call.Plain object>"),
-        ((Plain(),), "(<tests.module.test_call.Plain object>,)"),
-        ("at the door", "'at the door'"),
-    ],
-)  # fmt: skip
-def test_text(value: object, text: str) -> None:
-    assert stable_text(value) == text
-
-
-def test_other_values_have_other_texts() -> None:
-    values = [(1,), (1.0,), ("1",), (True,), ((1,),), (1, 2), frozenset([1]), None]
-    assert len({stable_text(value) for value in values}) == len(values)

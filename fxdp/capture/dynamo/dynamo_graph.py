@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, fx
 from torch.utils.checkpoint import checkpoint
 
-from fxdp.capture.export.traced_model import GraphOperand, TracedGraph
+from fxdp.capture.dynamo.dynamo_inputs import GraphInput, batch_dim, read_input
+from fxdp.capture.dynamo.dynamo_sizes import TracedSizes, is_read
+from fxdp.capture.dynamo.traced_model import GraphOperand, TracedGraph
+from fxdp.capture.python_values import stable_text
 from fxdp.errors import InputError
-from fxdp.integrations.dynamo_inputs import GraphInput, batch_dim, read_input
-from fxdp.integrations.dynamo_sizes import TracedSizes, is_read
-from fxdp.module.call import stable_text
 from fxdp.torch_compat import TracedFrame, forget_sizes
 
 

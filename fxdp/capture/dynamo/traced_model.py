@@ -1,6 +1,6 @@
 """`TracedModel`: a module made of graphs that somebody else traced, to be captured like a user's own code.
 
-    Dynamo's graph  --  fxdp/integrations  -->  TracedGraph  --  TracedModel  -->  capture
+    Dynamo's graph  --  dynamo_graph.py  -->  TracedGraph  --  TracedModel  -->  capture
 
 A graph was traced for the sizes of one rank, and its code may have asked for these (`if len(x) > 4`).
 Sizes are read off the inputs here, so that each is that of the global batch, and what was asked of them

@@ -11,10 +11,10 @@ import sympy
 import torch
 from torch import Tensor, fx
 
-from fxdp.capture.export.traced_model import SizeGuard
+from fxdp.capture.dynamo.dynamo_inputs import GraphInput
+from fxdp.capture.dynamo.traced_model import SizeGuard
 from fxdp.capture.joint.conditions import asked_of_sizes
 from fxdp.errors import InputError
-from fxdp.integrations.dynamo_inputs import GraphInput
 from fxdp.ir.notes import Site
 from fxdp.torch_compat import TracedFrame, ask_for_symbols, has_symbols_asked, input_source
 

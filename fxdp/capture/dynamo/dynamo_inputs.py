@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from fxdp.capture.export.traced_model import GraphOperand
+from fxdp.capture.dynamo.traced_model import GraphOperand
 from fxdp.errors import InputError
 from fxdp.torch_compat import TracedFrame, input_source
 

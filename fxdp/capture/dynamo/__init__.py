@@ -1,0 +1,1 @@
+"""Graphs that torch.compile traced, as models to be captured."""

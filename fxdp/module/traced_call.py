@@ -1,0 +1,153 @@
+"""`TracedCall`: runs a graph that torch.compile traced as a call of a compiled module.
+
+    torch.compile  --  arguments  -->  TracedCall  --  CompiledModule of a TracedModel  -->  results
+
+torch keeps one function for a graph and passes it the parameters at each call: for each set of these there
+is a compiled module, which lives as long as they do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from fxdp.capture.batch_dims import RowsPerSample
+from fxdp.capture.dynamo.dynamo_graph import ReadGraph
+from fxdp.capture.dynamo.traced_model import TracedModel
+from fxdp.errors import AgreementError, InputError
+from fxdp.module.cache import Recent
+from fxdp.module.compiled import CompiledModule
+from fxdp.options import Options
+from fxdp.ranks.agreement import agree
+
+_KEPT = "_fxdp_compiled"
+_MODELS = 16
+"""Models of one function, or sets of its inputs, that stay compiled."""
+
+
+@dataclass(frozen=True)
+class TracedOptions:
+    """What the user chose for the graphs of a function."""
+
+    mesh: Any
+    options: Options
+
+    @classmethod
+    def named(cls, given: Mapping[str, Any]) -> TracedOptions:
+        """The mesh and the options of these names.
+
+        Raises
+        ------
+        InputError : values that no option has.
+        """
+        named = dict(given)
+        mesh = named.pop("mesh", None)
+        return cls(mesh, Options.named(named))
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What programs are kept by."""
+        return id(self.mesh), *self.options.lines(), str(self.options.dump_dir)
+
+    @property
+    def needs_model(self) -> str:
+        """Which of the options cannot be had of a graph, and why."""
+        options = self.options
+        if options.shards:
+            return (
+                "strategy='shard' deals out the model's parameters, which a backend of torch.compile is not "
+                "given"
+            )
+        if options.loss_fn is not None:
+            return "loss_fn= needs the call's target=, which is no argument of the compiled function"
+        if isinstance(options.stages, (list, tuple)):
+            return "stages= names modules, of which a graph has none"
+        if any(isinstance(leaf, RowsPerSample) for leaf in tree_leaves(options.batch_dims)):
+            return "batch_dims= counts rows per sample, for which the model's inputs are read whole"
+        if options.pad is not None and not isinstance(options.pad, (int, float)):
+            return "pad= is a container, but a graph has its inputs one by one"
+        return ""
+
+    def check_losses(self, losses: int) -> None:
+        """In micro-batches and stages the backward runs inside of the call, for one loss.
+
+        Raises
+        ------
+        InputError : a graph with several.
+        """
+        cut = self.options.microbatches > 1 or self.options.stages not in (None, 1)
+        if cut and losses > 1:
+            raise InputError(
+                f"the compiled function returns {losses} scalars with a gradient, of which a graph does not "
+                "say which is the loss; expected one with microbatches= or stages=: detach() the others"
+            )
+
+
+class _Compiled:
+    """The compiled modules of which a tensor is the first parameter or buffer.
+
+    It is kept on that tensor, so that it lives as long as the model: torch keeps a compiled function, and
+    what that holds, as long as the model's class.
+    """
+
+    def __init__(self) -> None:
+        self.modules: Recent[Any, tuple[CompiledModule, TracedModel, Any]] = Recent(_MODELS)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Compiled, ()  # a model that is pickled leaves its programs behind
+
+
+@dataclass
+class TracedCall:
+    """Runs one graph, for any model whose parameters come with the call."""
+
+    read: ReadGraph
+    chosen: TracedOptions
+    title: str
+    _own: _Compiled = field(default_factory=_Compiled)
+    """Of a graph without parameters and buffers."""
+
+    def __call__(self, *arguments: Any) -> list[Any]:
+        """What the graph returns, of the global batch."""
+        graph = self.read.graph
+        values = [arguments[i] for i in self.read.positions]
+        tensors: dict[str, Tensor] = {}
+        inputs: dict[str, Any] = {graph.key: ()}
+        for operand, value in zip(graph.operands, values, strict=True):
+            if operand.kind == "model":
+                tensors[operand.name] = value
+            elif operand.kind == "input":
+                inputs[operand.name] = value.item() if operand.name in self.read.numbers else value
+            elif operand.value is not value:
+                raise InputError(
+                    f"{operand.name} is another tensor than when torch.compile traced the model, and no "
+                    "argument of it; expected an argument, or values that are written in place"
+                )
+        compiled, model = self._compiled(tensors)
+        model.add(graph)
+        try:
+            return list(compiled(**inputs))
+        except AgreementError as error:
+            if "graph " in str(error):  # each rank has it: they differ in what the call was traced to
+                agree(compiled._joined, graph.lines, "graphs of torch.compile")
+            raise
+
+    def _compiled(self, tensors: Mapping[str, Tensor]) -> tuple[CompiledModule, TracedModel]:
+        first = next(iter(tensors.values()), None)
+        kept = self._own if first is None else first.__dict__.setdefault(_KEPT, _Compiled())
+        dims = tuple(self.read.dims.items())
+        key = (self.chosen.key, dims, tuple((name, id(tensor)) for name, tensor in tensors.items()))
+        found = kept.modules.get(key)
+        if found is None:
+            found = kept.modules[key] = self._made(tensors)
+        return found[0], found[1]
+
+    def _made(self, tensors: Mapping[str, Tensor]) -> tuple[CompiledModule, TracedModel, Any]:
+        model = type(self.title, (TracedModel,), {})(tensors)
+        batch_dims = ((), dict(self.read.dims))
+        options = Options(**{**vars(self.chosen.options), "batch_dims": batch_dims})
+        return CompiledModule(model, self.chosen.mesh, options), model, self.chosen.mesh
