@@ -19,8 +19,7 @@ from fxdp.ir.types import TensorType, is_static, type_bytes
 MESSAGE_BYTES = 128 * 1024
 """The most bytes that one rank should send in a round of messages: its value, to each other rank."""
 
-
-_NEIGHBOURS = 17
+NEIGHBOURS = 17
 """To so many ranks one sends its sum at most: many ranks are a tree (`ranks/tree/tree_shape.py`)."""
 
 
@@ -29,7 +28,7 @@ def fits_messages(size: int, ranks: int, *, summed: bool) -> bool:
 
     In a tree a sum is one value on each connection, a gather those of all ranks.
     """
-    return size * (min(ranks - 1, _NEIGHBOURS) if summed else ranks - 1) <= MESSAGE_BYTES
+    return size * (min(ranks - 1, NEIGHBOURS) if summed else ranks - 1) <= MESSAGE_BYTES
 
 
 def way_of(node: fx.Node, mesh: Mesh) -> Way:
@@ -44,7 +43,9 @@ def way_of(node: fx.Node, mesh: Mesh) -> Way:
         return "memory" if mesh.shared_memory else "group"
     if not isinstance(type_, TensorType) or not is_static(type_):
         return "group"  # ranks with more samples than others would choose otherwise than these
-    if fits_messages(type_bytes(type_), mesh.size, summed=found.takes is Partial):
+    # moments are combined in rank order, so every rank gets those of all: a gather, though it takes P
+    summed = found.takes is Partial and found.reduction(node) != "moments"
+    if fits_messages(type_bytes(type_), mesh.size, summed=summed):
         return "messages"
     return "memory" if mesh.shared_memory and found.reduction(node) == "sum" else "group"
 

@@ -48,6 +48,19 @@ def test_way_of_a_sum(type_: str, ranks: int, device: str, way: str) -> None:
     assert carrier_name(node, mesh) == ({"cpu": "gloo", "cuda": "nccl"}[device] if way == "group" else way)
 
 
+@pytest.mark.parametrize(
+    ("ranks", "width", "way"), [(18, 512, "messages"), (40, 512, "group"), (40, 256, "messages")]
+)
+def test_way_of_moments(ranks: int, width: int, way: str) -> None:
+    """They are gathered: in a tree, too, a rank sends and gets those of all."""
+    g = Sketch()
+    type_ = f"f32[3, {width}]"
+    value = g.add(Input(0, "x"), type_, P)
+    node = g.call(conversions.all_reduce, value, "moments", type=type_, at=R, reads=(P,))
+    mesh = mesh_of({"dp": ranks}, "cpu")
+    assert way_of(node, mesh) == way_of(node, replace(mesh, shared_memory=True)) == way
+
+
 def test_gathers_go_by_the_group() -> None:
     g = Sketch()
     part = g.add(Input(0, "x"), "f32[B]", S(0))

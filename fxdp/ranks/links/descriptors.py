@@ -14,16 +14,16 @@ import os
 import resource
 
 from fxdp.errors import MeshError
+from fxdp.ir.carriers import NEIGHBOURS
 
 _PER_GROUP = 4  # what gloo opens for itself: a listener, an epoll, an event or two
-_NEIGHBOURS = 17  # of a rank in a tree
 _SPARE = 32  # for kernels to be compiled, files of data, callers that have not said who they are
 _DESCRIPTORS = "/proc/self/fd"
 
 
 def needed(size: int, row: int, *, gloo: bool, memory: bool, tree_above: int = 16) -> int:
     """Files to be opened for a mesh of `size` ranks of which `row` share this rank's stages."""
-    sockets = sum(n - 1 if n <= tree_above else min(n - 1, _NEIGHBOURS) for n in (size, row)) + 4
+    sockets = sum(n - 1 if n <= tree_above else min(n - 1, NEIGHBOURS) for n in (size, row)) + 4
     groups = 0
     if gloo:
         groups = 2 * (row - 1 + _PER_GROUP) + (2 * (size - 1 + _PER_GROUP) if row < size else 0)

@@ -13,7 +13,9 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-ARITY = 16
+from fxdp.ir.carriers import NEIGHBOURS
+
+ARITY = NEIGHBOURS - 1  # one is the parent
 """The most children of a rank; of the first one of a host half of them there, if there are other hosts."""
 
 
