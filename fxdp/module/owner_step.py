@@ -30,6 +30,9 @@ from fxdp.ranks.failure import guard
 from fxdp.ranks.joined import Joined
 from fxdp.ranks.raw_bytes import pack, unpack
 
+_DTYPES = {str(d).removeprefix("torch."): d for d in vars(torch).values() if isinstance(d, torch.dtype)}
+"""By the name that other ranks are told."""
+
 _Type: TypeAlias = "tuple[tuple[int, ...], torch.dtype, str]"
 """Shape, dtype and type of device."""
 
@@ -154,9 +157,10 @@ class OwnerStep:
             for m in self._matrices:
                 m.layout = {n: _kind(v) for n, v in m.states.items()}
             return
-        told = self._holders.told([m.layout for m in self._matrices])
+        own = [{name: _told(kind) for name, kind in m.layout.items()} for m in self._matrices]
+        told = self._holders.told(own)
         for i, m in enumerate(self._matrices):
-            m.layout = told[m.owner][i]
+            m.layout = {name: _understood(kind) for name, kind in told[m.owner][i].items()}
 
     def _return(self) -> None:
         """Bring rows of values and states back from the owners, and states without rows to all."""
@@ -218,3 +222,13 @@ def _row_kinds(m: _Matrix) -> list[_Type]:
 
 def _kind(value: Tensor) -> _Type:
     return tuple(value.shape), value.dtype, value.device.type
+
+
+def _told(kind: _Type) -> tuple[tuple[int, ...], str, str]:
+    shape, dtype, device = kind
+    return shape, str(dtype).removeprefix("torch."), device
+
+
+def _understood(told: tuple[tuple[int, ...], str, str]) -> _Type:
+    shape, dtype, device = told
+    return shape, _DTYPES[dtype], device

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +14,7 @@ from torch.distributed.tensor import DTensor
 from fxdp.errors import InputError
 from fxdp.ir.model_tensors import dealing_of
 from fxdp.ir.ops.parameter_rows import dealt_range
+from fxdp.ranks.agreement import gather_objects
 from fxdp.ranks.joined import Joined
 from fxdp.torch_compat import shard_axes
 
@@ -25,12 +25,14 @@ class RowHolders:
 
     Attributes
     ----------
-    group : joins them, and in a pipeline whose data ranks are replicated others as well.
+    joined : all ranks of the module's mesh.
+    group : joins the holders, and in a pipeline whose data ranks are replicated others as well.
     places : the rank of each in the group.
     counts : over how many ranks rows are dealt out, each time.
     rank : this rank's place among the holders.
     """
 
+    joined: Joined
     group: dist.ProcessGroup
     places: tuple[int, ...]
     counts: tuple[int, ...]
@@ -43,22 +45,26 @@ class RowHolders:
         counts = tuple(count for count, _ in dealing_of(parameter))
         if len(axes) == 1:
             group = mesh.get_group(axes[0])
-            return cls(group, tuple(range(counts[0])), counts, mesh.get_local_rank(axes[0]))
+            return cls(joined, group, tuple(range(counts[0])), counts, mesh.get_local_rank(axes[0]))
         links, here = joined.links, mesh.get_coordinate()
         if links is None or links.whole_group is None or here is None:
             raise InputError("the parameters are sharded on another mesh than the module was compiled for")
         held = mesh.mesh[tuple(slice(None) if i in axes else place for i, place in enumerate(here))]
         members = dist.get_process_group_ranks(links.whole_group)
         places = tuple(members.index(rank) for rank in held.flatten().tolist())
-        return cls(links.whole_group, places, counts, places.index(dist.get_rank(links.whole_group)))
+        rank = places.index(dist.get_rank(links.whole_group))
+        return cls(joined, links.whole_group, places, counts, rank)
 
     def __len__(self) -> int:
         return len(self.places)
 
     def range_of(self, rows: int, holder: int) -> tuple[int, int]:
         """The first row of a holder and the one after its last."""
-        dealt = list(itertools.product(*map(range, self.counts)))[holder]
-        return dealt_range(rows, list(zip(self.counts, dealt, strict=True)))
+        dealt: list[tuple[int, int]] = []
+        for count in reversed(self.counts):
+            holder, place = divmod(holder, count)
+            dealt.insert(0, (count, place))
+        return dealt_range(rows, dealt)
 
     def exchange(self, sent: Sequence[Tensor], due: Sequence[int]) -> list[Tensor]:
         """What each holder has sent to this one: bytes, of which `due` says how many; all call this."""
@@ -73,7 +79,9 @@ class RowHolders:
         return [parts[place] for place in self.places]
 
     def told(self, value: object) -> list[Any]:
-        """What each holder says; all of the group call this."""
-        found: list[Any] = [None] * dist.get_world_size(self.group)
-        dist.all_gather_object(found, value, group=self.group)
-        return [found[place] for place in self.places]
+        """What each holder says; all ranks of the mesh call this. Of which values, `gather_objects` says."""
+        found, links = gather_objects(self.joined, value), self.joined.links
+        if links is None:
+            return found
+        members = dist.get_process_group_ranks(self.group)
+        return [found[links.ranks.index(members[place])] for place in self.places]
