@@ -78,7 +78,7 @@ def step_modules(
     `sizes` are those of the whole batch; `rows` gives the row numbers of padded gathers.
     """
     cut, device = program.partition, device_of(module, program.mesh)
-    dealt = len(program.mesh.dealing) > 1
+    dealt = held_rows(cut, program.mesh.dealing)
     codes: dict[str, dict[int | None, Code]] = {}
     for wanted, lowered in parts:
         codes.setdefault(wanted.name, {})[wanted.index] = _code(program, module, wanted, lowered, rows)
@@ -96,7 +96,7 @@ def step_modules(
             names = [c.name for c in last.reads]
             made[f"finish_{stage}"] = Once(codes[f"finish {stage}"][None], names, streams)
     if dealt:
-        made[ROWS] = HeldRows([held(module.get_parameter(slot.name)) for slot in held_rows(cut)])
+        made[ROWS] = HeldRows([held(module.get_parameter(slot.name)) for slot in dealt])
     if cut.prologue is not None:
         made["prologue"] = Once(codes["prologue"][None], (), streams)
     made |= {RECORD: RecordEvent(streams), WAIT: WaitEvent(streams)}
@@ -127,7 +127,7 @@ def _code(
     program: Program, module: nn.Module, wanted: WantedPart, lowered: Lowered, rows: Callable[[], Tensor]
 ) -> Code:
     values: Mapping[Slot, Tensor] = slot_values(lowered.gm.graph, module, program.captured.constants)
-    if wanted.part in program.partition.gathers and len(program.mesh.dealing) > 1:
+    if wanted.part in program.partition.gathers and held_rows(program.partition, program.mesh.dealing):
         # other pipeline ranks hold some of the rows, which the step brings
         values = {slot: value for slot, value in values.items() if not isinstance(slot, Parameter)}
     template = Template.of(lowered.gm, values)

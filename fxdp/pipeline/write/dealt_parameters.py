@@ -35,9 +35,14 @@ PARAMETERS = "parameters"
 """The name of a transfer of rows, whose values are parameters."""
 
 
-def held_rows(partition: Partition) -> dict[Parameter, TensorType]:
-    """The sharded parameters that any stage gathers, in an order of names."""
+def held_rows(partition: Partition, dealing: Sequence[tuple[int, int]]) -> dict[Parameter, TensorType]:
+    """The parameters of which pipeline ranks hold rows for one another, in an order of names.
+
+    They are those that any stage gathers, if rows are dealt out over pipeline ranks, too.
+    """
     found: dict[Parameter, TensorType] = {}
+    if len(dealing) == 1:
+        return found
     for part in partition.gathers:
         found |= part.parameters if part is not None else {}
     return dict(sorted(found.items(), key=lambda item: item[0].name))
@@ -60,7 +65,7 @@ class DealtParameters:
     """The parameters of which pipeline ranks hold rows."""
 
     def __post_init__(self) -> None:
-        self.types = held_rows(self.partition) if self.step.is_dealt else {}
+        self.types = held_rows(self.partition, self.step.dealing)
 
     # ---- before the first micro-batch ----------------------------------------------------------------------
 

@@ -64,11 +64,6 @@ class StepGraph:
     def __post_init__(self) -> None:
         self._events = Events(self.graph)
 
-    @property
-    def is_dealt(self) -> bool:
-        """Whether pipeline ranks hold rows of one another's parameters."""
-        return len(self.dealing) > 1
-
     def input(self, name: str) -> fx.Node:
         """The program's input, there when compute begins."""
         node = self.graph.placeholder(name)
