@@ -8,6 +8,7 @@ from pathlib import Path
 from torch import fx
 
 from fxdp.capture.captured import Captured
+from fxdp.capture.refusals.ragged import check_bags
 from fxdp.compiler.order import Order
 from fxdp.compiler.pass_manager import PassManager
 from fxdp.compiler.program import Program, ScheduledStep
@@ -83,6 +84,8 @@ def prepare(captured: Captured, mesh: Mesh, options: Options, *, cut: bool | Non
     parts = mesh.in_parts(options.microbatches) if cut and options.microbatches > 1 else mesh
     dump_dir = Path(options.dump_dir) if options.dump_dir is not None and mesh.rank == 0 else None
     manager = PassManager(parts, options.verify, dump_dir)
+    if parts.size > 1:
+        check_bags(captured.gm.graph, captured.origin)
     nodes = len(captured.gm.graph.nodes)
     tell_captured(captured.gm)
     gm = manager.run(captured.gm, order.explicit)

@@ -13,7 +13,6 @@ from fxdp.capture.joint.conditions import find_conditions, guards_of, kept_dims,
 from fxdp.capture.joint.convert import convert
 from fxdp.capture.joint.raw_joint import JointOptions, trace_joint
 from fxdp.capture.refusals.mixed_dtypes import check_dtypes
-from fxdp.capture.refusals.ragged import check_bags
 from fxdp.errors import CaptureError
 from fxdp.ir.sizes import fixed_by_data
 
@@ -32,7 +31,6 @@ def symbolic_joint(exported: Exported, options: JointOptions) -> Captured:
     sizes = Sizes(raw.fakes, exported.batch, [guard for guard, _ in guards_of(raw.shape_env)])
     converted = convert(raw, sizes)
     check_dtypes(converted.gm.graph)
-    check_bags(converted.gm.graph)
     return Captured(
         gm=converted.gm,
         leaves=tuple(_leaf(leaf, sizes) for leaf in exported.leaves),

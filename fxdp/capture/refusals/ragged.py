@@ -37,8 +37,8 @@ _MOVES = frozenset(
 """Through these a value is still what the caller passed; what is computed of lengths is the batch's."""
 
 
-def check_bags(graph: fx.Graph) -> None:
-    """Refuse offsets that the ranks pass, each for its own bags.
+def check_bags(graph: fx.Graph, origin: Origin) -> None:
+    """Refuse offsets that several ranks pass, each for its own bags; or that are cut into micro-batches.
 
     Raises
     ------
@@ -50,7 +50,7 @@ def check_bags(graph: fx.Graph) -> None:
         entries, offsets = _source(node.args[1]), _source(node.args[2])
         slot = note(offsets).slot
         if isinstance(slot, Input) and _is_divided(offsets) and _is_divided(entries):
-            site = Origin.here().of(note(node).site)
+            site = origin.of(note(node).site)
             raise InputError(
                 f"{slot.path or offsets.name} has the offsets of bags at {site}: "
                 "the batch is ragged, and each rank counts from its own beginning. Pass bags of one length, "

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import fxdp
 from fxdp.errors import InputError
-from tests.capturing import capture
 
 X = torch.tensor([7, 3, 9, 4, 8, 1])
 
@@ -24,14 +24,25 @@ class Lengths(Bags):
         return self.bag(x.flatten(), lengths.cumsum(0) - lengths).square().mean()
 
 
-def test_offsets_of_each_rank_are_refused() -> None:
-    offsets = torch.arange(6, dtype=torch.int32)[:, None]
-    with pytest.raises(
-        InputError, match=r"offsets has the offsets.*test_ragged.py.*ragged.*_idx.*cumsum"
-    ):
-        capture(Bags(), (X, offsets), {})
+OFFSETS = torch.arange(6, dtype=torch.int32)[:, None]
+
+
+@pytest.mark.parametrize(("ranks", "microbatches"), [(2, 1), (1, 2)])
+def test_offsets_of_each_part_are_refused(ranks: int, microbatches: int) -> None:
+    words = r"offsets has the offsets.*test_ragged.py.*ragged.*_idx.*cumsum"
+    with pytest.raises(InputError, match=words):
+        fxdp.plan(Bags(), (X, OFFSETS), mesh={"dp": ranks}, microbatches=microbatches)
 
 
 def test_offsets_of_the_whole_batch_are_not() -> None:
-    capture(Lengths(), (X[:, None], torch.ones(6, dtype=torch.long)), {})
-    capture(Bags(), (X, torch.arange(6)[:, None]), {}, batch_dims=((None, 0), {}))
+    lengths = torch.ones(6, dtype=torch.long)
+    assert fxdp.verify(Lengths(), (X[:, None], lengths), mesh={"dp": 2}).ok
+    assert fxdp.verify(Bags(), (X, OFFSETS), mesh={"dp": 2}, batch_dims=((None, 0), {})).ok
+
+
+def test_a_single_rank_has_all_offsets() -> None:
+    torch.manual_seed(0)
+    model = Bags()
+    compiled = fxdp.compile(model, compute="eager")
+    offsets = torch.tensor([0, 0, 2, 5, 5, 6])[:, None]
+    torch.testing.assert_close(compiled(X, offsets), model(X, offsets))
