@@ -48,6 +48,7 @@ def _call(x: Any) -> Any:
         *(("stages", value) for value in (0, 10**12, [1], {"a": 1})),
         *(("check_replicas", value) for value in (-1, True, "100", 1.0)),
         *(("batch_dims", value) for value in (True, (True,), 1.5, "0", {"x": True})),
+        *(("activation_memory_budget", value) for value in (-0.1, 1.5, math.nan, True, "0.5", None)),
         *(("pad", value) for value in ("x", object(), [object()])),
         *(("dump_dir", value) for value in (3, b"x", "", __file__, f"{__file__}/x")),
         *(("rng", value) for value in (3, None, [], "sharde")),
@@ -99,6 +100,11 @@ def test_meshes(mesh: Any, words: str) -> None:
 def test_verify(options: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=words):
         _verify(**options)
+
+
+def test_a_budget_that_nothing_keeps() -> None:
+    with pytest.raises(InputError, match=r"budget is 0\.5 with compute='eager', which saves all"):
+        Options(activation_memory_budget=0.5, compute="eager")
 
 
 @pytest.mark.parametrize(

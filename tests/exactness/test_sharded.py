@@ -189,6 +189,7 @@ def test_verify_runs_the_sharded_program(mesh: dict[str, int], *, reshard: bool)
         ({"dp_shard": 2}, {}, "expected strategy='shard'"),
         ({"dp_replicate": 2}, {"strategy": "shard"}, r"expected \('dp',\), \('dp_shard',\) or"),
         ({"dp": 2, "dp_shard": 2}, {"strategy": "shard"}, "parameters are dealt out along 'dp_shard'"),
+        ({"pp": 2, "dp_shard": 2}, {"strategy": "shard", "gradients": "owner"}, "leave gradients= out"),
     ],
 )
 def test_illegal_combinations_list_the_legal_ones(

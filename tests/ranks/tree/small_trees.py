@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
+from fxdp.errors import RankFailedError
 from fxdp.ranks.tree.tree_control import TreeControl
 from fxdp.ranks.tree.tree_messages import TreeMessages
 from fxdp.ranks.tree.tree_shape import TreePlace, tree_places
@@ -36,6 +39,43 @@ def tree(
     finally:
         for one in made:
             one.close()
+
+
+def together(ranks: Sequence[T], action: Callable[[T], Any]) -> list[Any]:
+    """What each rank's thread gives."""
+    with ThreadPoolExecutor(len(ranks)) as pool:
+        return list(pool.map(action, ranks))
+
+
+def late_words(
+    kind: Callable[[int, TreePlace, dict[int, socket.socket], float], T],
+    act: Callable[[T], Any],
+    late: Sequence[int],
+    timeout_s: float,
+) -> list[list[str]]:
+    """For each rank that does not act in a tree of seven, named 100 to 106: the errors of the others."""
+
+    def run(missing: int) -> list[str]:
+        found: list[str] = []
+
+        def acting(rank: T) -> None:
+            try:
+                act(rank)
+            except RankFailedError as error:
+                found.append(str(error))
+
+        with tree(kind, ["a"] * 7, 2, timeout_s) as ranks:
+            for rank in ranks:
+                rank.names = range(100, 107)
+            threads = [threading.Thread(target=acting, args=(r,)) for r in ranks if r.rank != missing]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        return found
+
+    with ThreadPoolExecutor(len(late)) as pool:  # all of them do nothing but wait
+        return list(pool.map(run, late))
 
 
 def settle(ranks: Sequence[TreeControl]) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import struct
-import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import given, settings
@@ -16,7 +14,7 @@ from fxdp.ranks.links.channel import RefusedError
 from fxdp.ranks.links.ending import Ending, EndKind
 from fxdp.ranks.links.frames import FrameKind, framed
 from fxdp.ranks.tree.tree_control import TreeControl
-from tests.ranks.tree.small_trees import settle, tree
+from tests.ranks.tree.small_trees import late_words, settle, together, tree
 
 _SIZES = st.integers(0, 3) | st.integers(0, 2**40)
 
@@ -64,8 +62,8 @@ def test_refusals_and_rounds_of_threads_stay_in_step() -> None:
                 found.append(str(error))
         return found
 
-    with tree(TreeControl, ["a"] * 7, 2) as ranks, ThreadPoolExecutor(7) as pool:
-        for rank, found in enumerate(pool.map(run, ranks)):
+    with tree(TreeControl, ["a"] * 7, 2) as ranks:
+        for rank, found in enumerate(together(ranks, run)):
             for number, said in enumerate(found):
                 words = f"rank {number % 7} failed: {number}"
                 assert said == ("refused" if number % 7 == rank else words)
@@ -75,8 +73,8 @@ def test_values_of_any_size_arrive() -> None:
     def run(control: TreeControl) -> list[int]:
         return [sum(map(len, control.exchange(bytes(n * (control.rank + 1))))) for n in (0, 10, 1_000_000)]
 
-    with tree(TreeControl, ["a"] * 6, 2) as ranks, ThreadPoolExecutor(6) as pool:
-        assert list(pool.map(run, ranks)) == [[0, 210, 21_000_000]] * 6
+    with tree(TreeControl, ["a"] * 6, 2) as ranks:
+        assert together(ranks, run) == [[0, 210, 21_000_000]] * 6
 
 
 @pytest.mark.parametrize("guilty", [0, 1, 6])
@@ -124,30 +122,12 @@ def test_who_has_the_answer_is_not_disturbed_by_those_who_leave() -> None:
 
 
 def test_all_name_the_rank_that_is_late_however_far_it_is() -> None:
-    with ThreadPoolExecutor(4) as pool:  # all of them do nothing but wait
-        list(pool.map(_all_name_it, [0, 1, 5, 6]))
-
-
-def _all_name_it(late: int) -> None:
-    found = {}
-
-    def run(control: TreeControl) -> None:
-        try:
-            control.exchange(b"mine")
-        except RankFailedError as error:
-            found[control.rank] = str(error)
-
-    with tree(TreeControl, ["a"] * 7, 2, timeout_s=2.5) as ranks:
-        for control in ranks:
-            control.names = range(100, 107)
-        threads = [threading.Thread(target=run, args=(c,)) for c in ranks if c.rank != late]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    words = f"rank {100 + late} did not come within 2.5 s, though its process is alive"
-    assert len(found) == 6
-    assert all(text.startswith(words) for text in found.values()), found
+    late = [0, 1, 5, 6]
+    found = late_words(TreeControl, lambda control: control.exchange(b"mine"), late, 2.5)
+    for rank, texts in zip(late, found, strict=True):
+        words = f"rank {100 + rank} did not come within 2.5 s, though its process is alive"
+        assert len(texts) == 6
+        assert all(text.startswith(words) for text in texts), texts
 
 
 def test_a_rank_that_waits_says_where_it_is_to_its_neighbours() -> None:

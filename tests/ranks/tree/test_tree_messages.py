@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import struct
-import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -15,17 +13,12 @@ from hypothesis import strategies as st
 from fxdp.errors import RankFailedError
 from fxdp.ranks.links.messages import LinkBrokenError, OutOfOrderError
 from fxdp.ranks.tree.tree_messages import TreeMessages
-from tests.ranks.tree.small_trees import tree
+from tests.ranks.tree.small_trees import late_words, together, tree
 
 
 def _added(values: Sequence[memoryview]) -> memoryview:
     rows = [struct.unpack(f"<{len(value) // 8}q", value) for value in values]
     return memoryview(bytearray(struct.pack(f"<{len(rows[0])}q", *map(sum, zip(*rows, strict=True)))))
-
-
-def _together(ranks: Sequence[TreeMessages], action: Callable[[TreeMessages], Any]) -> list[Any]:
-    with ThreadPoolExecutor(len(ranks)) as pool:
-        return list(pool.map(action, ranks))
 
 
 @settings(deadline=None, max_examples=15)
@@ -47,7 +40,7 @@ def test_sums_and_gathers_of_any_number_of_ranks(
 
     total = size * (size - 1) // 2
     with tree(TreeMessages, [str(rank * 7 % hosts) for rank in range(size)], arity) as ranks:
-        for rank, (sums, gathers) in enumerate(_together(ranks, run)):
+        for rank, (sums, gathers) in enumerate(together(ranks, run)):
             for i, width in enumerate(widths):
                 assert sums[i] == struct.pack("<q", total + 1000 * i * size) * width
                 assert gathers[i] == {
@@ -63,7 +56,7 @@ def test_large_values_do_not_block() -> None:
         return sum(len(rank.finish(one)[rank.rank]) for one in begun)
 
     with tree(TreeMessages, ["a"] * 7, 2) as ranks:
-        assert _together(ranks, run) == [1 << 23] * 7
+        assert together(ranks, run) == [1 << 23] * 7
 
 
 @pytest.mark.parametrize("leaves", [0, 1, 4])
@@ -80,36 +73,20 @@ def test_a_rank_that_leaves_ends_the_wait_of_its_neighbours(leaves: int) -> None
         return "no error"
 
     with tree(TreeMessages, ["a"] * 7, 2) as ranks:
-        found = _together(ranks, run)
+        found = together(ranks, run)
     assert all("the connection to rank" in text for rank, text in enumerate(found) if rank != leaves)
 
 
 def test_all_name_the_rank_that_is_late_however_far_it_is() -> None:
-    with ThreadPoolExecutor(4) as pool:  # all of them do nothing but wait
-        list(pool.map(_all_name_it, [0, 1, 5, 6]))
+    def sums(rank: TreeMessages) -> None:
+        for _ in range(2):
+            rank.finish(rank.start_sum(memoryview(bytearray(8)), _added))
 
-
-def _all_name_it(late: int) -> None:
-    found = {}
-
-    def run(rank: TreeMessages) -> None:
-        try:
-            for _ in range(2):
-                rank.finish(rank.start_sum(memoryview(bytearray(8)), _added))
-        except RankFailedError as error:
-            found[rank.rank] = str(error)
-
-    with tree(TreeMessages, ["a"] * 7, 2, timeout_s=4.5) as ranks:
-        for messages in ranks:
-            messages.names = range(100, 107)
-        threads = [threading.Thread(target=run, args=(m,)) for m in ranks if m.rank != late]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    words = f"rank {100 + late} did not come to a sum within 4.5 s"
-    assert len(found) == 6
-    assert all(text.startswith(words) for text in found.values()), found
+    late = [0, 1, 5, 6]
+    for rank, texts in zip(late, late_words(TreeMessages, sums, late, 4.5), strict=True):
+        words = f"rank {100 + rank} did not come to a sum within 4.5 s"
+        assert len(texts) == 6
+        assert all(text.startswith(words) for text in texts), texts
 
 
 def test_a_value_of_another_moment_is_noticed_by_both_sides() -> None:
