@@ -9,7 +9,7 @@ is a compiled module, which lives as long as they do.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -91,7 +91,7 @@ class _Compiled:
     """The compiled modules of which a tensor is the first parameter or buffer.
 
     It is kept on that tensor, so that it lives as long as the model: torch keeps a compiled function, and
-    what that holds, as long as the model's class.
+    what that holds, as long as the model's class. A graph without tensors keeps its own.
     """
 
     def __init__(self) -> None:
@@ -108,8 +108,6 @@ class TracedCall:
     read: ReadGraph
     chosen: TracedOptions
     title: str
-    _own: _Compiled = field(default_factory=_Compiled)
-    """Of a graph without parameters and buffers."""
 
     def __call__(self, *arguments: Any) -> list[Any]:
         """What the graph returns, of the global batch."""
@@ -137,8 +135,10 @@ class TracedCall:
             raise
 
     def _compiled(self, tensors: Mapping[str, Tensor]) -> tuple[CompiledModule, TracedModel]:
-        first = next(iter(tensors.values()), None)
-        kept = self._own if first is None else first.__dict__.setdefault(_KEPT, _Compiled())
+        keeper: Any = next(iter(tensors.values()), self)
+        kept = keeper.__dict__.get(_KEPT)
+        if kept is None:
+            kept = keeper.__dict__[_KEPT] = _Compiled()
         dims = tuple(self.read.dims.items())
         key = (self.chosen.key, dims, tuple((name, id(tensor)) for name, tensor in tensors.items()))
         found = kept.modules.get(key)
