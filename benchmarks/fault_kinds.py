@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.fault_rank import REFUSED, STRIKES, Fault
+from benchmarks.fault_rank import Fault
+from benchmarks.fault_strikes import REFUSED, STRIKES
 from tests.rank_pool import Outcome
 
 PHASES = ("start-up", "compile", "first step", "forward", "backward", "between", "saving", "loading", "eval")
