@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import atexit
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,9 +41,10 @@ if TYPE_CHECKING:
     from fxdp.ir.placements import P, R, S
     from fxdp.module.checkpoint.saving import load, save
     from fxdp.module.compiled import CompiledModule
+    from fxdp.module.dry_run import explain, plan
     from fxdp.oracle.report import Report
+    from fxdp.oracle.verify import verify
     from fxdp.ranks.launcher import launch
-    from fxdp.reports.explained import Explained
     from fxdp.reports.plan import Plan
     from fxdp.reports.rows import CommRow
     from fxdp.rules.custom import register_rule
@@ -99,10 +100,13 @@ _HOMES = {
     "S": "ir.placements",
     "Sample": "rules.proof",
     "check_rule": "rules.proof",
+    "explain": "module.dry_run",
     "launch": "ranks.launcher",
     "load": "module.checkpoint.saving",
+    "plan": "module.dry_run",
     "register_rule": "rules.custom",
     "save": "module.checkpoint.saving",
+    "verify": "oracle.verify",
 }
 """Where the names are that are imported when they are asked for."""
 
@@ -248,109 +252,3 @@ def compile(
         verify=verify, strict=strict, dump_dir=dump_dir,
     )  # fmt: skip
     return CompiledModule(model, mesh, options)
-
-
-def plan(
-    model: nn.Module,
-    args: tuple[Any, ...] = (),
-    kwargs: dict[str, Any] | None = None,
-    mesh: DeviceMesh | Mapping[str, int] | None = None,
-    **options: Any,
-) -> Plan:
-    """What `compile` would decide for `model`, without a process group and without compiling.
-
-    Parameters
-    ----------
-    model : any module that can be captured as one graph; on the meta device, with `args` there, it needs no
-        memory.
-    args, kwargs : one rank's example batch; the global batch counts as that times the ranks.
-    mesh : sizes by axis name, as `{"dp": 64}`, or a DeviceMesh; two ranks by default.
-    options : the other options of `compile`.
-
-    Raises
-    ------
-    CaptureError : the model cannot be captured as one graph.
-    MeshError, InputError : as `compile` and the compiled module's first call.
-    """
-    from fxdp.module.dry_run import dry_run
-    from fxdp.options import Options
-
-    mesh = {"dp": 2} if mesh is None else mesh
-    return dry_run(model, args, {} if kwargs is None else kwargs, mesh, Options.named(options))
-
-
-def explain(
-    model: nn.Module,
-    args: tuple[Any, ...] = (),
-    what: str = "",
-    kwargs: dict[str, Any] | None = None,
-    mesh: DeviceMesh | Mapping[str, int] | None = None,
-    **options: Any,
-) -> Explained:
-    """Why something in the plan of `model` is as it is: `fxdp.explain(model, (x,), "models.py:12")`.
-
-    Parameters
-    ----------
-    model, args, kwargs, mesh, options : as of `plan`.
-    what : a line as in `models.py:12`, a parameter, a node, a collective, a module, or words of a line.
-
-    Raises
-    ------
-    InputError : nothing is called so; with what is called nearly so.
-    CaptureError, MeshError : as `plan`.
-    """
-    return plan(model, args, kwargs, mesh, **options).explain(what)
-
-
-def verify(
-    model: nn.Module,
-    args: tuple[Any, ...] = (),
-    kwargs: dict[str, Any] | None = None,
-    mesh: DeviceMesh | Mapping[str, int] | None = None,
-    *,
-    splits: Sequence[Sequence[int]] | Sequence[int] | None = None,
-    precision: str = "float64",
-    tolerance: float | None = None,
-    seed: int = 0,
-    **options: Any,
-) -> Report:
-    """Whether the program that `compile` would run equals `model` on one device; in this process alone.
-
-    The data-parallel program, before it is cut into stages and micro-batches, runs on virtual ranks, each
-    with its part of the given batch, op by op and before Inductor. Every value is compared with what one
-    device computes on the whole batch; outputs, gradients (for random weights of the outputs) and buffers
-    with the unmodified model's.
-
-    Parameters
-    ----------
-    model : any module that can be captured as one graph; it is not changed.
-    args, kwargs : the *global* batch.
-    mesh : sizes by axis name, as `{"dp": 4}`, which is the default, or a DeviceMesh. Memory and time grow
-        with the ranks; meshes of up to 8 are meant.
-    splits : how many samples each rank gets, as `[[5, 2, 0, 1]]`, one or several. None: as even as
-        possible, uneven with a single sample and an empty rank, and all samples on the last rank.
-    precision : `"float64"`: a copy of the model and the inputs in float64; if it cannot run so, in
-        its own types, and the report says so. `"own"`: as the model is; there rounding may turn a comparison
-        or an argmax over, which shows as a difference.
-    tolerance : the largest relative error, of a tensor's largest value, that counts as equal. None: 1e-9 in
-        float64, 1e-6 after a cast to float32 inside of the model, 1e-5 for a model's own float32, 2e-3 and
-        2e-2 after float16 and bfloat16. Integers and booleans must be equal.
-    seed : of the random numbers. With `rng="single-device"` results are compared with eager's on this seed.
-        With `rng="sharded"` ranks draw their own numbers: every node is compared with one device that is
-        given these, the captured program with eager's on this seed, and no two ranks may draw the same.
-    options : the other options of `compile`.
-
-    Raises
-    ------
-    CaptureError : the model cannot be captured as one graph.
-    PlacementError : an op cannot be made exact.
-    MeshError, InputError : as `compile` and the compiled module's first call; splits that do not fit.
-    """
-    from fxdp.options import Options
-    from fxdp.oracle.verify import verify_model
-
-    mesh = {"dp": 4} if mesh is None else mesh
-    return verify_model(
-        model, args, {} if kwargs is None else kwargs, mesh, Options.named(options),
-        splits=splits, precision=precision, tolerance=tolerance, seed=seed,
-    )  # fmt: skip

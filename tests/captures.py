@@ -42,7 +42,7 @@ def captured_once(known: dict[Any, Captured] | None = None) -> Iterator[None]:
     with (
         mock.patch("fxdp.module.programs.capture_request", remembered),
         mock.patch("fxdp.module.dry_run.capture_request", remembered),
-        mock.patch("fxdp.oracle.verify.capture_request", remembered),
+        mock.patch("fxdp.oracle.verified_capture.capture_request", remembered),
     ):
         yield
 

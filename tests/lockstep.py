@@ -13,7 +13,8 @@ from fxdp.capture.refusals.input_layouts import check_layouts
 from fxdp.compiler.program import Program
 from fxdp.ir.mesh import mesh_of
 from fxdp.options import Options
-from fxdp.oracle.verify import capture_for, prepare_subject
+from fxdp.oracle.verified_capture import capture_for
+from fxdp.oracle.verify import prepare_subject
 from fxdp.oracle.virtual_run import Subject
 
 

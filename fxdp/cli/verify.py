@@ -7,8 +7,7 @@ import argparse
 from fxdp.cli.show import show, show_json
 from fxdp.cli.target import declare_target, load_target, parse_mesh
 from fxdp.errors import InputError
-from fxdp.options import Options
-from fxdp.oracle.verify import verify_model
+from fxdp.oracle.verify import verify
 
 
 def declare(parser: argparse.ArgumentParser) -> None:
@@ -28,9 +27,10 @@ def run(asked: argparse.Namespace) -> int:
     """Verify, show the report, and say by the exit code whether all is equal."""
     splits = None if asked.split is None else [_split(text) for text in asked.split]
     target = load_target(asked)
-    report = verify_model(
-        target.model, target.args, target.kwargs, parse_mesh(asked.mesh), Options.named(target.options),
+    report = verify(
+        target.model, target.args, target.kwargs, parse_mesh(asked.mesh),
         splits=splits, precision=asked.precision, tolerance=asked.tolerance, seed=asked.seed,
+        **target.options,
     )  # fmt: skip
     if asked.json:
         show_json(report.as_dict())

@@ -23,7 +23,57 @@ from fxdp.module.model_checks import check_model, device_type
 from fxdp.module.reader import CallReader
 from fxdp.options import Options
 from fxdp.ranks.resolve import resolve_mesh
+from fxdp.reports.explained import Explained
 from fxdp.reports.plan import Plan
+
+
+def plan(
+    model: nn.Module,
+    args: tuple[Any, ...] = (),
+    kwargs: dict[str, Any] | None = None,
+    mesh: DeviceMesh | Mapping[str, int] | None = None,
+    **options: Any,
+) -> Plan:
+    """What `compile` would decide for `model`, without a process group and without compiling.
+
+    Parameters
+    ----------
+    model : any module that can be captured as one graph; on the meta device, with `args` there, it needs no
+        memory.
+    args, kwargs : one rank's example batch; the global batch counts as that times the ranks.
+    mesh : sizes by axis name, as `{"dp": 64}`, or a DeviceMesh; two ranks by default.
+    options : the other options of `compile`.
+
+    Raises
+    ------
+    CaptureError : the model cannot be captured as one graph.
+    MeshError, InputError : as `compile` and the compiled module's first call.
+    """
+    mesh = {"dp": 2} if mesh is None else mesh
+    return dry_run(model, args, {} if kwargs is None else kwargs, mesh, Options.named(options))
+
+
+def explain(
+    model: nn.Module,
+    args: tuple[Any, ...] = (),
+    what: str = "",
+    kwargs: dict[str, Any] | None = None,
+    mesh: DeviceMesh | Mapping[str, int] | None = None,
+    **options: Any,
+) -> Explained:
+    """Why something in the plan of `model` is as it is: `fxdp.explain(model, (x,), "models.py:12")`.
+
+    Parameters
+    ----------
+    model, args, kwargs, mesh, options : as of `plan`.
+    what : a line as in `models.py:12`, a parameter, a node, a collective, a module, or words of a line.
+
+    Raises
+    ------
+    InputError : nothing is called so; with what is called nearly so.
+    CaptureError, MeshError : as `plan`.
+    """
+    return plan(model, args, kwargs, mesh, **options).explain(what)
 
 
 def dry_run(

@@ -8,72 +8,95 @@ from typing import Any
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.utils import _pytree as pytree
 
 from fxdp.capture.captured import Captured
-from fxdp.capture.driver import capture_request
-from fxdp.capture.inputs import read_inputs
 from fxdp.capture.refusals.input_layouts import check_layouts
-from fxdp.capture.refusals.stateful import copy_of
 from fxdp.compiler.prepare import prepare
 from fxdp.compiler.program import Program
 from fxdp.errors import InputError, VerifierError
-from fxdp.ir.draws import kept_random_state
 from fxdp.ir.graphs import copy_graph
 from fxdp.ir.mesh import Mesh, mesh_of
-from fxdp.ir.sizes import B, named_size
-from fxdp.module.call import check_arguments, request_of
+from fxdp.module.call import check_arguments
 from fxdp.module.model_checks import check_model, device_type
 from fxdp.module.reader import CallReader
 from fxdp.options import Options
-from fxdp.oracle.precision import casts, tolerances, widen, widened
+from fxdp.oracle.precision import casts, tolerances
 from fxdp.oracle.report import Report
 from fxdp.oracle.splits import check_splits
-from fxdp.oracle.virtual_run import Subject
+from fxdp.oracle.verified_capture import WIDE, captured, check_conditions
+from fxdp.oracle.virtual_run import SplitRun, Subject
 from fxdp.passes import Canonicalize
 
-_WIDE = "in float64"
-"""What a report says of a model that runs in a copy of float64."""
 
-
-def verify_model(
+def verify(
     model: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    mesh: DeviceMesh | Mapping[str, int],
-    options: Options,
+    args: tuple[Any, ...] = (),
+    kwargs: dict[str, Any] | None = None,
+    mesh: DeviceMesh | Mapping[str, int] | None = None,
     *,
-    splits: Sequence[Sequence[int]] | Sequence[int] | None,
-    precision: str,
-    tolerance: float | None,
-    seed: int,
+    splits: Sequence[Sequence[int]] | Sequence[int] | None = None,
+    precision: str = "float64",
+    tolerance: float | None = None,
+    seed: int = 0,
+    **options: Any,
 ) -> Report:
-    """See `fxdp.verify`."""
+    """Whether the program that `compile` would run equals `model` on one device; in this process alone.
+
+    The data-parallel program, before it is cut into stages and micro-batches, runs on virtual ranks, each
+    with its part of the given batch, op by op and before Inductor. Every value is compared with what one
+    device computes on the whole batch; outputs, gradients (for random weights of the outputs) and buffers
+    with the unmodified model's.
+
+    Parameters
+    ----------
+    model : any module that can be captured as one graph; it is not changed.
+    args, kwargs : the *global* batch.
+    mesh : sizes by axis name, as `{"dp": 4}`, which is the default, or a DeviceMesh. Memory and time grow
+        with the ranks; meshes of up to 8 are meant.
+    splits : how many samples each rank gets, as `[[5, 2, 0, 1]]`, one or several. None: as even as
+        possible, uneven with a single sample and an empty rank, and all samples on the last rank.
+    precision : `"float64"`: a copy of the model and the inputs in float64; if it cannot run so, in
+        its own types, and the report says so. `"own"`: as the model is; there rounding may turn a comparison
+        or an argmax over, which shows as a difference.
+    tolerance : the largest relative error, of a tensor's largest value, that counts as equal. None: 1e-9 in
+        float64, 1e-6 after a cast to float32 inside of the model, 1e-5 for a model's own float32, 2e-3 and
+        2e-2 after float16 and bfloat16. Integers and booleans must be equal.
+    seed : of the random numbers. With `rng="single-device"` results are compared with eager's on this seed.
+        With `rng="sharded"` ranks draw their own numbers: every node is compared with one device that is
+        given these, the captured program with eager's on this seed, and no two ranks may draw the same.
+    options : the other options of `compile`.
+
+    Raises
+    ------
+    CaptureError : the model cannot be captured as one graph.
+    PlacementError : an op cannot be made exact.
+    MeshError, InputError : as `compile` and the compiled module's first call; splits that do not fit.
+    """
+    chosen = Options.named(options)
     _check_precision(precision)
     _check_numbers(tolerance, seed)
+    kwargs = {} if kwargs is None else kwargs
     check_arguments(args, kwargs)
-    _check_statistics(options)
+    _check_statistics(chosen)
     check_model(model)
     device = device_type(model)
-    axes = axis_sizes(mesh)
+    axes = {"dp": 4} if mesh is None else axis_sizes(mesh)
     data = mesh_of(axes, device)
-    call = CallReader(model, options.batch_dims, device).read(args, kwargs)
-    chosen = check_splits(splits, call.batch, data.size)
+    call = CallReader(model, chosen.batch_dims, device).read(args, kwargs)
+    every = check_splits(splits, call.batch, data.size)
     shown = ", ".join(f"{name}={size}" for name, size in axes.items())
     reports: list[Report] = []
-    for size, some in _by_program(chosen, call.batch, options):
-        module, example, found, note = _captured(model, (args, kwargs), options, precision, size)
+    for size, some in _by_program(every, call.batch, chosen):
+        module, example, found, note = captured(model, (args, kwargs), chosen, precision, size)
         # of the inputs as they were given: copies in float64 have no gaps
-        check_layouts(found, call.inputs, whole_draws=options.single_device_rng)
+        check_layouts(found, call.inputs, whole_draws=chosen.single_device_rng)
         for split in some:
-            _check_conditions(found, example, sum(split))
-        own = note != _WIDE
-        subject, invariants = _subject(module, found, data, options, own, tolerance)
-        runs = (
-            tuple(subject.run(example[0], example[1], split, seed) for split in some)
-            if subject is not None
-            else ()
-        )
+            check_conditions(found, example, sum(split))
+        own = note != WIDE
+        subject, invariants = _subject(module, found, data, chosen, own, tolerance)
+        runs: tuple[SplitRun, ...] = ()
+        if subject is not None:
+            runs = tuple(subject.run(example[0], example[1], split, seed) for split in some)
         compared = _compared(subject, data, note)
         narrow = () if own else casts(found.gm)
         reports.append(Report(type(model).__name__, f"mesh({shown})", runs, compared, narrow, invariants))
@@ -104,74 +127,6 @@ def axis_sizes(mesh: DeviceMesh | Mapping[str, int]) -> Mapping[str, int]:
     if isinstance(mesh, DeviceMesh):
         return dict(zip(mesh.mesh_dim_names or ("dp",), mesh.shape, strict=True))
     return mesh
-
-
-def capture_for(
-    module: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    options: Options,
-    hint: int | None = None,
-) -> Captured:
-    """The joint graph, as a compiled module captures it."""
-    inputs = read_inputs(module, args, kwargs, options.batch_dims)
-    return capture_request(request_of(module, inputs, options, hint=hint))
-
-
-def _captured(
-    model: nn.Module, inputs: Any, options: Options, precision: str, batch: int
-) -> tuple[nn.Module, Any, Captured, str]:
-    """The module and the inputs that are run, their capture, and how precise they are, in words."""
-    if precision == "own":
-        module = copy_of(model)
-        return module, inputs, _capture_at(module, inputs, options, batch), "in the model's own types"
-    module, wide = widened(model), widen(inputs)
-    reason = _why_not_wide(module, wide, options)
-    if reason:
-        module, wide = copy_of(model), inputs
-    found = _capture_at(module, wide, options, batch)
-    if reason:
-        return module, wide, found, f"in the model's own types, because it fails in float64 ({reason})"
-    return module, wide, found, _WIDE
-
-
-def _why_not_wide(module: nn.Module, inputs: Any, options: Options) -> str:
-    """What eager says of the model in float64, where its code has types of its own; else nothing."""
-    twin, (args, kwargs) = copy_of(module), widen(inputs)
-    if options.loss_fn is not None:
-        kwargs = {name: value for name, value in kwargs.items() if name != "target"}
-    try:
-        with kept_random_state():
-            twin(*args, **kwargs)
-    except Exception as error:  # whatever the user's code raises; capture reports other faults
-        return str(error).splitlines()[0] if str(error) else type(error).__name__
-    return ""
-
-
-def _capture_at(module: nn.Module, inputs: Any, options: Options, batch: int) -> Captured:
-    """A capture that is valid at this batch, where the model's code branches on sizes."""
-    args, kwargs = inputs
-    hint = 1 if batch == 1 and options.single_device_rng else None
-    found = capture_for(module, args, kwargs, options, hint)
-    if _broken(found, inputs, batch) and batch >= 2:
-        found = capture_for(module, args, kwargs, options, hint=batch)
-    return found
-
-
-def _broken(found: Captured, inputs: Any, batch: int) -> list[str]:
-    tensors = [leaf for leaf in pytree.tree_leaves(inputs) if hasattr(leaf, "shape")]
-    sizes = {named_size(name): tensors[i].shape[dim] for name, (i, dim) in found.symbols.items()}
-    return [f"{c.expr} at {c.site}" for c in found.conditions if not c.holds({B: batch, **sizes})]
-
-
-def _check_conditions(found: Captured, inputs: Any, batch: int) -> None:
-    broken = _broken(found, inputs, batch)
-    if broken:
-        listing = "\n  ".join(broken)
-        raise InputError(
-            f"the model's Python code decided on a size in a way that does not hold for a global batch of "
-            f"{batch}:\n  {listing}\nVerify with splits= whose samples are within the condition"
-        )
 
 
 def _subject(

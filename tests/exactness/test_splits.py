@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fxdp.options import Options
-from fxdp.oracle.verify import capture_for
+from fxdp.oracle.verified_capture import capture_for
 from fxdp.oracle.virtual_run import Subject
 from tests.exactness.models import BY_HAND
 from tests.lockstep import subject

@@ -18,7 +18,7 @@ from fxdp.ir.slots import Input, Output
 from fxdp.options import Options
 from fxdp.oracle.compare import difference
 from fxdp.oracle.lockstep import LockStep
-from fxdp.oracle.verify import capture_for
+from fxdp.oracle.verified_capture import capture_for
 from tests import lockstep
 from tests.graphs import Sketch
 from tests.mutations import Mutant, with_each_dim_swapped, with_each_size_flipped, without_each_reduction

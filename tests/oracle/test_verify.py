@@ -18,7 +18,7 @@ from fxdp.capture.captured import Captured
 from fxdp.errors import CaptureError, ExactnessError, InputError
 from fxdp.ir.notes import note
 from fxdp.ir.slots import Buffer, Mutation
-from fxdp.oracle import verify as check
+from fxdp.oracle import verified_capture
 from fxdp.oracle.splits import default_splits
 
 
@@ -272,7 +272,7 @@ def test_of_a_pipeline_it_says_what_was_run(mesh: dict[str, int], microbatches: 
 
 
 def test_a_write_of_a_buffer_that_the_program_lost_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    captured_as_it_is = check.capture_request
+    captured_as_it_is = verified_capture.capture_request
 
     def without_running_mean(*args: Any, **kwargs: Any) -> Captured:
         found = captured_as_it_is(*args, **kwargs)
@@ -284,7 +284,7 @@ def test_a_write_of_a_buffer_that_the_program_lost_is_found(monkeypatch: pytest.
         output.args = (tuple(v for _, v in kept),)
         return found
 
-    monkeypatch.setattr(check, "capture_request", without_running_mean)
+    monkeypatch.setattr(verified_capture, "capture_request", without_running_mean)
     report = verify(mlp(), X)
     wrong = {str(row) for run in report.splits for row in run.wrong}
     assert wrong == {"buffer 1.running_mean is missing"}

@@ -14,7 +14,8 @@ from fxdp.compiler.program import Program
 from fxdp.ir.mesh import mesh_of
 from fxdp.options import Options
 from fxdp.oracle.precision import tolerances
-from fxdp.oracle.verify import capture_for, prepare_subject
+from fxdp.oracle.verified_capture import capture_for
+from fxdp.oracle.verify import prepare_subject
 from fxdp.oracle.virtual_run import Subject
 from fxdp.reports.communication import communication
 from fxdp.reports.plan import replicated_ops

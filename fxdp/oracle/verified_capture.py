@@ -1,0 +1,96 @@
+"""The capture that is verified: in float64, if the model runs so, and at a batch that its code allows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from fxdp.capture.captured import Captured
+from fxdp.capture.driver import capture_request
+from fxdp.capture.inputs import read_inputs
+from fxdp.capture.refusals.stateful import copy_of
+from fxdp.errors import InputError
+from fxdp.ir.draws import kept_random_state
+from fxdp.ir.sizes import B, named_size
+from fxdp.module.call import request_of
+from fxdp.options import Options
+from fxdp.oracle.precision import widen, widened
+
+WIDE = "in float64"
+"""What a report says of a model that runs in a copy of float64."""
+
+
+def capture_for(
+    module: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    options: Options,
+    hint: int | None = None,
+) -> Captured:
+    """The joint graph, as a compiled module captures it."""
+    inputs = read_inputs(module, args, kwargs, options.batch_dims)
+    return capture_request(request_of(module, inputs, options, hint=hint))
+
+
+def captured(
+    model: nn.Module, inputs: Any, options: Options, precision: str, batch: int
+) -> tuple[nn.Module, Any, Captured, str]:
+    """The module and the inputs that are run, their capture, and how precise they are, in words."""
+    if precision == "own":
+        module = copy_of(model)
+        return module, inputs, _capture_at(module, inputs, options, batch), "in the model's own types"
+    module, wide = widened(model), widen(inputs)
+    reason = _why_not_wide(module, wide, options)
+    if reason:
+        module, wide = copy_of(model), inputs
+    found = _capture_at(module, wide, options, batch)
+    if reason:
+        return module, wide, found, f"in the model's own types, because it fails in float64 ({reason})"
+    return module, wide, found, WIDE
+
+
+def _why_not_wide(module: nn.Module, inputs: Any, options: Options) -> str:
+    """What eager says of the model in float64, where its code has types of its own; else nothing."""
+    twin, (args, kwargs) = copy_of(module), widen(inputs)
+    if options.loss_fn is not None:
+        kwargs = {name: value for name, value in kwargs.items() if name != "target"}
+    try:
+        with kept_random_state():
+            twin(*args, **kwargs)
+    except Exception as error:  # whatever the user's code raises; capture reports other faults
+        return str(error).splitlines()[0] if str(error) else type(error).__name__
+    return ""
+
+
+def _capture_at(module: nn.Module, inputs: Any, options: Options, batch: int) -> Captured:
+    """A capture that is valid at this batch, where the model's code branches on sizes."""
+    args, kwargs = inputs
+    hint = 1 if batch == 1 and options.single_device_rng else None
+    found = capture_for(module, args, kwargs, options, hint)
+    if _broken(found, inputs, batch) and batch >= 2:
+        found = capture_for(module, args, kwargs, options, hint=batch)
+    return found
+
+
+def _broken(found: Captured, inputs: Any, batch: int) -> list[str]:
+    tensors = [leaf for leaf in pytree.tree_leaves(inputs) if hasattr(leaf, "shape")]
+    sizes = {named_size(name): tensors[i].shape[dim] for name, (i, dim) in found.symbols.items()}
+    return [f"{c.expr} at {c.site}" for c in found.conditions if not c.holds({B: batch, **sizes})]
+
+
+def check_conditions(found: Captured, inputs: Any, batch: int) -> None:
+    """Refuse a batch at which the model's code goes another way than the capture.
+
+    Raises
+    ------
+    InputError : with each condition and its line.
+    """
+    broken = _broken(found, inputs, batch)
+    if broken:
+        listing = "\n  ".join(broken)
+        raise InputError(
+            f"the model's Python code decided on a size in a way that does not hold for a global batch of "
+            f"{batch}:\n  {listing}\nVerify with splits= whose samples are within the condition"
+        )
