@@ -181,9 +181,10 @@ def compile(
         parameter, of its gradient and of the optimizer's state; the model's parameters become `DTensor`s, of
         which an optimizer is made afterwards. They are dealt out along the axis `dp_shard`, or the only one.
         A model may be on the meta device: it never gets whole, and its values are drawn module by module by
-        `reset_parameters()` and `_init_weights()`, or loaded.
-    reshard_after_forward : of sharded parameters, whether whole values go after the forward and are gathered
-        once more for the backward; False keeps them until it has read them.
+        `reset_parameters()` and `_init_weights()`, or loaded. `"optimizer"`: the same, but whole parameters
+        stay on each rank and are gathered once whenever rows have changed, as after an optimizer's step.
+    reshard_after_forward : with `strategy="shard"`, whether whole values go after the forward and are
+        gathered once more for the backward; False keeps them until it has read them.
     mp_policy : in which dtypes the model computes: `param_dtype` for the parameters that its code sees and,
         with `cast_forward_inputs`, for its inputs; `output_dtype` for what it returns; `reduce_dtype` for the
         sums of gradients over ranks (None: `param_dtype`). Parameters, their gradients and the optimizer's

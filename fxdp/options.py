@@ -25,7 +25,7 @@ _MOST = 4096
 """Of micro-batches and of stages: a step is written out, a few nodes for each."""
 _SWITCHES = ("reshard_after_forward", "uneven", "verify", "strict")
 _CHOICES = {
-    "strategy": ("replicate", "shard"),
+    "strategy": ("replicate", "optimizer", "shard"),
     "rng": ("sharded", "single-device"),
     "compute": ("inductor", "eager"),
     "checkpoint": ("never", "except_last", "always"),
@@ -152,7 +152,12 @@ class Options:
     @property
     def shards(self) -> bool:
         """Whether parameters, their gradients and the optimizer's state are dealt out over ranks."""
-        return self.strategy == "shard"
+        return self.strategy != "replicate"
+
+    @property
+    def keeps_whole(self) -> bool:
+        """Whether whole values of dealt out parameters stay from call to call, until rows change."""
+        return self.strategy == "optimizer"
 
     @property
     def precision(self) -> MixedPrecision | None:

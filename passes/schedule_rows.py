@@ -12,17 +12,9 @@ from fxdp.ir.graphs import reachable
 from fxdp.ir.level import Level
 from fxdp.ir.mesh import Mesh
 from fxdp.ir.notes import note
+from fxdp.ir.row_buckets import gather_starts, pieces, wait_of
 from fxdp.ir.slots import Tangent
 from fxdp.ir.types import TensorType
-
-
-def _pieces(flat: fx.Node) -> set[fx.Node]:
-    """The slices and views that are cut out of a bucket's flat value."""
-    return {view for piece in flat.users for view in piece.users} | set(flat.users)
-
-
-def _wait_of(start: fx.Node) -> fx.Node:
-    return next(user for user in start.users if user.target is conversions.wait)
 
 
 class _Schedule:
@@ -37,11 +29,8 @@ class _Schedule:
 
     def gathers(self, backward: bool) -> None:
         """Start each bucket when the one before it is there, before that is used."""
-        starts = [
-            n for n in self._graph.find_nodes(op="call_function", target=conversions.gather_rows)
-            if note(n).backward is backward
-        ]  # fmt: skip
-        waits = [_wait_of(start) for start in starts]
+        starts = gather_starts(self._graph, backward=backward)
+        waits = [wait_of(start) for start in starts]
         position = {node: i for i, node in enumerate(self._graph.nodes)}
         for before, start in zip([None, *waits], starts, strict=False):
             if before is not None:
@@ -50,12 +39,28 @@ class _Schedule:
             if backward or before is not None:
                 _add_after(start, self._ready(reads, position, backward))
 
+    def gathers_first(self) -> None:
+        """Gather all before anything else runs: what is gathered then depends on parameters alone."""
+        starts = gather_starts(self._graph, backward=False)
+        last = [*self._graph.find_nodes(op="placeholder")][-1]
+        for cast in (n for start in starts for n in start.all_input_nodes if n.op != "placeholder"):
+            last.append(cast)
+            last = cast
+        before: fx.Node | None = None
+        for start in [*starts, None]:
+            if start is not None:
+                last.append(start)
+                last = start
+            if before is not None:
+                last = _move_after(last, before)
+            before = start
+
     def _last_piece(self, flat: fx.Node, position: dict[fx.Node, int]) -> fx.Node:
-        return max({flat, *_pieces(flat)}, key=position.__getitem__)
+        return max({flat, *pieces(flat)}, key=position.__getitem__)
 
     def _ready(self, flat: fx.Node, position: dict[fx.Node, int], backward: bool) -> list[fx.Node]:
         """A value that is there when a bucket is first used; of a backward, one that no forward has."""
-        own = _pieces(flat)
+        own = pieces(flat)
         end = self._last_piece(flat, position)
         users = sorted({u for piece in own for u in piece.users} - own, key=lambda n: position.get(n, -1))
         for user in users:
@@ -100,12 +105,22 @@ class _Schedule:
                 last[backward] = node
 
 
+def _move_after(place: fx.Node, start: fx.Node) -> fx.Node:
+    """Put the wait for a start and what is cut out of it behind a node; gives the last of them."""
+    done = wait_of(start)
+    own = [done, *(node for piece in done.users for node in (piece, *piece.users))]
+    for node in own:
+        place.append(node)
+        place = node
+    return place
+
+
 def _steps(start: fx.Node) -> list[fx.Node]:
     """The conversions and waits that follow a start."""
-    found = [_wait_of(start)]
+    found = [wait_of(start)]
     following = list(found[-1].users)
     if len(following) == 1 and following[0].target is conversions.sum_rows:
-        found += [following[0], _wait_of(following[0])]
+        found += [following[0], wait_of(following[0])]
     return found
 
 
@@ -130,7 +145,14 @@ class ScheduleRows:
 
     In the backward what is ready depends on a tangent, so no partitioner takes the gather for the forward's.
     The rows of a bucket of gradients are waited for when the next bucket has started.
+
+    Parameters
+    ----------
+    first : all parameters are gathered, one bucket ahead, before anything else runs and from rows alone. So
+        this can be left out of a step before which no rows have changed.
     """
+
+    first: bool = False
 
     name = "schedule-rows"
     requires = Level.LOCAL
@@ -141,8 +163,11 @@ class ScheduleRows:
         if mesh.size_along(mesh.shard_axis) == 1:  # a data rank's rows are the whole
             return gm
         schedule = _Schedule(gm.graph)
-        schedule.gathers(backward=False)
-        schedule.gathers(backward=True)
+        if self.first:
+            schedule.gathers_first()
+        else:
+            schedule.gathers(backward=False)
+            schedule.gathers(backward=True)
         schedule.scatters()
         schedule.chain()
         return gm

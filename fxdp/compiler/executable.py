@@ -11,6 +11,7 @@ from torch import Tensor, fx, nn
 from torch.distributed.tensor import DTensor
 
 from fxdp.compiler.emit import WHOLE, Lowered, WantedPart
+from fxdp.compiler.gathered_keys import gathered_keys
 from fxdp.compiler.lowered_parts import LoweredParts
 from fxdp.compiler.message_names import message_names
 from fxdp.compiler.program import Program
@@ -25,9 +26,12 @@ from fxdp.ranks.agreement import Agreement
 from fxdp.ranks.failure import guard
 from fxdp.ranks.joined import Joined
 from fxdp.runtime.bound import Bound
+from fxdp.runtime.p2p import Microbatch
 from fxdp.runtime.ranges import Names
 from fxdp.runtime.step import Step
 from fxdp.runtime.streams import Streams
+from fxdp.runtime.template import Template
+from fxdp.runtime.whole_values import WholeValues
 
 Runs: TypeAlias = "Bound | Step"
 """What runs a call: autograd starts the backward of the one, the other's ran inside of the call."""
@@ -45,7 +49,9 @@ class Executable:
 class Executables:
     """The executables of one program: parts are lowered on demand, each for the sizes that need it."""
 
-    def __init__(self, program: Program, joined: Joined, module: nn.Module, streams: Streams) -> None:
+    def __init__(
+        self, program: Program, joined: Joined, module: nn.Module, streams: Streams, whole: WholeValues
+    ) -> None:
         self.program = program
         self.made = 0
         """How many there were so far."""
@@ -53,7 +59,7 @@ class Executables:
         self._module = module
         self._parts = LoweredParts(program, joined, module)
         self._bound: WeakKeyDictionary[Lowered, Executable] = WeakKeyDictionary()
-        self._streams = streams
+        self._streams, self._whole_values = streams, whole
 
     @property
     def any_size(self) -> bool:
@@ -84,12 +90,27 @@ class Executables:
     def _whole(self, sizes: Mapping[str, int], batches: tuple[int, ...], generic: bool) -> Executable:
         (part,) = self.program.partition.parts
         wanted = WantedPart(WHOLE, part, sizes, batches, self.program.mesh.rank)
-        (lowered,) = self._parts.lower([wanted], generic=generic)
+        lowered, *gather = self._parts.lower([wanted, *self._gather()], generic=generic)
         found = self._bound.get(lowered)
         if found is None:
             self.made += 1
-            found = self._bound[lowered] = Executable(self._bind(lowered), lowered.gm)
+            bound = self._bind(lowered)
+            if gather:
+                bound.whole = self._gathered(gather[0])
+            found = self._bound[lowered] = Executable(bound, lowered.gm)
         return found
+
+    def _gather(self) -> list[WantedPart]:
+        """What a program gathers when rows have changed; it reads no sizes."""
+        gathers = [part for part in self.program.partition.gathers if part is not None]
+        rank = self.program.mesh.rank
+        return [WantedPart("gather", part, {}, (), rank, once=True, zero=frozenset()) for part in gathers]
+
+    def _gathered(self, lowered: Lowered) -> Callable[[], Mapping[str, Tensor]]:
+        """Gives a call the whole values that it reads; they are gathered if rows have changed."""
+        own = gathered_keys(self.program.partition, [0], 0)
+        template = Template.of(lowered.gm, slot_values(lowered.gm.graph, self._module, {}))
+        return lambda: self._whole_values.of(own, lambda: lowered.halves.forward(template.filled(())))
 
     def _bind(self, lowered: Lowered) -> Bound:
         program, gm = self.program, lowered.gm
@@ -123,14 +144,27 @@ class Executables:
     ) -> Executable:
         program = self.program
         layout = MicrobatchSizes.of(sizes, program.options.microbatches)
-        graph = program.writer(layout, program.mesh.pipeline.rank).write()
+        rank = program.mesh.pipeline.rank
+        writer = program.writer(layout, rank)
+        graph = writer.write()
         wanted = wanted_parts(program, layout.sizes, batches)
         lowered = self._parts.lower(wanted, generic=generic)
         parts = list(zip(wanted, lowered, strict=True))
         modules = step_modules(program, self._joined, self._module, parts, sizes, rows, self._streams)
         gm = fx.GraphModule({**modules}, graph, "Step")
         self.made += 1
-        return Executable(self._bind_step(gm, self._messages(parts)), gm)
+        bound = self._bind_step(gm, self._messages(parts))
+        if program.gathers_apart:
+            before = writer.write_gathers(program.step_graph(layout, rank))
+            bound.whole = self._gathered_step(fx.GraphModule({**modules}, before, "Gather"))
+        return Executable(bound, gm)
+
+    def _gathered_step(self, gm: fx.GraphModule) -> Callable[[Microbatch], Sequence[Tensor]]:
+        """The same for the stages of this pipeline rank."""
+        program = self.program
+        rank, placement = program.mesh.pipeline.rank, program.run_schedule.placement
+        own = gathered_keys(program.partition, placement, rank)
+        return lambda batch: [*self._whole_values.of(own, lambda: gm(batch)).values()]
 
     def _messages(self, parts: Sequence[tuple[WantedPart, Lowered]]) -> dict[str, Names]:
         """What each module of a written step starts; halves of a backward do not know theirs apart."""

@@ -61,12 +61,12 @@ class Order:
         first: tuple[Pass, ...] = (ExposeCounts(), LiftNumbers()) if several else ()
         localize = LocalizeShapes(tuple(captured.symbols))
         # what is cut gathers before its first micro-batch, for all of them
-        once = stages is not None or not options.reshard_after_forward
+        once = stages is not None or options.keeps_whole or not options.reshard_after_forward
         precision = options.precision
         placed: tuple[Pass, ...] = (PlaceParameters(once),) if options.shards else ()
         narrow: tuple[Pass, ...] = (CastReductions(precision.reduce),) if precision else ()
         rows: tuple[Pass, ...] = (
-            (BucketRows(options.bucket_bytes), ScheduleRows()) if options.shards else ()
+            (BucketRows(options.bucket_bytes), ScheduleRows(options.keeps_whole)) if options.shards else ()
         )
         return cls(
             explicit=(

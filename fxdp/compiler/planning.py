@@ -13,7 +13,7 @@ from fxdp.ir.slots import Gradient, Parameter
 from fxdp.ir.types import type_bytes
 from fxdp.pipeline.schedule.transfers import Edge
 from fxdp.pipeline.write.microbatches import MicrobatchSizes
-from fxdp.pipeline.write.step_graph import StepGraph
+from fxdp.pipeline.write.step_graph import Sent, StepGraph
 from fxdp.reports.communication import communication
 from fxdp.reports.coverage import coverage
 from fxdp.reports.explain import explain
@@ -43,7 +43,7 @@ class Planning:
         """The plan; what is large is made when somebody asks."""
         program, sizes, origin = self.program, self.sizes, self.program.captured.origin
         scheduled, partition = program.step, program.partition
-        sent = [item for step in self._steps for item in step.sent]
+        sent = self._sent
         cut = partition.edges if scheduled else ()
         edges = tuple(Edge(e.name, e.source, e.target, e.backward, e.once) for e in cut)
         return Plan(
@@ -72,6 +72,16 @@ class Planning:
             writer.write()
         return [writer.step for writer in writers]
 
+    @cached_property
+    def _sent(self) -> list[Sent]:
+        """What pipeline ranks send one another, the rows of parameters first."""
+        program = self.program
+        apart = self._steps if program.gathers_apart else []
+        before = [program.step_graph(self._layout, step.rank) for step in apart]
+        for step in before:
+            program.writer(self._layout, step.rank).write_gathers(step)
+        return [item for step in (*before, *self._steps) for item in step.sent]
+
     @property
     def _layout(self) -> MicrobatchSizes:
         return MicrobatchSizes.of(self._local, self.program.options.microbatches)
@@ -97,10 +107,16 @@ class Planning:
             row
             for name, part in named
             if part is not None
-            for row in collectives_of(part.gm, reader, program.mesh, name if program.step is not None else "")
+            for row in collectives_of(part.gm, reader, program.mesh, self._shown(name))
         ]
         transfers = Transfers(cut, reader, [step.graph for step in self._steps], program.mesh.backend)
-        return (*rows, *transfers.rows(item for step in self._steps for item in step.sent))
+        return (*rows, *transfers.rows(self._sent))
+
+    def _shown(self, name: str) -> str:
+        """The name of a part in rows: of a program that stays whole, of what it does not do at each call."""
+        if self.program.step is not None:
+            return name
+        return "gather" if name.startswith("gather") else ""
 
     def _details(self) -> Details:
         program, mesh, origin = self.program, self.program.mesh, self.program.captured.origin

@@ -13,6 +13,7 @@ from fxdp.compiler.order import Order
 from fxdp.compiler.pass_manager import PassManager
 from fxdp.compiler.program import Program, ScheduledStep
 from fxdp.compiler.records import tell_captured
+from fxdp.compiler.verifier import verify
 from fxdp.errors import MeshError, PlacementError, StageError
 from fxdp.ir import conversions
 from fxdp.ir.graph_text import target_text, type_text
@@ -26,6 +27,7 @@ from fxdp.options import Options
 from fxdp.pipeline.cut.partition import Part, Partition
 from fxdp.pipeline.cut.phases import recall_phases
 from fxdp.pipeline.cut.split import split
+from fxdp.pipeline.cut.split_gathers import split_gathers
 from fxdp.pipeline.schedule.catalogue import make
 
 
@@ -49,18 +51,18 @@ def check_sharding(mesh: Mesh, options: Options) -> None:
         if SHARD in axes:
             raise MeshError(
                 f"the mesh has an axis {SHARD!r}, but strategy={options.strategy!r} shards nothing; expected "
-                f"strategy='shard', or that axis under the name 'dp'"
+                f"strategy='shard' or 'optimizer', or that axis under the name 'dp'"
             )
         return
     if axes not in ({"dp"}, {SHARD}, {REPLICATE, SHARD}):
         raise MeshError(
-            f"strategy='shard' on a mesh of axes {mesh.axes}: expected {_SHARDABLE}; parameters are dealt "
-            f"out along {SHARD!r}, or along the only axis"
+            f"strategy={options.strategy!r} on a mesh of axes {mesh.axes}: expected {_SHARDABLE}; parameters "
+            f"are dealt out along {SHARD!r}, or along the only axis"
         )
     if mesh.pipeline.size > 1 and options.gradients == "owner":
         raise MeshError(
-            "gradients='owner' with strategy='shard': each pipeline rank holds and steps rows of all stages' "
-            "parameters, so gradients go where their rows are; leave gradients= out"
+            f"gradients='owner' with strategy={options.strategy!r}: each pipeline rank holds and steps rows "
+            "of all stages' parameters, so gradients go where their rows are; leave gradients= out"
         )
 
 
@@ -97,8 +99,19 @@ def prepare(captured: Captured, mesh: Mesh, options: Options, *, cut: bool | Non
         partition, step = _cut(gm, captured, mesh, options, order, loss)
     else:
         gm = manager.run(gm, order.reductions)
-        partition, step = Partition(1, None, (Part(gm, (), ()),), (None,), (), {}, ()), None
+        partition, step = _uncut(gm, options), None
     return Program(captured, gm, mesh, options, causes, partition, step, manager.seconds, nodes)
+
+
+def _uncut(gm: fx.GraphModule, options: Options) -> Partition:
+    """A program that stays whole; apart from the gathers that do not run at each call."""
+    if not options.keeps_whole:
+        return Partition(1, None, (Part(gm, (), ()),), (None,), (), {}, ())
+    partition = split_gathers(gm)
+    for part in (*partition.parts, *partition.gathers):
+        if options.verify and part is not None:
+            verify(part.gm, Level.LOCAL, "the cut before gathers")
+    return partition
 
 
 def _cut(

@@ -91,10 +91,19 @@ class Program:
         }  # fmt: skip
         return schedule.gradients_first([s for s in awaited if halves_of(self.partition, s)[1]])
 
+    @property
+    def gathers_apart(self) -> bool:
+        """Whether parameters are gathered when rows have changed, and not at each call."""
+        return self.options.keeps_whole and any(part is not None for part in self.partition.gathers)
+
+    def step_graph(self, layout: MicrobatchSizes, rank: int) -> StepGraph:
+        """What the program of a pipeline rank is written into."""
+        return StepGraph(rank, layout.sizes, self.mesh.dealing)
+
     def writer(self, layout: MicrobatchSizes, rank: int) -> Writer:
         """What writes the step of one pipeline rank."""
         return Writer(
-            StepGraph(rank, layout.sizes, self.mesh.dealing),
+            self.step_graph(layout, rank),
             self.partition,
             self.run_schedule,
             layout.bounds,
@@ -102,6 +111,7 @@ class Program:
             self.options.gradients == "everywhere",
             Recompute(self.options.checkpoint, self.options.microbatches),
             self.mesh.size,
+            self.gathers_apart,
         )
 
     def graph(self, sizes: Mapping[str, int], device_mesh: DeviceMesh | None = None) -> fx.GraphModule:

@@ -21,6 +21,7 @@ from fxdp.ranks.agreement import Agreement, agree, gather_objects
 from fxdp.ranks.failure import everywhere, refusing
 from fxdp.ranks.joined import Joined
 from fxdp.ranks.same_order import check_order
+from fxdp.runtime.whole_values import WholeValues
 
 _CALLS = 1024
 """Kinds and sizes of calls that are remembered as equal on all ranks."""
@@ -46,35 +47,39 @@ class CallExchanged(NamedTuple):
 class CallExchange:
     """Exchanges what the ranks pass; with `uneven=False` only until their sizes were found equal."""
 
-    def __init__(self, joined: Joined, options: Options, reader: CallReader) -> None:
+    def __init__(self, joined: Joined, options: Options, reader: CallReader, whole: WholeValues) -> None:
         self._joined = joined
         self._mesh = joined.mesh
         self._uneven, self._whole_draws = options.uneven, options.single_device_rng
+        # a rank that alone knows of rows that changed must be able to say so at any call
+        self._spared = not options.uneven and not options.keeps_whole
         self._pad = options.pad
-        self._reader = reader
+        self._reader, self._whole = reader, whole
         self._agreement = Agreement(joined)
         self._even: Recent[Any, bool] = Recent(_CALLS)
 
     @property
     def certain(self) -> bool:
         """Whether the others wait for this rank at the next call; where not, they may have begun the step."""
-        return self._uneven or not len(self._even)
+        return not self._spared or not len(self._even)
 
     def of(self, call: Call, asks: bool = False, due: bool = False) -> CallExchanged:
         """What all ranks pass; they must make the same kind of call.
 
-        `asks` says whether this rank asks to compare replicas, `due` whether all ranks do at this call.
+        `asks` says whether this rank asks to compare replicas, `due` whether all ranks do at this call. Where
+        rows have changed on any rank, all let go of whole values.
         """
         if self._mesh.world == 1:
             return CallExchanged(_nonempty((call.batch,)), strided=call.strided)
         key = (call.kind, call.dims, call.batch, call.numbers)
-        if not self._uneven and not due and key in self._even:
+        if self._spared and not due and key in self._even:
             return CallExchanged((call.batch,) * self._mesh.size, strided=call.strided, told=False)
         links = self._joined.links
         order = 0 if links is None else links.history.order
         state = generator_state(self._mesh.device_type) if self._whole_draws else 0
         digests = self._reader.digest(call.kind), self._reader.digest(call.dims)
-        own = (call.batch, *digests, state, int(call.strided), digest_of(call.numbers), order, int(asks))
+        flags = int(asks), int(self._whole.changed())
+        own = (call.batch, *digests, state, int(call.strided), digest_of(call.numbers), order, *flags)
         found = self._agreement.columns(own)
         if not found.same(6):
             check_order(self._joined)
@@ -87,6 +92,8 @@ class CallExchange:
                     InputError(f"uneven=False promises equal local batches, but the ranks have {batches}")
                 )
             self._even[key] = True
+        if found.any(8):
+            self._whole.drop()
         return CallExchanged(batches, found.same(2), not found.same(3), found.any(4), found.any(7))
 
     def padded(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:

@@ -40,6 +40,7 @@ from fxdp.ranks.failure import guard, refusing
 from fxdp.ranks.hooks import install_hook
 from fxdp.ranks.joined import Joined
 from fxdp.ranks.resolve import resolve_mesh, with_rows
+from fxdp.runtime.whole_values import WholeValues
 
 _log = logging.getLogger("fxdp")
 
@@ -65,6 +66,7 @@ class CompiledModule(Inspected):
         if self._mesh.world > 1:
             install_hook()
         check_sharding(self._mesh, options)
+        self._whole = WholeValues(module)
         if options.shards:
             self._joined = with_rows(self._joined)
             self._mesh = self._joined.mesh
@@ -72,7 +74,7 @@ class CompiledModule(Inspected):
                 self._unset = materialise(module, self._joined)
             else:
                 shard_parameters(module, self._joined)
-            ShardedOptimizers(module, self._joined)
+            ShardedOptimizers(module, self._joined, self._whole.note_step)
         if not is_cut(self._mesh, options):
             options.warn_idle()
         self._served = None
@@ -105,17 +107,20 @@ class CompiledModule(Inspected):
     _exchange: CallExchange
     _replicas: Replicas
     _programs: Programs
+    _whole: WholeValues
+    """The whole values of sharded parameters that live until rows change."""
 
     def _build(self) -> None:
         self._held = Held(self._model)
         self._shared = False
+        self._whole.drop()
         chosen, device = self._options, self._mesh.device_type
         self._reader = CallReader(
             self._model, chosen.batch_dims, device, self._generation, chosen.loss_fn, chosen.single_device_rng
         )
-        self._exchange = CallExchange(self._joined, chosen, self._reader)
+        self._exchange = CallExchange(self._joined, chosen, self._reader, self._whole)
         self._replicas = Replicas(self._model, self._joined, chosen)
-        self._programs = Programs(self._model, self._joined, self._options)
+        self._programs = Programs(self._model, self._joined, self._options, self._whole)
 
     @SignedForward
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -288,8 +293,9 @@ class CompiledModule(Inspected):
         twin._served, twin._started = None, False
         twin._generation = twin._calls = twin._number = 0
         twin._watch, twin._unset = None, set(self._unset)
+        twin._whole = WholeValues(twin._model)
         if twin._options.shards:
-            ShardedOptimizers(twin._model, twin._joined)
+            ShardedOptimizers(twin._model, twin._joined, twin._whole.note_step)
         twin._build()
         return twin
 

@@ -83,8 +83,8 @@ def home_of(model: nn.Module, mesh: Any, shards: bool) -> str:
         return here
     if not shards:
         raise InputError(
-            "the model is on the meta device and has no values; expected strategy='shard', which draws them "
-            "part by part, or a model on its device"
+            "the model is on the meta device and has no values; expected strategy='shard' or 'optimizer', "
+            "which draw them part by part, or a model on its device"
         )
     if isinstance(mesh, DeviceMesh):
         return mesh.device_type

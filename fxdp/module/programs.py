@@ -46,6 +46,7 @@ from fxdp.ranks.failure import everywhere, refusing
 from fxdp.ranks.joined import Joined
 from fxdp.runtime.chains import chained
 from fxdp.runtime.streams import Streams
+from fxdp.runtime.whole_values import WholeValues
 from fxdp.torch_compat import compile_lock
 
 _log = logging.getLogger("fxdp")
@@ -86,8 +87,9 @@ class Programs:
     MeshError : options that do not go with stages or micro-batches.
     """
 
-    def __init__(self, module: nn.Module, joined: Joined, options: Options) -> None:
+    def __init__(self, module: nn.Module, joined: Joined, options: Options, whole: WholeValues) -> None:
         self._module = module
+        self._whole = whole
         self._joined, self._mesh = joined, joined.mesh
         self._options = options
         self._cut = is_cut(self._mesh, options)
@@ -169,7 +171,7 @@ class Programs:
                     "Python conditions on sizes there, or keep the sizes within the condition"
                 )
             )
-        known.append(Executables(program, self._joined, self._module, self._streams))
+        known.append(Executables(program, self._joined, self._module, self._streams, self._whole))
         return known[-1]
 
     def _broken(self, program: Program, call: Call, batches: tuple[int, ...]) -> list[Condition]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -40,15 +40,20 @@ _REFUSED = (optim.LBFGS, optim.SparseAdam)
 class ShardedOptimizers:
     """Lets each optimizer that has parameters of a sharded module step as it would on one device.
 
+    Parameters
+    ----------
+    note_step : called before each step.
+
     Raises
     ------
     InputError (from `optimizer.step()`) : an LBFGS or SparseAdam.
     RankFailedError (from `optimizer.step()`) : another rank failed or died.
     """
 
-    def __init__(self, module: nn.Module, joined: Joined) -> None:
+    def __init__(self, module: nn.Module, joined: Joined, note_step: Callable[[], None]) -> None:
         self._own = frozenset(id(p) for p in module.parameters() if is_sharded(p))
         self._joined = joined
+        self._note_step = note_step
         self._rows: weakref.WeakKeyDictionary[Optimizer, LocalRows] = weakref.WeakKeyDictionary()
         self._begin_hook = self._begin  # bound once, so that it is found again
         handle = register_optimizer_step_pre_hook(self._meet)
@@ -60,6 +65,7 @@ class ShardedOptimizers:
         So hooks of the user that clip gradients or average parameters see those that are stepped on.
         """
         if any(id(p) in self._own for group in optimizer.param_groups for p in group["params"]):
+            self._note_step()
             surround_step(optimizer, self._begin_hook, _finish)
 
     def _begin(

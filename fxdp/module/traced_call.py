@@ -59,8 +59,8 @@ class TracedOptions:
         options = self.options
         if options.shards:
             return (
-                "strategy='shard' deals out the model's parameters, which a backend of torch.compile is not "
-                "given"
+                f"strategy={options.strategy!r} deals out the model's parameters, which a backend of "
+                "torch.compile is not given"
             )
         if options.loss_fn is not None:
             return "loss_fn= needs the call's target=, which is no argument of the compiled function"

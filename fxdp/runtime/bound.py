@@ -62,6 +62,8 @@ class Bound:
     """Around each backward of a call: errors of this rank reach the others, theirs reach this one."""
     moment: Callable[[], int] = int
     """Which call is under way, for the ranks to run the same backwards; 0 where none need be noted."""
+    whole: Callable[[], Mapping[str, Tensor]] = dict
+    """The whole values of parameters that live from call to call, by the names under which they are read."""
     messages: tuple[Names, Names] = ((), ())
     """What the forward and what the backward starts, for a profiler."""
     takes_sizes: bool = field(init=False)
@@ -102,7 +104,7 @@ class Bound:
 
         `even` says whether the ranks' parts of the batch are equal in size.
         """
-        values = self.template.filled(inputs, sizes, rows)
+        values = self.template.filled(inputs, sizes, rows, self.whole())
         # what the model writes in place reaches the caller, also where a copy stood for his tensor
         copies = [(inputs[i], values[p]) for p, i in self.written if values[p] is not inputs[i]]
         with self._generator(self.seeded), ranged("forward", self.messages[0]):

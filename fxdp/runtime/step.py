@@ -34,6 +34,7 @@ class Step:
     seed : gives the seed of a step's random numbers.
     moment : which call is under way.
     handed_out : told the call whose gradients are handed out: what one rank leaves out, no other would miss.
+    whole : gives the whole values of parameters that live from step to step, which the program takes then.
     messages : what each module of the program starts, for a profiler.
     """
 
@@ -46,6 +47,7 @@ class Step:
     seed: Callable[[], int]
     moment: Callable[[], int] = int
     handed_out: Callable[[int], None] = lambda call: None
+    whole: Callable[[Microbatch], Sequence[Tensor]] | None = None
     messages: Mapping[str, Names] = field(default_factory=dict)
     _order: list[Parameter | Input] = field(init=False)
 
@@ -73,10 +75,11 @@ class Step:
         """Outputs, and gradients in the order of the leaves."""
         with torch.no_grad():
             whole = Microbatch(None, tuple(t.detach().contiguous() for t in inputs), self.seed())
+            given: tuple[Any, ...] = (whole,) if self.whole is None else (whole, self.whole(whole))
             if profiling():
-                values = RangedStep(self.program, self.messages).run(whole)
+                values = RangedStep(self.program, self.messages).run(*given)
             else:
-                values = self.program(whole)
+                values = self.program(*given)
             outputs: list[Tensor] = []
             gradients: list[Tensor | None] = []
             for slot, value in zip(self.results, values, strict=True):

@@ -95,7 +95,7 @@ def _train(axes: tuple[str, ...], split: list[int], **options: Any) -> tuple[flo
     model, twin = _same_start()
     kind = getattr(torch.optim, options.pop("optimizer", "AdamW"))
     with no_fallback(), captured_once(KNOWN.setdefault(__name__, {})):
-        compiled = fxdp.compile(model, _mesh(axes), strategy="shard", **options)
+        compiled = fxdp.compile(model, _mesh(axes), **{"strategy": "shard", **options})
         optimizers = [kind(m.parameters(), 1e-2) for m in (compiled, twin)]
         worst = 0.0
         for step in range(4):
@@ -131,6 +131,10 @@ def _train(axes: tuple[str, ...], split: list[int], **options: Any) -> tuple[flo
         (("pp", "dp"), [4, 1], {"compute": "eager", "bucket_mb": 0.0005, "optimizer": "Adafactor"}),
         (("dp", "pp"), [2, 3], {"compute": "eager", "schedule": "interleaved", "microbatches": 2}),
         (("pp",), [5], {"compute": "eager"}),
+        (("dp",), [3, 0, 2], {"compute": "eager", "strategy": "optimizer", "bucket_mb": 0.0005}),
+        (("dp_replicate", "dp_shard"), [4, 0, 1, 2], {"strategy": "optimizer", "bucket_mb": 0.0005}),
+        (("pp", "dp_shard"), [4, 3], {"compute": "eager", "strategy": "optimizer", "microbatches": 2}),
+        (("dp",), [5, 2], {"compute": "eager", "strategy": "optimizer", "optimizer": "Adafactor"}),
     ],
 )
 def test_training_equals_one_device(

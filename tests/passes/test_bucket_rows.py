@@ -14,7 +14,7 @@ from tests.graphs import Sketch, after, mesh
 aten = torch.ops.aten
 
 
-def two_layers() -> fx.GraphModule:
+def two_layers(*, gathered_once: bool = False) -> fx.GraphModule:
     """`y = (x * a) * b` with its backward, at EXPLICIT; `a` and `b` have 5 rows each."""
     g = Sketch()
     b, a = g.add(Parameter("b"), "f32[5]", Rows()), g.add(Parameter("a"), "f32[5]", Rows())
@@ -28,7 +28,8 @@ def two_layers() -> fx.GraphModule:
     ga = g.call(aten.mul.Tensor, gh, x, type="f32[B, 5]", at=S(0), reads=(S(0), S(0)), name="ga", **back)
     da = g.call(aten.sum.dim_IntList, ga, [0], type="f32[5]", at=P, reads=(S(0),), name="da", **back)
     results = {Output(0): y, Gradient(Parameter("b")): db, Gradient(Parameter("a")): da}
-    return InsertCollectives().run(g.returns(results, (S(0), Rows(), Rows())), mesh())
+    gm = g.returns(results, (S(0), Rows(), Rows()))
+    return InsertCollectives(gathered_once=gathered_once).run(gm, mesh())
 
 
 def test_what_is_used_in_one_phase_travels_together() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import fx
 
@@ -13,59 +11,11 @@ from fxdp.ir.placements import R
 from fxdp.ir.slots import Crossing, Gradient, ResultSlot, Tangent
 from fxdp.ir.types import TensorType
 from fxdp.pipeline.cut.node_roles import same_in_all
+from fxdp.pipeline.cut.part_builder import PartBuilder
 from fxdp.pipeline.cut.partition import CutEdge, Part, Partition, Total
 from fxdp.pipeline.cut.phases import Phases
-from fxdp.torch_compat import graph_module
 
 aten = torch.ops.aten
-
-
-class _Builder:
-    """Collects the nodes of one part with all that it clones, and builds its graph."""
-
-    def __init__(self, whole: fx.GraphModule) -> None:
-        self.whole = whole
-        self.included: set[fx.Node] = set()
-        self.crossing: dict[fx.Node, Crossing] = {}
-
-    def include(self, roots: list[fx.Node], crossing_of: Callable[[fx.Node], Crossing | None]) -> None:
-        """Take the roots and, from there, everything that is a member or can be cloned."""
-        pending = list(roots)
-        while pending:
-            node = pending.pop()
-            if node in self.included or node in self.crossing:
-                continue
-            found = None if node.op == "placeholder" else crossing_of(node)
-            if found is not None:
-                self.crossing[node] = found
-                continue
-            self.included.add(node)
-            pending.extend(node.all_input_nodes)
-
-    def reads(self) -> list[fx.Node]:
-        """What comes from other parts, in the order of the whole program."""
-        return [node for node in self.whole.graph.nodes if node in self.crossing]
-
-    def build(self, results: list[tuple[ResultSlot, fx.Node]], title: str) -> fx.GraphModule:
-        graph = fx.Graph()
-        copies: dict[fx.Node, fx.Node] = {}
-        for node in self.whole.graph.find_nodes(op="placeholder"):
-            if node in self.included:
-                copies[node] = graph.node_copy(node)
-                copy_note(node, copies[node])
-        for node in self.reads():
-            copies[node] = made = graph.placeholder(node.name)
-            slot = self.crossing[node]
-            copy_note(node, made, slot=slot, operands=(), cause=None, rewrite=None, backward=slot.backward)
-        for node in self.whole.graph.nodes:
-            if node in self.included and node.op != "placeholder":
-                copies[node] = graph.node_copy(node, copies.__getitem__)
-                # a note of its own: passes change the parts one by one
-                copy_note(node, copies[node])
-        output = graph.output(tuple(copies[n] for _, n in results))
-        note(output).results = tuple(slot for slot, _ in results)
-        note(output).operands = tuple(note(n).placement for _, n in results)  # type: ignore[misc]
-        return graph_module(self.whole, graph, title)
 
 
 class _Cut:
@@ -126,9 +76,9 @@ class _Cut:
     def _members(self, stage: int) -> list[fx.Node]:
         return [n for n in self.graph.nodes if self.phases.is_own(n) and note(n).stage == stage]
 
-    def _stage(self, stage: int) -> _Builder:
+    def _stage(self, stage: int) -> PartBuilder:
         members = set(self._members(stage))
-        builder = _Builder(self.gm)
+        builder = PartBuilder(self.gm)
         backward = self.phases.backward
 
         def crossing(node: fx.Node) -> Crossing | None:
@@ -152,7 +102,7 @@ class _Cut:
         base = node.all_input_nodes[0]
         return value_bytes(base) <= value_bytes(node) and note(base).placement is not None
 
-    def _finish_stage(self, stage: int, builders: list[_Builder], wanted: dict[Crossing, fx.Node]) -> Part:
+    def _finish_stage(self, stage: int, builders: list[PartBuilder], wanted: dict[Crossing, fx.Node]) -> Part:
         gives: dict[Crossing, fx.Node] = {}
         for builder in builders:
             for node, slot in builder.crossing.items():
@@ -168,7 +118,7 @@ class _Cut:
         reads = tuple(builder.crossing[n] for n in builder.reads())
         return Part(gm, reads, tuple(slot.name for slot, _ in chosen))
 
-    def _edges(self, builders: list[_Builder]) -> list[CutEdge]:
+    def _edges(self, builders: list[PartBuilder]) -> list[CutEdge]:
         same = same_in_all(self.graph)
         found = []
         for target, builder in enumerate(builders):
@@ -193,7 +143,7 @@ class _Cut:
         if not needed:
             return None
         roots = sorted(needed, key=self.order.__getitem__)
-        builder = _Builder(self.gm)
+        builder = PartBuilder(self.gm)
         builder.include(roots, lambda _: None)
         results: list[tuple[ResultSlot, fx.Node]] = [(Crossing(n.name), n) for n in roots]
         gm = builder.build(results, title)
@@ -201,9 +151,9 @@ class _Cut:
 
     def _epilogue(
         self, stage: int, members: set[fx.Node], loose: set[fx.Node]
-    ) -> tuple[_Builder, list[fx.Node]]:
+    ) -> tuple[PartBuilder, list[fx.Node]]:
         own = {n for n in members if note(n).stage == stage}
-        builder = _Builder(self.gm)
+        builder = PartBuilder(self.gm)
 
         def crossing(node: fx.Node) -> Crossing | None:
             if node in own:
@@ -217,7 +167,7 @@ class _Cut:
         return builder, roots
 
     def _finish_epilogue(
-        self, builder: _Builder, roots: list[fx.Node], last: list[tuple[_Builder, list[fx.Node]]]
+        self, builder: PartBuilder, roots: list[fx.Node], last: list[tuple[PartBuilder, list[fx.Node]]]
     ) -> Part | None:
         if not roots:
             return None

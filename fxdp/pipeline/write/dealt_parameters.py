@@ -75,17 +75,23 @@ class DealtParameters:
             return
         made = self.step.module(ROWS, (), ROWS)
         own = {slot: self.step.item(made, i, f"own_{slot.name}") for i, slot in enumerate(self.types)}
-        ranks = range(len(self.schedule.ranks))
         pieces = {self.step.rank: own}
-        for source in ranks:
-            for target in ranks:
-                names = self._read_by(target)
-                if source != target and names:
-                    self._bring(names, source, target, own, pieces)
+        for source, target, slots in self._collected():
+            self._bring(slots, source, target, own, pieces)
         for slot in self._read_by(self.step.rank):
-            every = [pieces[rank][slot] for rank in ranks]
+            every = [pieces[rank][slot] for rank in range(len(self.schedule.ranks))]
             whole = self.step.function(p2p.whole_rows, (every,), f"rows_of_{slot.name}")
             self.step.keep(_key(slot), None, whole)
+
+    def skip_collecting(self) -> None:
+        """Another program collects; its transfers have numbers of their own all the same."""
+        self.tag += len(self._collected())
+
+    def _collected(self) -> list[tuple[int, int, list[Parameter]]]:
+        """Source and target of each transfer, and the parameters in it."""
+        ranks = range(len(self.schedule.ranks))
+        pairs = [(source, target) for source in ranks for target in ranks if source != target]
+        return [(source, target, slots) for source, target in pairs if (slots := self._read_by(target))]
 
     def gathered(self, part: Part) -> list[fx.Node]:
         """What a stage's gather takes besides the batch: the rows of its data rank, by parameter."""

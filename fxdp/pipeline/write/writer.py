@@ -36,6 +36,7 @@ from fxdp.pipeline.schedule.schedule import Schedule
 from fxdp.pipeline.schedule.transfers import End, Transfer, programs
 from fxdp.pipeline.write.dealt_parameters import DealtParameters
 from fxdp.pipeline.write.finish import Finish
+from fxdp.pipeline.write.gathers import take_gathered, write_gather_step, write_gathers
 from fxdp.pipeline.write.happens_before import check_order
 from fxdp.pipeline.write.step_graph import StepGraph, suffix
 from fxdp.runtime import p2p
@@ -68,6 +69,7 @@ class Writer:
     everywhere : whether all ranks get the gradients, or only the stage that owns the parameter.
     recompute : the micro-batches of which nothing is kept.
     data_ranks : how many ranks hold parts of the batch.
+    keeps_whole : whether gathered parameters stay from step to step, and are an input.
     """
 
     step: StepGraph
@@ -78,6 +80,7 @@ class Writer:
     everywhere: bool
     recompute: Recompute
     data_ranks: int
+    keeps_whole: bool = False
     _saved: dict[tuple[int, int], fx.Node] = field(default_factory=dict)
     _rest: dict[tuple[int, int], fx.Node] = field(default_factory=dict)
     _totals: dict[str, dict[int, fx.Node]] = field(default_factory=dict)
@@ -94,8 +97,7 @@ class Writer:
         VerifierError : a stream that does not wait for what it reads; a bug in fxdp.
         """
         self.whole = self.step.input("batch")
-        tag = len(self.partition.edges) * self.schedule.microbatches
-        dealt = DealtParameters(self.step, self.partition, self.schedule, tag)
+        dealt = DealtParameters(self.step, self.partition, self.schedule, self._last_tag)
         self._prologue(dealt)
         order = programs(self.schedule, self._edges())
         check(order)
@@ -112,6 +114,20 @@ class Writer:
         check_order(self.step.graph)
         return self.step.graph
 
+    def write_gathers(self, step: StepGraph) -> fx.Graph:
+        """The program that runs before this one, if rows have changed, where whole values are kept.
+
+        Raises
+        ------
+        VerifierError : a stream that does not wait for what it reads; a bug in fxdp.
+        """
+        return write_gather_step(step, self.partition, self.schedule, self._last_tag)
+
+    @property
+    def _last_tag(self) -> int:
+        """The number of the last transfer between stages."""
+        return len(self.partition.edges) * self.schedule.microbatches
+
     def _edges(self) -> list[CutEdge]:
         """The edges between ranks; of several stages on one rank, the first gets the value for all."""
         placement = self.schedule.placement
@@ -126,11 +142,10 @@ class Writer:
         if part is not None:
             made = self.step.module("prologue", (self.whole,), "prologue")
             self.step.keep_items(made, part.gives)
-        dealt.collect()
-        for stage, gather in enumerate(self.partition.gathers):
-            if gather is not None and self.schedule.placement[stage] == self.step.rank:
-                name, args = f"gather_{stage}", (self.whole, *dealt.gathered(gather))
-                self.step.keep_items(self.step.module(name, args, name), gather.gives)
+        if self.keeps_whole:
+            take_gathered(self.step, self.partition, self.schedule, dealt)
+        else:
+            write_gathers(self.step, self.partition, self.schedule, dealt, self.whole)
 
     def _batch(self, microbatch: int) -> fx.Node:
         if microbatch not in self._batches:

@@ -1,0 +1,52 @@
+"""Buckets of rows as they stand in a graph: what a gather starts, and the values that are cut out of it.
+
+    %gather_rows = gather_rows([%w, %b], (20, 5), ())      the start, which reads rows
+    %wait = wait(%gather_rows)                             the flat value
+    %slice = slice(%wait, 0, 0, 40)                        pieces: of each value a slice and a view of it,
+    %view = view(%slice, [5, 8])                           in the order of what the start reads
+
+Without buckets a start reads the rows of one parameter, and its wait is the whole of that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import fx
+
+from fxdp.ir import conversions
+from fxdp.ir.notes import note
+from fxdp.ir.slots import Parameter
+
+
+def gather_starts(graph: fx.Graph, *, backward: bool) -> list[fx.Node]:
+    """What starts gathers of a phase, in order."""
+    found = graph.find_nodes(op="call_function", target=conversions.gather_rows)
+    return [node for node in found if note(node).backward is backward]
+
+
+def wait_of(start: fx.Node) -> fx.Node:
+    """The wait for a start."""
+    return next(user for user in start.users if user.target is conversions.wait)
+
+
+def pieces(flat: fx.Node) -> set[fx.Node]:
+    """The slices and views that are cut out of a bucket's flat value."""
+    return {view for piece in flat.users for view in piece.users} | set(flat.users)
+
+
+def whole_values(start: fx.Node) -> list[tuple[fx.Node, fx.Node]]:
+    """Pairs of what a start reads, a parameter or a cast of it, and its whole value."""
+    read, done = start.args[0], wait_of(start)
+    if isinstance(read, fx.Node):
+        return [(read, done)]
+    assert isinstance(read, Sequence)
+    views = [view for piece in done.users for view in piece.users]
+    return list(zip(read, views, strict=True))  # type: ignore[arg-type]
+
+
+def parameter_of(rows: fx.Node) -> Parameter:
+    """The parameter whose rows a gather reads, as they are or in another dtype."""
+    slot = note(rows if rows.op == "placeholder" else rows.all_input_nodes[0]).slot
+    assert isinstance(slot, Parameter)
+    return slot

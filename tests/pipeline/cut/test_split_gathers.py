@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import pytest
+from expecttest import assert_expected_inline
+from torch import fx
+
+from fxdp.compiler.gathered_keys import gathered_keys
+from fxdp.errors import VerifierError
+from fxdp.ir.graph_text import graph_text
+from fxdp.ir.row_buckets import gather_starts
+from fxdp.passes import BucketRows, ScheduleRows
+from fxdp.pipeline.cut.split_gathers import split_gathers
+from tests.graphs import mesh
+from tests.passes.test_bucket_rows import two_layers
+
+
+def _scheduled(*, first: bool) -> fx.GraphModule:
+    gm = BucketRows().run(two_layers(gathered_once=True), mesh())
+    return ScheduleRows(first).run(gm, mesh())
+
+
+def test_the_gathers_are_a_part_of_their_own() -> None:
+    partition = split_gathers(_scheduled(first=True))
+    (gather,), (part,) = partition.gathers, partition.parts
+    assert gather is not None
+    text = "\n".join(graph_text(p.gm, {"dp": 2}) for p in (gather, part))
+    assert_expected_inline(text, """\
+mesh(dp=2)
+  %b: f32[5] {dp=Rows} = param(b)
+  %a: f32[5] {dp=Rows} = param(a)
+  %gather_rows_2: f32[12] {dp=R} = gather_rows([%b, %a], [3, 3], [])  # a and 1 more for aten.mul.Tensor
+  %wait_4: f32[12] {dp=R} = wait(%gather_rows_2)
+  %slice_tensor: f32[5] {dp=R} = aten.slice.Tensor(%wait_4, 0, 0, 5)
+  %view_default: f32[5] {dp=R} = aten.view(%slice_tensor, [5])
+  %slice_tensor_1: f32[5] {dp=R} = aten.slice.Tensor(%wait_4, 0, 6, 11)
+  %view_default_1: f32[5] {dp=R} = aten.view(%slice_tensor_1, [5])
+  return to view_default=%view_default, to view_default_1=%view_default_1
+mesh(dp=2)
+  %b: f32[5] {dp=Rows} = param(b)
+  %a: f32[5] {dp=Rows} = param(a)
+  %x: f32[B, 5] {dp=S(0)} = input(x)
+  %tangent: f32[B, 5] {dp=S(0)} = tangent(0)
+  %view_default: f32[5] {dp=R} = from(view_default)
+  %view_default_1: f32[5] {dp=R} = from(view_default_1)
+  %h: f32[B, 5] {dp=S(0)} = aten.mul.Tensor(%x, %view_default_1)
+  %y: f32[B, 5] {dp=S(0)} = aten.mul.Tensor(%h, %view_default)
+  %gb: f32[B, 5] {dp=S(0)} = aten.mul.Tensor(%tangent, %h)
+  %db: f32[5] {dp=P(sum)} = aten.sum.dim_IntList(%gb, [0])
+  %gh: f32[B, 5] {dp=S(0)} = aten.mul.Tensor(%tangent, %view_default)
+  %ga: f32[B, 5] {dp=S(0)} = aten.mul.Tensor(%gh, %x)
+  %da: f32[5] {dp=P(sum)} = aten.sum.dim_IntList(%ga, [0])
+  %scatter_rows_2: f32[12] {dp=Rows} = scatter_rows([%db, %da], [3, 3], [])  # 2 gradients: gradient of b to a
+  %wait_5: f32[12] {dp=Rows} = wait(%scatter_rows_2)
+  %slice_tensor_2: f32[5] {dp=Rows} = aten.slice.Tensor(%wait_5, 0, 0, 3)
+  %view_default_2: f32[5] {dp=Rows} = aten.view(%slice_tensor_2, [3])
+  %slice_tensor_3: f32[5] {dp=Rows} = aten.slice.Tensor(%wait_5, 0, 3, 6)
+  %view_default_3: f32[5] {dp=Rows} = aten.view(%slice_tensor_3, [3])
+  return output 0=%y, gradient param(b)=%view_default_2, gradient param(a)=%view_default_3""")
+
+
+def test_what_parts_give_is_known_by_parameter_and_dtype() -> None:
+    partition = split_gathers(_scheduled(first=True))
+    found = gathered_keys(partition, [0], 0)
+    (gather,) = partition.gathers
+    assert gather is not None
+    assert tuple(found.own) == gather.gives
+    assert {(name, str(dtype)) for name, dtype in found.own.values()} == {
+        ("a", "torch.float32"), ("b", "torch.float32"),
+    }  # fmt: skip
+    assert {place[0] for place in found.places} == {0}
+
+
+def test_a_program_without_sharded_parameters_has_no_such_part() -> None:
+    gm = split_gathers(_scheduled(first=True)).parts[0].gm
+    assert split_gathers(gm).gathers == ()
+
+
+def test_a_gather_that_waits_for_the_call_is_refused() -> None:
+    gm = _scheduled(first=True)
+    (start,) = gather_starts(gm.graph, backward=False)
+    x = next(n for n in gm.graph.nodes if n.name == "x")
+    start.args = (*start.args[:2], (x,))
+    with pytest.raises(VerifierError, match="the gather of b reads %x, which each call brings"):
+        split_gathers(gm)
+
+
+def test_a_gather_of_the_backward_is_refused() -> None:
+    gm = BucketRows().run(two_layers(), mesh())
+    with pytest.raises(VerifierError, match="%gather_rows_4 gathers for the backward"):
+        split_gathers(gm)
