@@ -21,6 +21,7 @@ from fxdp.reports.plan import Plan, replicated_ops
 from fxdp.reports.plan_data.collective import Collective
 from fxdp.reports.plan_data.collective_rows import Reader, collectives_of
 from fxdp.reports.plan_data.details import Details
+from fxdp.reports.plan_data.held_values import exchange_buffers
 from fxdp.reports.plan_data.memory_curve import RankMemory, curve, scheduled_curves
 from fxdp.reports.plan_data.parameter_table import parameter_rows
 from fxdp.reports.plan_data.sent_rows import Transfers
@@ -149,15 +150,18 @@ class Planning:
         holders = {axis: mesh.size_along(axis) * mesh.pipeline.size for axis in (None, *mesh.axes)}
         parts = [part.gm for part in program.partition.parts]
         if program.step is None:
-            return (curve(parts[0], holders, self._local),)
+            shared = exchange_buffers(parts, mesh) if mesh.shared_memory else 0
+            return (curve(parts[0], holders, self._local, shared=shared),)
         each = [self._layout.sizes[i] for i in range(program.options.microbatches)]
-        gradients = [0] * len(parts)
+        gradients: list[dict[Parameter, int]] = [{} for _ in parts]
         types = {slot: type_ for part in program.parts for slot, type_ in part.parameters.items()}
         for slot, _, stage in program.partition.results:
             if isinstance(slot, Gradient) and isinstance(slot.of, Parameter):
-                gradients[stage] += type_bytes(types[slot.of], {})
+                gradients[stage][slot.of] = type_bytes(types[slot.of], {})
         gathers = [None if part is None else part.gm for part in program.partition.gathers]
-        return scheduled_curves(parts, holders, each, program.step.schedule, gradients, gathers)
+        owned = program.options.gradients == "owner"
+        schedule = program.step.schedule
+        return scheduled_curves(parts, holders, each, schedule, gradients, gathers, owned=owned)
 
 
 def _in_short(row: Collective) -> CommRow:

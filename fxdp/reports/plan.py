@@ -23,7 +23,7 @@ from fxdp.reports.graph_display import displayed
 from fxdp.reports.page.plan_page import plan_page, write_file
 from fxdp.reports.plan_data.collective import Collective
 from fxdp.reports.plan_data.details import Details
-from fxdp.reports.plan_data.memory_curve import RankMemory
+from fxdp.reports.plan_data.memory_curve import ADAM, RankMemory, state_of_optimizer
 from fxdp.reports.plan_data.parameter_table import ParameterRow
 from fxdp.reports.plan_data.plan_diff import PlanDiff, differences
 from fxdp.reports.plan_data.plan_json import (
@@ -147,9 +147,20 @@ class Plan:
         """The parameters that the program reads: how they lie on the ranks, what reduces their gradients."""
         return self.details().parameters
 
-    def memory(self) -> tuple[RankMemory, ...]:
-        """What each pipeline rank holds over a step, from op to op, before Inductor fuses any."""
-        return self.details().memory
+    def memory(self, state: float = ADAM) -> tuple[RankMemory, ...]:
+        """What each pipeline rank holds over a step, from op to op, before Inductor fuses any.
+
+        Parameters
+        ----------
+        state : how many values the optimizer keeps for each element of a parameter: 2 for Adam, 1 for SGD
+            with momentum, 0 for plain SGD.
+
+        Raises
+        ------
+        InputError : no such number.
+        """
+        values = state_of_optimizer(state)
+        return tuple(rank.with_state(values) for rank in self.details().memory)
 
     def explain(self, what: str) -> Explained:
         """Why something is as it is.

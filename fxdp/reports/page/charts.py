@@ -60,7 +60,7 @@ class _Area:
 def memory_svg(memory: RankMemory) -> str:
     """What a rank holds from op to op, forward and backward in two tones, its peak marked."""
     points, peak = memory.points, memory.peak
-    still = memory.parameters + memory.buffers + memory.inputs
+    still = memory.still
     if not points or not peak.bytes:
         return ""
     step = (_WIDTH - _LEFT) / len(points)

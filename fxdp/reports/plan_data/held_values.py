@@ -1,0 +1,233 @@
+"""The values of one graph on a rank: their bytes, who owns their memory, what they are, until when they live.
+
+A bucket is more than its result. What its messages read and write lives beside it, out of sight of the graph:
+
+    start_scatter   packed [ranks x rows] and pending [rows]
+    finish_scatter  pending and rows: packed is gone, and an op returns no operand
+    start_gather    pending [ranks x rows], and packed [rows] where the store has them apart
+    finish_gather   pending and whole [ranks x rows]
+    all_reduce      pending, which the wait hands out as it is
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from fxdp.ir import conversions
+from fxdp.ir.carriers import fits_messages, way_of
+from fxdp.ir.mesh import Mesh
+from fxdp.ir.notes import note, tensor_type
+from fxdp.ir.op_kinds import is_view
+from fxdp.ir.ops.moments import MOMENTS_OP
+from fxdp.ir.ops.standardize import STANDARDIZE_BACKWARD_OP, STANDARDIZE_OP
+from fxdp.ir.placements import Rows
+from fxdp.ir.sizes import B
+from fxdp.ir.slots import Buffer, Constant, Gradient, Input, Parameter, Slot
+from fxdp.ir.types import TensorType, local_shape, tensor_types, type_bytes
+
+_WORDS = {Parameter: "parameters", Buffer: "buffers", Constant: "buffers", Input: "inputs"}
+_INSIDE: Mapping[Any, int] = {MOMENTS_OP: 2, STANDARDIZE_OP: 1, STANDARDIZE_BACKWARD_OP: 3}
+"""Ops that are compositions: values of their first operand's size that they hold beside their result."""
+_IN_PLACE = frozenset({conversions.all_reduce, conversions.broadcast, conversions.sum_rows})
+"""Their waits hand out what is pending."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What an op drops before it makes its result, what it adds, what nobody reads afterwards: by kind."""
+
+    node: fx.Node
+    dropped: Mapping[str, int]
+    added: Mapping[str, int]
+    freed: Mapping[str, int]
+
+    @property
+    def phase(self) -> str:
+        """Of the step."""
+        return "backward" if note(self.node).backward else "forward"
+
+
+def summed(given: Mapping[Slot, int]) -> dict[str, int]:
+    """Bytes of slots by what they are: parameters, buffers, inputs."""
+    found = dict.fromkeys(_WORDS.values(), 0)
+    for slot, size in given.items():
+        if type(slot) in _WORDS:
+            found[_WORDS[type(slot)]] += size
+    return found
+
+
+class HeldValues:
+    """One graph at the given sizes; `ranks` are those along each axis, None: all."""
+
+    def __init__(
+        self, gm: fx.GraphModule, ranks: Mapping[str | None, int], sizes: Mapping[str, int]
+    ) -> None:
+        self._ranks, self._sizes = ranks, sizes
+        self._nodes = list(gm.graph.nodes)
+        self._output = gm.graph.output_node()
+        self._home = self._homes()
+        self._gradient_like = self._gradient_path()
+        self._last = self._last_readers()
+        self._saved = {
+            self._home[source]
+            for node in self._nodes if note(node).backward
+            for source in node.all_input_nodes if not note(source).backward
+        }  # fmt: skip
+
+    def bytes(self, node: fx.Node) -> int:
+        """Of this rank's part of a value."""
+        types, placed = tensor_types(note(node).type), note(node).placement
+        placements = placed if isinstance(placed, tuple) else (placed,) * len(types)
+        total = 0
+        for type_, placement in zip(types, placements, strict=False):
+            local = TensorType(type_.dtype, local_shape(type_, placement))
+            size = type_bytes(local, self._sizes, unknown=self._sizes[B.name])
+            total += -(-size // self._ranks[placement.axis]) if isinstance(placement, Rows) else size
+        return total
+
+    def given(self) -> dict[Slot, int]:
+        """Bytes of what is there all the time."""
+        nodes = (n for n in self._nodes if n.op == "placeholder")
+        return {slot: self.bytes(n) for n in nodes if (slot := note(n).slot) is not None}
+
+    def results(self) -> int:
+        """Bytes of what the graph gives."""
+        return sum(map(self.bytes, self._output.all_input_nodes))
+
+    def gradients(self) -> int:
+        """Bytes of the parameters' gradients."""
+        of = {note(n).slot: n for n in self._nodes if n.op == "placeholder"}
+        slots = (s.of for s in note(self._output).results if isinstance(s, Gradient))
+        return sum(self.bytes(of[s]) for s in slots if isinstance(s, Parameter) and s in of)
+
+    def saved(self) -> int:
+        """Bytes of what the forward makes and the backward reads."""
+        return sum(self.bytes(node) for node in self._saved if node.op == "call_function")
+
+    def moments(self) -> Iterator[Moment]:
+        """The ops that make values, in program order."""
+        dies: dict[fx.Node, Counter[str]] = {}
+        packs: dict[fx.Node, int] = {}
+        for value, reader in self._last.items():
+            if value.op == "call_function":
+                dies.setdefault(reader, Counter())[self._kind(value)] += self.bytes(value)
+        for node in self._nodes:
+            if node.op != "call_function" or not tensor_types(note(node).type):
+                continue
+            added = Counter({self._kind(node): self.bytes(node)} if self._home[node] is node else {})
+            unread = Counter(added if node not in self._last and not node.users else {})
+            if inside := _INSIDE.get(node.target, 0):
+                inside *= self.bytes(node.args[0])
+                added["temporary"] += inside
+                unread["temporary"] += inside
+            if packed := self._packed(node):
+                added["buckets"] += packed
+                (wait,) = (user for user in node.users if user.target is conversions.wait)
+                packs[wait] = packed  # a wait lets go of what was sent, then it makes its result
+            dropped = {"buckets": packs.get(node, 0)}
+            yield Moment(node, dropped, added, dies.get(node, Counter()) + unread)
+
+    def top(self, backward: bool) -> Counter[str]:
+        """The most that lives at once while one half runs, beside what was there before, by kind."""
+        live, most = Counter[str](), Counter[str]()
+        for moment in self.moments():
+            if note(moment.node).backward is backward:
+                live.subtract(moment.dropped)
+                live.update(moment.added)
+                most = live.copy() if live.total() > most.total() else most
+                live.subtract(moment.freed)
+        return most
+
+    def _homes(self) -> dict[fx.Node, fx.Node]:
+        home: dict[fx.Node, fx.Node] = {}
+        for node in self._nodes:
+            source: Any = node.args[0] if node.args else None
+            shares = is_view(node.target) or (node.target is conversions.wait and source.target in _IN_PLACE)
+            home[node] = home[source] if shares and isinstance(source, fx.Node) else node
+        return home
+
+    def _last_readers(self) -> dict[fx.Node, fx.Node]:
+        last: dict[fx.Node, fx.Node] = {}
+        for node in self._nodes:
+            for source in node.all_input_nodes:
+                last[self._home[source]] = node
+        return last
+
+    def _gradient_path(self) -> set[fx.Node]:
+        """Values of the backward that are only moved from where they are made until they are gradients."""
+        results = zip(self._output.args[0], note(self._output).results, strict=True)  # type: ignore[arg-type]
+        others = {value for value, slot in results if not isinstance(slot, Gradient)}
+        found: set[fx.Node] = set()
+        for node in reversed(self._nodes):
+            makes = node.op == "call_function" and note(node).backward and node not in others
+            moved = all(u is self._output or (u in found and _moves(u)) for u in node.users)
+            if makes and moved and node.users:
+                found.add(node)
+        return found
+
+    def _kind(self, node: fx.Node) -> str:
+        if node.target in (conversions.gather_rows, conversions.scatter_rows):
+            return "buckets"
+        if node.target is conversions.wait and node.all_input_nodes[0].target is conversions.gather_rows:
+            return "buckets"
+        if node in self._gradient_like:
+            return "buckets" if node.target is torch.ops.aten.cat.default else "gradients"
+        return "saved" if node in self._saved and not note(node).backward else "temporary"
+
+    def _packed(self, node: fx.Node) -> int:
+        """Bytes of what a bucket's message reads, where that is a copy."""
+        if node.target is conversions.scatter_rows:
+            return type_bytes(tensor_type(node), self._sizes)
+        if node.target is not conversions.gather_rows or self._lies_together(node.args[0]):
+            return 0
+        found = conversions.conversion_of(node)
+        assert found is not None
+        return self.bytes(node) // self._ranks[found.axis]
+
+    def _lies_together(self, values: Any) -> bool:
+        """Whether parameters follow one another in the store, in the model's order."""
+        if not isinstance(values, (tuple, list)):
+            return True
+        of_type = [
+            n for n in self._nodes
+            if n.op == "placeholder" and isinstance(note(n).placement, Rows)
+            and tensor_type(n).dtype == tensor_type(values[0]).dtype
+        ]  # fmt: skip
+        if any(value not in of_type for value in values):
+            return False  # a cast of one
+        first = of_type.index(values[0])
+        return of_type[first : first + len(values)] == list(values)
+
+
+def exchange_buffers(graphs: Sequence[fx.GraphModule], mesh: Mesh) -> int:
+    """Bytes of the two buffers in which a rank's large values lie for the others: they take turns."""
+    graph_nodes = [(note(node).backward, node) for gm in graphs for node in gm.graph.nodes]
+    turns = [
+        size
+        for phase in (False, True)
+        for backward, node in graph_nodes
+        if backward is phase and way_of(node, mesh) == "memory" and (size := _sent(node, mesh))
+    ]
+    if len(turns) % 2:  # the next step begins with the other one
+        return 2 * max(turns)
+    return max(turns[::2], default=0) + max(turns[1::2], default=0)
+
+
+def _sent(node: fx.Node, mesh: Mesh) -> int:
+    """Bytes that a rank writes for the others; none where they are few enough for a message."""
+    size, gathers = type_bytes(tensor_type(node)), node.target is conversions.gather_rows
+    own = size // mesh.size_along(mesh.shard_axis) if gathers else size
+    return 0 if fits_messages(own, mesh.size, summed=not gathers) else own
+
+
+def _moves(node: fx.Node) -> bool:
+    """Whether an op only brings values to another place."""
+    return is_view(node.target) or node.target is torch.ops.aten.cat.default or (
+        node.target in conversions.CONVERSIONS
+    )  # fmt: skip
