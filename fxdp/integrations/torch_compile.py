@@ -8,6 +8,7 @@ what they asked is asked of the global batch. The ranks compare their graphs at 
 
 `fullgraph=True` is demanded: without it torch runs what it cannot trace as ordinary code, on one rank's part
 of the batch, and parameters that are used there would get this rank's gradients; no backend is told of it.
+The refusal lists each place where torch breaks off, with its line and reason.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from torch import fx
 
 import fxdp
-from fxdp.capture.dynamo.dynamo_frame import title_of, whole_frame
+from fxdp.capture.dynamo.dynamo_breaks import breaks_in_words
+from fxdp.capture.dynamo.dynamo_frame import BrokenFrameError, title_of, whole_frame
 from fxdp.capture.dynamo.dynamo_graph import read_graph
 from fxdp.module.traced_call import TracedCall, TracedOptions
 
@@ -43,7 +45,7 @@ def backend(
         read = read_graph(gm, frame, chosen.options.batch_dims)
         chosen.check_losses(read.losses)
     except fxdp.InputError as error:
-        return _refusing(error)
+        return _Refusing(error)
     return TracedCall(read, chosen, title_of(frame))
 
 
@@ -85,8 +87,21 @@ def _text(value: Any) -> str:
     return repr(value) if plain else getattr(value, "__name__", "...")
 
 
-def _refusing(error: fxdp.InputError) -> Callable[..., Any]:
-    def refuse(*_: Any) -> Any:
-        raise fxdp.InputError(str(error))
+class _Refusing:
+    """Raises the error at each call; of a call that torch breaks, with all places where it does."""
 
-    return refuse
+    def __init__(self, error: fxdp.InputError) -> None:
+        self._error = error
+        self._more: str | None = None
+
+    def __call__(self, *_: Any) -> NoReturn:
+        """Torch calls this in the place of the graph.
+
+        Raises
+        ------
+        InputError : always.
+        """
+        if self._more is None:
+            found = self._error
+            self._more = breaks_in_words(found.frame) if isinstance(found, BrokenFrameError) else ""
+        raise fxdp.InputError(f"{self._error}{self._more}")

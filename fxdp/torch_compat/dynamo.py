@@ -1,10 +1,14 @@
-"""Of Dynamo: what a backend of torch.compile is not told, and how it asks for another trace."""
+"""Of Dynamo: what a backend of torch.compile is not told, another trace, and where graphs break."""
 
 from __future__ import annotations
 
+import contextlib
+import inspect
+import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from types import CodeType
+from traceback import FrameSummary
+from types import CellType, CodeType, FunctionType
 from typing import Any, NoReturn
 
 import sympy
@@ -12,20 +16,24 @@ import torch
 from torch import Tensor, fx
 from torch._dynamo.exc import TensorifyScalarRestartAnalysis
 from torch._dynamo.symbolic_convert import InstructionTranslator
+from torch._dynamo.utils import counters, graph_break_reasons
 from torch.fx.traceback import preserve_node_meta
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
 
 __all__ = [
+    "GraphBreak",
     "TracedFrame",
     "ask_for_symbols",
     "forget_sizes",
+    "graph_breaks",
     "has_symbols_asked",
     "input_source",
     "run_traced",
     "traced_frame",
 ]
 
+_SKIPPED = re.compile(r"frame skipped: (?P<function>.+ line \d+\))")
 _MARKED = "_dynamo_weak_dynamic_indices"
 """Where `torch._dynamo.maybe_mark_dynamic` notes the dims on a tensor."""
 
@@ -59,6 +67,57 @@ def traced_frame() -> TracedFrame | None:
         shape_env=translator.output.shape_env,
         suppressed=bool(torch._dynamo.config.suppress_errors),
     )
+
+
+@dataclass(frozen=True)
+class GraphBreak:
+    """Where Dynamo ends a graph, and why."""
+
+    reason: str
+    stack: tuple[FrameSummary, ...]
+    """The lines under way, from the outermost; none where Dynamo leaves out a whole function."""
+    left_out: str = ""
+    """The function that is left out, and its place."""
+
+
+def graph_breaks(frame: TracedFrame) -> tuple[int, tuple[GraphBreak, ...]]:
+    """How many graphs Dynamo makes of a call, and where they end; for that the call runs once more.
+
+    What the call raises ends it, as it would end the user's own.
+    """
+    graphs = 0
+
+    def as_it_is(gm: fx.GraphModule, _: Any) -> Any:
+        nonlocal graphs
+        graphs += 1
+        return gm.forward
+
+    known, texts = len(graph_break_reasons), set(counters["unimplemented"])
+    function, args, kwargs = _call_of(frame)
+    # the same code with another backend: torch traces it anew, and what it keeps for the user stays
+    with contextlib.suppress(Exception):
+        torch.compile(function, backend=as_it_is)(*args, **kwargs)
+    breaks = [GraphBreak(r.reason, tuple(r.user_stack)) for r in graph_break_reasons[known:]]
+    for text in counters["unimplemented"]:
+        skipped = _SKIPPED.search(text)
+        if text not in texts and skipped is not None:
+            breaks.append(GraphBreak(text, (), skipped["function"]))
+    return graphs, tuple(breaks)
+
+
+def _call_of(frame: TracedFrame) -> tuple[FunctionType, list[Any], dict[str, Any]]:
+    """A frame as a function and its arguments."""
+    code, values = frame.code, frame.locals
+    cells = tuple(CellType(values[name]) for name in code.co_freevars)
+    function = FunctionType(code, frame.globals, code.co_name, None, cells)
+    names = iter(code.co_varnames)
+    args = [values[next(names)] for _ in range(code.co_argcount)]
+    kwargs = {name: values[name] for _, name in zip(range(code.co_kwonlyargcount), names, strict=False)}
+    if code.co_flags & inspect.CO_VARARGS:
+        args += values[next(names)]
+    if code.co_flags & inspect.CO_VARKEYWORDS:
+        kwargs |= values[next(names)]
+    return function, args, kwargs
 
 
 def input_source(node: fx.Node) -> tuple[str, Any] | None:

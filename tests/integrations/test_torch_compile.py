@@ -6,6 +6,7 @@ import copy
 import io
 import logging
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -282,8 +283,44 @@ def test_options_that_no_graph_can_have_are_refused(options: Any, message: str) 
 
 
 def test_the_whole_function_must_be_one_graph() -> None:
-    with pytest.raises(InputError, match="expected fullgraph=True"):
+    with pytest.raises(InputError, match=r"(?s)expected fullgraph=True.*one graph of this call"):
         _compiled(Scaled(), fullgraph=False)(torch.randn(5, 4))
+
+
+class Broken(nn.Module):
+    """Its forward breaks off three times, the last time in a loop of a function, which is left out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        h = self.net(x)
+        if h.sum() > 0:
+            h = h + 1
+        torch._dynamo.graph_break()
+        return self.scaled(h).mean()
+
+    def scaled(self, h: Tensor) -> Tensor:
+        for _ in range(2):
+            h = h * h.mean().item()
+        return h
+
+
+def test_a_refusal_lists_every_break_with_its_line_and_reason() -> None:
+    model = Broken()
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(InputError) as caught:
+        _compiled(model, fullgraph=False)(torch.randn(5, 4))
+    first, second, third, left_out = re.findall(r"\n  (.*)", str(caught.value))
+    assert re.search(r"^graph 1 of 3 .*`if h.sum\(\) > 0:`: Python decides on a tensor's value$", first)
+    assert re.search(r"^graph 2 of 3 .*`torch._dynamo.graph_break\(\)`: Call to", second)
+    assert re.search(r"^graph 3 of 3 .*`h = h \* h.mean\(\).item\(\)`: Unsupported Tensor.item", third)
+    assert re.search(r"^no graph of scaled \(.*: graph break in loop$", left_out)
+    assert all(map(torch.equal, model.state_dict().values(), before.values()))
+    assert model.calls == 0
 
 
 def test_without_fullgraph_torch_may_ask_no_backend_at_all() -> None:

@@ -8,12 +8,21 @@ from fxdp.errors import InputError
 from fxdp.torch_compat import TracedFrame, running_ddp, traced_frame
 
 
+class BrokenFrameError(InputError):
+    """A call that torch may cut into several graphs, with ordinary code between them."""
+
+    def __init__(self, frame: TracedFrame, message: str) -> None:
+        self.frame = frame
+        super().__init__(message)
+
+
 def whole_frame() -> TracedFrame:
     """What Dynamo is tracing.
 
     Raises
     ------
-    InputError : not Dynamo, or Dynamo where it may leave out what it cannot trace.
+    BrokenFrameError : Dynamo may leave out what it cannot trace.
+    InputError : not Dynamo, or Dynamo within DistributedDataParallel.
     """
     frame = traced_frame()
     if frame is None:
@@ -22,12 +31,13 @@ def whole_frame() -> TracedFrame:
             "fxdp.compile(model) elsewhere"
         )
     if not frame.whole or frame.suppressed:
-        wrong = "fullgraph=True" if not frame.whole else "torch._dynamo.config.suppress_errors = False"
-        raise InputError(
-            f'torch.compile(model, backend="fxdp"): expected {wrong}. Without it torch runs what it cannot '
-            "trace as ordinary code, on this rank's part of the batch alone: losses would be this rank's, "
-            "and parameters used there would get this rank's gradients. fxdp.compile(model) takes models "
-            "that torch.compile cannot trace as a whole"
+        expected = "fullgraph=True" if not frame.whole else "torch._dynamo.config.suppress_errors = False"
+        raise BrokenFrameError(
+            frame,
+            f'torch.compile(model, backend="fxdp"): expected {expected}. Without it torch runs what it '
+            "cannot trace as ordinary code, on this rank's part of the batch alone: losses would be this "
+            "rank's, and parameters used there would get this rank's gradients. fxdp.compile(model) takes "
+            "models that torch.compile cannot trace as a whole",
         )
     if (ddp := running_ddp()) is not None:
         raise InputError(
