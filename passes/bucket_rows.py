@@ -18,7 +18,7 @@ from fxdp.ir.notes import Cause, Note, Reason, members_of, note, tensor_operands
 from fxdp.ir.ops.parameter_rows import elements_each, rows_each
 from fxdp.ir.packing import elements
 from fxdp.ir.placements import Placement
-from fxdp.ir.slots import Parameter
+from fxdp.ir.row_buckets import parameter_of
 from fxdp.ir.types import TensorType
 
 aten = torch.ops.aten
@@ -44,8 +44,8 @@ class _Member:
         return None if found is None else found.axis
 
 
-_Key: TypeAlias = "tuple[torch.dtype, bool, str | None]"
-"""What travels together has one dtype, phase and axis."""
+_Key: TypeAlias = "tuple[torch.dtype, bool, str | None, bool]"
+"""What travels together has one dtype, phase, axis and lifetime: a flat value lives as long as any of it."""
 
 
 def _members(graph: fx.Graph, target: Callable[..., Any]) -> list[_Member]:
@@ -64,12 +64,13 @@ def _only_user(node: fx.Node) -> fx.Node:
     return user
 
 
-def _cut(members: Iterable[_Member], limit: int) -> list[list[_Member]]:
+def _cut(members: Iterable[_Member], limit: int, kept: frozenset[str]) -> list[list[_Member]]:
     """Buckets of at most `limit` bytes, in order, of what may travel together; a larger value has its own."""
     done: list[list[_Member]] = []
     open_: dict[_Key, tuple[list[_Member], int]] = {}
     for member in members:
-        key = member.type.dtype, note(member.steps[0]).backward, member.axis
+        stays = member.steps[0].target is conversions.gather_rows and parameter_of(member.value).name in kept
+        key = member.type.dtype, note(member.steps[0]).backward, member.axis, stays
         bucket, filled = open_.get(key, ([], 0))
         size = elements(member.type) * member.type.dtype.itemsize
         if bucket and filled + size > limit:
@@ -149,14 +150,9 @@ class _Writer:
         return made
 
 
-def _parameter(value: fx.Node) -> fx.Node:
-    """The parameter that is gathered, itself or as a cast."""
-    return value if value.op == "placeholder" else value.all_input_nodes[0]
-
-
 def _gather_cause(bucket: list[_Member]) -> Cause:
     """The parameters, and the op that first needs one of them."""
-    names = [s.name for m in bucket if isinstance(s := note(_parameter(m.value)).slot, Parameter)]
+    names = [parameter_of(m.value).name for m in bucket]
     first = note(bucket[0].steps[0]).cause
     assert first is not None
     listed = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
@@ -197,9 +193,11 @@ class BucketRows:
     ----------
     bucket_bytes : the most bytes of whole values in one bucket; None: 25 MiB, or less where the ranks' link
         asks for it.
+    kept : the names of parameters whose whole values stay from the forward to the backward, where others go.
     """
 
     bucket_bytes: int | None = None
+    kept: frozenset[str] = frozenset()
 
     name = "bucket-rows"
     requires = Level.LOCAL
@@ -212,7 +210,7 @@ class BucketRows:
         graph, writer = gm.graph, _Writer(gm.graph, mesh)
         position = {node: i for i, node in enumerate(graph.nodes)}
         gathers = sorted(_members(graph, conversions.gather_rows), key=lambda m: position[m.steps[-1]])
-        for bucket in _cut(gathers, self._room(gathers, mesh)):
+        for bucket in _cut(gathers, self._room(gathers, mesh), self.kept):
             cause, first_use = _gather_cause(bucket), bucket[0].steps[-1]
             bucket.sort(key=lambda m: position[m.value])
             with graph.inserting_before(first_use):
@@ -221,7 +219,7 @@ class BucketRows:
             writer.erase(bucket)
         scatters = sorted(_members(graph, conversions.scatter_rows), key=lambda m: position[m.value])
         end = _to_the_end(graph, {m.steps[-1] for m in scatters})
-        for bucket in _cut(scatters, self._room(scatters, mesh)):
+        for bucket in _cut(scatters, self._room(scatters, mesh), self.kept):
             with graph.inserting_before(bucket[-1].value.next):
                 start, *rest = writer.travel(bucket, _scatter_cause(bucket))
             with graph.inserting_before(end):

@@ -18,6 +18,7 @@ from fxdp.ir.level import Level
 from fxdp.ir.mesh import Mesh
 from fxdp.ir.notes import Cause, Reason, copy_note, note, tensor_operands
 from fxdp.ir.placements import Partial, Placement, R, Replicate, Rows, Shard
+from fxdp.ir.row_buckets import parameter_of
 from fxdp.ir.slots import Gradient, Mutation, Output, Parameter
 from fxdp.ir.types import ScalarType, TensorType
 
@@ -29,6 +30,7 @@ class _Insertion:
     graph: fx.Graph
     replicable: frozenset[fx.Node]
     gathered_once: bool
+    kept: frozenset[str]
     made: dict[tuple[fx.Node, Placement, bool], fx.Node] = field(default_factory=dict)
     whole: dict[fx.Node, fx.Node] = field(default_factory=dict)
 
@@ -48,8 +50,9 @@ class _Insertion:
 
         Other values are converted once, whoever reads them.
         """
-        lies_in_rows = isinstance(note(node).placement, Rows)
-        return lies_in_rows and not self.gathered_once and note(consumer).backward
+        if self.gathered_once or not isinstance(note(node).placement, Rows) or not note(consumer).backward:
+            return False
+        return parameter_of(node).name not in self.kept
 
     def _make(self, node: fx.Node, wanted: Placement, consumer: fx.Node, cause: Cause) -> fx.Node:
         have, type_ = note(node).placement, note(node).type
@@ -257,11 +260,12 @@ class InsertCollectives:
     must be equal on all ranks are broadcast from rank 0 unless `single_device_rng`.
 
     A sharded parameter is gathered for the forward and once more for the backward, or, if `gathered_once`,
-    for both; what the backward does not read, it does not gather.
+    or it is one of `kept`, for both; what the backward does not read, it does not gather.
     """
 
     single_device_rng: bool = False
     gathered_once: bool = False
+    kept: frozenset[str] = frozenset()
 
     name = "insert-collectives"
     requires = Level.PLACED
@@ -272,7 +276,7 @@ class InsertCollectives:
         nodes = list(gm.graph.nodes)
         if mesh.size == 1 and not any(isinstance(note(n).placement, Rows) for n in nodes):
             return gm
-        insertion = _Insertion(gm.graph, _replicable(nodes), self.gathered_once)
+        insertion = _Insertion(gm.graph, _replicable(nodes), self.gathered_once, self.kept)
         for node in nodes:
             edges = _edges(node)
             if edges:

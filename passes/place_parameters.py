@@ -114,9 +114,11 @@ class PlaceParameters:
     Parameters
     ----------
     gathered_once : whole values stay from the forward to the backward, which then has none of its own.
+    kept : the names of parameters of which that is said though it is not of all.
     """
 
     gathered_once: bool = False
+    kept: frozenset[str] = frozenset()
 
     name = "place-parameters"
     requires = Level.PLACED
@@ -140,5 +142,6 @@ class PlaceParameters:
                 for slot, wanted in zip(output.results, output.operands, strict=True)
             )
         if not self.gathered_once:
-            _repeat_in_backward(gm.graph, {*parameters.values(), *casts})
+            own = {node for slot, node in parameters.items() if slot.name not in self.kept}
+            _repeat_in_backward(gm.graph, own | {cast for cast in casts if cast.all_input_nodes[0] in own})
         return gm

@@ -54,8 +54,14 @@ class Order:
     """On LOCAL parts that run once per step: what the ranks add up travels together."""
 
     @classmethod
-    def of(cls, captured: Captured, options: Options, stages: int | tuple[str, ...] | None) -> Order:
-        """The order for a captured model; `stages` is None for a program that stays whole."""
+    def of(
+        cls, captured: Captured, options: Options, stages: int | tuple[str, ...] | None,
+        kept: frozenset[str] = frozenset(),
+    ) -> Order:  # fmt: skip
+        """The order for a captured model; `stages` is None for a program that stays whole.
+
+        `kept` are parameters that stay whole from the forward to the backward where others do not.
+        """
         several = stages is not None and options.microbatches > 1
         # what the model computes of its batch size is meant of all micro-batches, so it comes before them
         first: tuple[Pass, ...] = (ExposeCounts(), LiftNumbers()) if several else ()
@@ -63,10 +69,12 @@ class Order:
         # what is cut gathers before its first micro-batch, for all of them
         once = stages is not None or options.keeps_whole or not options.reshard_after_forward
         precision = options.precision
-        placed: tuple[Pass, ...] = (PlaceParameters(once),) if options.shards else ()
+        placed: tuple[Pass, ...] = (PlaceParameters(once, kept),) if options.shards else ()
         narrow: tuple[Pass, ...] = (CastReductions(precision.reduce),) if precision else ()
         rows: tuple[Pass, ...] = (
-            (BucketRows(options.bucket_bytes), ScheduleRows(options.keeps_whole)) if options.shards else ()
+            (BucketRows(options.bucket_bytes, kept), ScheduleRows(options.keeps_whole))
+            if options.shards
+            else ()
         )
         return cls(
             explicit=(
@@ -76,7 +84,7 @@ class Order:
                 ExpandRecipes(),
                 *placed,
                 *narrow,
-                InsertCollectives(options.single_device_rng, options.shards and once),
+                InsertCollectives(options.single_device_rng, options.shards and once, kept),
             ),
             local=(localize,) if stages is None else (localize, AssignStages(stages, options.microbatches)),
             reductions=(*rows, BucketGradients(options.bucket_bytes), CoalesceReductions()),

@@ -66,8 +66,13 @@ def check_sharding(mesh: Mesh, options: Options) -> None:
         )
 
 
-def prepare(captured: Captured, mesh: Mesh, options: Options, *, cut: bool | None = None) -> Program:
+def prepare(
+    captured: Captured, mesh: Mesh, options: Options, *, cut: bool | None = None,
+    kept: frozenset[str] = frozenset(),
+) -> Program:  # fmt: skip
     """Run the passes, and cut the program if mesh and options ask for it, or as `cut` says.
+
+    `kept` are parameters that stay whole from the forward to the backward where others do not.
 
     Raises
     ------
@@ -81,7 +86,7 @@ def prepare(captured: Captured, mesh: Mesh, options: Options, *, cut: bool | Non
         check_options(options)
         check_reductions(captured, options)
     loss = loss_index(captured.gm.graph) if cut else None
-    order = Order.of(captured, options, stage_count(options, mesh) if cut else None)
+    order = Order.of(captured, options, stage_count(options, mesh) if cut else None, kept)
     # to the passes a micro-batch is a rank more: a sum over both is a sum over one axis
     parts = mesh.in_parts(options.microbatches) if cut and options.microbatches > 1 else mesh
     dump_dir = Path(options.dump_dir) if options.dump_dir is not None and mesh.rank == 0 else None
