@@ -23,7 +23,7 @@ from fxdp.pipeline.schedule.catalogue import check_name
 _log = logging.getLogger("fxdp")
 _MOST = 4096
 """Of micro-batches and of stages: a step is written out, a few nodes for each."""
-_SWITCHES = ("reshard_after_forward", "uneven", "verify", "strict")
+_SWITCHES = ("uneven", "verify", "strict")
 _CHOICES = {
     "strategy": ("replicate", "optimizer", "shard"),
     "rng": ("sharded", "single-device"),
@@ -71,6 +71,7 @@ class Options:
             for name in _SWITCHES
             if not isinstance(getattr(self, name), bool)
         ]
+        faults += self._reshard_faults()
         if not (self.bucket_mb is None or _is_size(self.bucket_mb)):
             faults.append(f"bucket_mb is {_shown(self.bucket_mb)}, expected a size in MiB above 0")
         if not _is_count(self.check_replicas, least=0, most=sys.maxsize):
@@ -89,6 +90,19 @@ class Options:
         if faults:
             raise InputError("fxdp.compile was given options it does not know:\n  " + "\n  ".join(faults))
         check_name(self.schedule)
+
+    def _reshard_faults(self) -> list[str]:
+        value: Any = self.reshard_after_forward
+        if isinstance(value, bool):
+            return []
+        given = f"reshard_after_forward is {_shown(value)}, expected True or False"
+        if not _is_count(value):
+            return [given]
+        return [
+            f"{given}: between forward and backward parameters lie on all ranks that they are dealt out to, "
+            f"or on each. To gather among {value} ranks, deal them out to {value}: a mesh of dp_replicate "
+            f"and dp_shard={value}"
+        ]
 
     def _budget_faults(self) -> list[str]:
         budget: Any = self.activation_memory_budget

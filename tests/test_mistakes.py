@@ -61,6 +61,11 @@ def test_options(name: str, value: Any) -> None:
     assert len(str(caught.value)) < 300
 
 
+def test_to_gather_among_fewer_ranks_is_a_mesh() -> None:
+    with pytest.raises(InputError, match="a mesh of dp_replicate and dp_shard=4"):
+        Options(strategy="shard", reshard_after_forward=4)  # type: ignore[arg-type]
+
+
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match=r"dump_dir is '.*file/x/y', which cannot be made"):

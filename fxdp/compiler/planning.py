@@ -129,7 +129,7 @@ class Planning:
             tuple(program.options.lines()),
             self._collectives,
             parameter_rows(program.causes, mesh, origin, self._collectives, self._readers()),
-            self._memory(),
+            self.memory(),
             explain(program.causes, mesh.axes, origin),
         )
 
@@ -145,13 +145,15 @@ class Planning:
                     found[slot.name] = (*found.get(slot.name, ()), stage)
         return found
 
-    def _memory(self) -> tuple[RankMemory, ...]:
+    def memory(self) -> tuple[RankMemory, ...]:
+        """What each pipeline rank holds over a step."""
         program, mesh = self.program, self.program.mesh
         holders = {axis: mesh.size_along(axis) * mesh.pipeline.size for axis in (None, *mesh.axes)}
         parts = [part.gm for part in program.partition.parts]
         if program.step is None:
             shared = exchange_buffers(parts, mesh) if mesh.shared_memory else 0
-            return (curve(parts[0], holders, self._local, shared=shared),)
+            gather = next((part.gm for part in program.partition.gathers if part is not None), None)
+            return (curve(parts[0], holders, self._local, shared=shared, gather=gather),)
         each = [self._layout.sizes[i] for i in range(program.options.microbatches)]
         gradients: list[dict[Parameter, int]] = [{} for _ in parts]
         types = {slot: type_ for part in program.parts for slot, type_ in part.parameters.items()}

@@ -87,3 +87,10 @@ def test_along_one_of_two_axes_a_bucket_is_summed_once() -> None:
     gm = BucketRows().run(gm, both)
     targets = [n.target for n in gm.graph.nodes if n.target in conversions.COLLECTIVES]
     assert targets == [conversions.scatter_rows, conversions.sum_rows]
+
+
+def test_what_stays_for_the_backward_has_a_bucket_of_its_own() -> None:
+    """A flat value lives as long as any that is cut out of it."""
+    gm = BucketRows(kept=frozenset({"a"})).run(two_layers(gathered_once=True), mesh())
+    gathers = gm.graph.find_nodes(op="call_function", target=conversions.gather_rows)
+    assert [[n.name for n in gather.args[0]] for gather in gathers] == [["a"], ["b"]]

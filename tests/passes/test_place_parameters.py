@@ -144,3 +144,12 @@ mesh(dp=2)
   %dx: bf16[B, 4] {dp=S(0)} = aten.mm(%y, %wait_2)
   return output 0=%y, output 1=%more, gradient input(x)=%dx
 """)
+
+
+def test_a_parameter_by_name_stays_for_the_backward_and_travels_apart() -> None:
+    mesh, kept = mesh_of({"dp": 2}, "cpu"), frozenset({"w"})
+    g = linear()
+    gm = PlaceParameters(kept=kept).run(g.returns(g.results, (S(0), S(0), R)), mesh)
+    assert "t_1" not in text(gm)
+    gm = InsertCollectives(kept=kept).run(gm, mesh)
+    assert text(gm).count("= gather_rows(") == 1

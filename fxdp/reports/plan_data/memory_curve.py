@@ -52,6 +52,7 @@ class RankMemory:
     points : all of it, from op to op.
     optimizer : its state, there all the time.
     shared : buffers through which ranks of one host exchange large values, there all the time.
+    whole : sharded parameters that were gathered and stay, there all the time.
     at_peak : the bytes of the highest point by what they are: the names above, `saved` activations, `buckets`
         of gradients and of gathered parameters under way, `temporary` values.
     """
@@ -64,12 +65,13 @@ class RankMemory:
     points: tuple[MemoryPoint, ...]
     optimizer: int = 0
     shared: int = 0
+    whole: int = 0
     at_peak: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def still(self) -> int:
         """What is there all the time."""
-        return self.parameters + self.buffers + self.inputs + self.optimizer + self.shared
+        return self.parameters + self.buffers + self.inputs + self.optimizer + self.shared + self.whole
 
     @property
     def peak(self) -> MemoryPoint:
@@ -94,7 +96,8 @@ class RankMemory:
 
 
 _SPOKEN = {
-    "parameters": "parameters", "gradients": "gradients", "optimizer": "optimizer state",
+    "parameters": "parameters", "whole": "whole parameters", "gradients": "gradients",
+    "optimizer": "optimizer state",
     "saved": "saved activations", "buckets": "buckets in flight", "temporary": "temporary values",
     "buffers": "buffers", "inputs": "inputs", "shared": "memory shared with other ranks",
 }  # fmt: skip
@@ -117,14 +120,22 @@ def state_of_optimizer(values: object) -> float:
 
 def curve(
     gm: fx.GraphModule, mesh_ranks: Mapping[str | None, int], sizes: Mapping[str, int], rank: int = 0,
-    shared: int = 0,
+    shared: int = 0, gather: fx.GraphModule | None = None,
 ) -> RankMemory:  # fmt: skip
-    """The memory of a program that is one part; `mesh_ranks` are the ranks along each axis, and all."""
+    """The memory of a program that is one part; `mesh_ranks` are the ranks along each axis, and all.
+
+    `gather` makes the whole parameters that stay from step to step.
+    """
     held = HeldValues(gm, mesh_ranks, sizes)
     sums, gradients = summed(held.given()), held.gradients()
     state = {"optimizer": ADAM * gradients, "shared": shared}
     points, live = [], Counter[str]({**sums, **state})
     highest = live.copy()
+    if gather is not None:
+        gathered = HeldValues(gather, mesh_ranks, sizes)
+        highest = live + gathered.top(backward=False)
+        points.append(MemoryPoint("gather", "forward", highest.total()))
+        state["whole"] = live["whole"] = gathered.results()
     for moment in held.moments():
         live.subtract(moment.dropped)
         live.update(moment.added)

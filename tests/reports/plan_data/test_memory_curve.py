@@ -46,6 +46,7 @@ def _predicted_and_counted(name: str, strategy: str) -> tuple[int, int, dict[str
     optimizer.step()
     optimizer.zero_grad()
     kept = [v for state in optimizer.state.values() for v in state.values() if isinstance(v, Tensor)]
+    # whole parameters that stay are not among these: rows have changed, so the call counts new ones
     still = bytes_of([*compiled.parameters(), *compiled.buffers(), x, y, *kept])
     counted = still + peak_of(run)
     ranks, (memory,) = dist.get_world_size(), compiled.plan.memory()
@@ -60,12 +61,12 @@ def _all(cases: list[tuple[str, str]]) -> list[tuple[int, int, dict[str, int]]]:
 
 
 def test_the_predicted_peak_is_what_is_counted(ranks: RankPool) -> None:
-    cases = [("mlp", "shard"), ("cnn", "replicate")]
+    cases = [("mlp", "shard"), ("cnn", "replicate"), ("mlp", "optimizer")]
     for found in ranks.run(2, _all, cases):
         for case, (predicted, counted, parts) in zip(cases, found, strict=True):
             assert predicted == pytest.approx(counted, rel=0.1), (case, parts)
             assert sum(parts.values()) - parts["shared"] == predicted
-            assert parts["saved"] > 0
+            assert parts["whole" if case[1] == "optimizer" else "saved"] > 0
             assert parts["optimizer"] >= 2 * parts["parameters"]
 
 
