@@ -12,7 +12,8 @@ from torch import fx
 from fxdp.ir import conversions
 from fxdp.ir.notes import copy_note, note
 from fxdp.ir.slots import Size
-from fxdp.passes import InsertCollectives, LocalizeShapes
+from fxdp.passes.insert_collectives import InsertCollectives
+from fxdp.passes.localize_shapes import LocalizeShapes
 from fxdp.rules.registry import Alternative, Op, RegisteredRule, registry
 
 Seed = Callable[[pytest.MonkeyPatch], None]

@@ -23,23 +23,21 @@ import fxdp.rules  # noqa: F401 - registers the rules
 from fxdp.capture.captured import Captured
 from fxdp.compiler.pass_manager import Pass
 from fxdp.options import Options
-from fxdp.passes import (
-    AssignStages,
-    BatchDimAnalyzer,
-    BucketGradients,
-    BucketRows,
-    Canonicalize,
-    CastReductions,
-    CoalesceReductions,
-    EmitProgram,
-    ExpandRecipes,
-    ExposeCounts,
-    InsertCollectives,
-    LiftNumbers,
-    LocalizeShapes,
-    PlaceParameters,
-    ScheduleRows,
-)
+from fxdp.passes.assign_stages import AssignStages
+from fxdp.passes.batch_dim_analyzer import BatchDimAnalyzer
+from fxdp.passes.bucket_gradients import BucketGradients
+from fxdp.passes.bucket_rows import BucketRows
+from fxdp.passes.canonicalize import Canonicalize
+from fxdp.passes.cast_reductions import CastReductions
+from fxdp.passes.coalesce_reductions import CoalesceReductions
+from fxdp.passes.emit_program import EmitProgram
+from fxdp.passes.expand_recipes import ExpandRecipes
+from fxdp.passes.expose_counts import ExposeCounts
+from fxdp.passes.insert_collectives import InsertCollectives
+from fxdp.passes.lift_numbers import LiftNumbers
+from fxdp.passes.localize_shapes import LocalizeShapes
+from fxdp.passes.place_parameters import PlaceParameters
+from fxdp.passes.schedule_rows import ScheduleRows
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from fxdp.oracle.report import Report
 from fxdp.oracle.splits import check_splits
 from fxdp.oracle.verified_capture import WIDE, captured, check_conditions
 from fxdp.oracle.virtual_run import SplitRun, Subject
-from fxdp.passes import Canonicalize
+from fxdp.passes.canonicalize import Canonicalize
 
 
 def verify(

@@ -18,7 +18,7 @@ from fxdp.ir.mesh import Group, Mesh, mesh_of
 from fxdp.ir.placements import MOMENTS, P, Partial, Placement, R, S
 from fxdp.ir.slots import Input, Output
 from fxdp.oracle.virtual_ranks import VirtualRanks
-from fxdp.passes import EmitProgram
+from fxdp.passes.emit_program import EmitProgram
 from tests.graphs import Sketch
 
 

@@ -9,7 +9,7 @@ from fxdp.errors import StageError
 from fxdp.ir.notes import note
 from fxdp.ir.placements import R, S
 from fxdp.ir.slots import Input, Output, Parameter
-from fxdp.passes import AssignStages
+from fxdp.passes.assign_stages import AssignStages
 from tests.capture.unet import UNet, unet_inputs
 from tests.graphs import Sketch, after
 from tests.pipeline.cut.cuts import staged

@@ -10,7 +10,7 @@ from fxdp.ir.notes import note
 from fxdp.ir.ops.whole_draws import twin
 from fxdp.ir.placements import R, S
 from fxdp.ir.slots import Buffer, Gradient, Input, Mutation, Output, Parameter, Tangent
-from fxdp.passes import BatchDimAnalyzer
+from fxdp.passes.batch_dim_analyzer import BatchDimAnalyzer
 from tests.graphs import Sketch, after, mesh
 
 aten = torch.ops.aten

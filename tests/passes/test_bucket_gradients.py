@@ -16,8 +16,7 @@ from fxdp.ir.link_cost import LinkCost
 from fxdp.ir.notes import Cause, Site, note
 from fxdp.ir.placements import P, R, S
 from fxdp.ir.slots import Gradient, Input, Output, Parameter, ResultSlot
-from fxdp.passes import BucketGradients
-from fxdp.passes.bucket_gradients import cut_into_buckets
+from fxdp.passes.bucket_gradients import BucketGradients, cut_into_buckets
 from tests.graphs import Sketch, after, mesh
 
 aten = torch.ops.aten

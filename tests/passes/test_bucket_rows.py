@@ -8,7 +8,8 @@ from fxdp.ir import conversions
 from fxdp.ir.mesh import mesh_of
 from fxdp.ir.placements import P, R, Rows, S
 from fxdp.ir.slots import Gradient, Input, Output, Parameter, Tangent
-from fxdp.passes import BucketRows, InsertCollectives
+from fxdp.passes.bucket_rows import BucketRows
+from fxdp.passes.insert_collectives import InsertCollectives
 from tests.graphs import Sketch, after, mesh
 
 aten = torch.ops.aten

@@ -11,7 +11,7 @@ import fxdp
 from fxdp.errors import PlacementError
 from fxdp.ir.sizes import B
 from fxdp.ir.slots import Input, Output
-from fxdp.passes import Canonicalize
+from fxdp.passes.canonicalize import Canonicalize
 from tests.graphs import Sketch, after
 from tests.lockstep import check
 

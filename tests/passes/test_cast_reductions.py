@@ -5,7 +5,8 @@ from expecttest import assert_expected_inline
 
 from fxdp.ir.placements import P, R, S
 from fxdp.ir.slots import Gradient, Input, Parameter
-from fxdp.passes import CastReductions, InsertCollectives
+from fxdp.passes.cast_reductions import CastReductions
+from fxdp.passes.insert_collectives import InsertCollectives
 from tests.graphs import Sketch, after, mesh
 
 aten = torch.ops.aten

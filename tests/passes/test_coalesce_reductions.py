@@ -10,7 +10,7 @@ from fxdp.ir.level import Level
 from fxdp.ir.notes import Cause, Site
 from fxdp.ir.placements import P, R, S
 from fxdp.ir.slots import Input, Output
-from fxdp.passes import CoalesceReductions
+from fxdp.passes.coalesce_reductions import CoalesceReductions
 from tests.graphs import Sketch, after
 
 aten = torch.ops.aten

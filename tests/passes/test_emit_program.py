@@ -12,7 +12,7 @@ from fxdp.ir.level import Level
 from fxdp.ir.notes import Cause, Site, note
 from fxdp.ir.placements import P, R, S
 from fxdp.ir.slots import Input, Output
-from fxdp.passes import EmitProgram
+from fxdp.passes.emit_program import EmitProgram
 from tests.graphs import Sketch, after
 
 aten = torch.ops.aten

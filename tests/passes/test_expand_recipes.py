@@ -9,7 +9,9 @@ import fxdp.rules  # noqa: F401 - registers the rules
 from fxdp.compiler.verifier import verify
 from fxdp.ir.level import Level
 from fxdp.ir.slots import Input, Output
-from fxdp.passes import BatchDimAnalyzer, ExpandRecipes, InsertCollectives
+from fxdp.passes.batch_dim_analyzer import BatchDimAnalyzer
+from fxdp.passes.expand_recipes import ExpandRecipes
+from fxdp.passes.insert_collectives import InsertCollectives
 from tests.graphs import Sketch, after, mesh
 
 aten = torch.ops.aten

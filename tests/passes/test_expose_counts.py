@@ -6,7 +6,7 @@ import torch
 from expecttest import assert_expected_inline
 
 from fxdp.ir.slots import Input, Output
-from fxdp.passes import ExposeCounts
+from fxdp.passes.expose_counts import ExposeCounts
 from tests.graphs import Sketch, after
 
 aten = torch.ops.aten

@@ -9,7 +9,7 @@ from fxdp.ir.notes import Site, note
 from fxdp.ir.placements import P, R, S
 from fxdp.ir.slots import Buffer as BufferSlot
 from fxdp.ir.slots import Gradient, Input, Mutation, Output, Parameter
-from fxdp.passes import InsertCollectives
+from fxdp.passes.insert_collectives import InsertCollectives
 from tests.graphs import Sketch, after, mesh
 
 aten = torch.ops.aten

@@ -4,7 +4,7 @@ import torch
 from expecttest import assert_expected_inline
 
 from fxdp.ir.slots import Input, Output
-from fxdp.passes import LiftNumbers
+from fxdp.passes.lift_numbers import LiftNumbers
 from tests.graphs import Sketch, after
 
 aten = torch.ops.aten

@@ -11,7 +11,7 @@ from fxdp.ir import conversions
 from fxdp.ir.placements import P, R, S
 from fxdp.ir.recipes import Rewrite
 from fxdp.ir.slots import Input, Output
-from fxdp.passes import LocalizeShapes
+from fxdp.passes.localize_shapes import LocalizeShapes
 from tests.graphs import Sketch, after
 
 aten = torch.ops.aten

@@ -6,7 +6,8 @@ from expecttest import assert_expected_inline
 from fxdp.ir.mesh import mesh_of
 from fxdp.ir.placements import P, R, S
 from fxdp.ir.slots import Gradient, Input, Output, Parameter, Tangent
-from fxdp.passes import InsertCollectives, PlaceParameters
+from fxdp.passes.insert_collectives import InsertCollectives
+from fxdp.passes.place_parameters import PlaceParameters
 from tests.graphs import Sketch, after, text
 
 aten = torch.ops.aten

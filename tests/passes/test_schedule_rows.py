@@ -7,7 +7,8 @@ from torch import fx
 
 from fxdp.ir import conversions
 from fxdp.ir.notes import note
-from fxdp.passes import BucketRows, ScheduleRows
+from fxdp.passes.bucket_rows import BucketRows
+from fxdp.passes.schedule_rows import ScheduleRows
 from tests.graphs import after, mesh
 from tests.passes.test_bucket_rows import two_layers
 

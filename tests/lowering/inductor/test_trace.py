@@ -15,7 +15,7 @@ from fxdp.ir.slots import Input, Output
 from fxdp.lowering.eager import forward_inputs
 from fxdp.lowering.inductor.collective_order import collectives
 from fxdp.lowering.inductor.trace import joint_function
-from fxdp.passes import EmitProgram
+from fxdp.passes.emit_program import EmitProgram
 from fxdp.torch_compat import static_mode, trace_for_inductor
 from tests.graphs import Sketch, mesh
 
