@@ -167,9 +167,13 @@ def conversions_say_what_they_do(graph: fx.Graph) -> Iterator[Fault]:
         if isinstance(before, Partial) and found.reduction(node) != before.op:
             yield node, f"reduces {before} by {found.reduction(node)}"
             continue
-        sharded = after if found.gives is Shard else before
-        if isinstance(sharded, Shard) and node.args[1:3] != (sharded.dim, sharded.outer):
-            yield node, f"does not name the dim and outer factor of {sharded}"
+        type_, sharded = note(values[0]).type, [p for p in (before, after) if isinstance(p, Shard)]
+        if not isinstance(type_, TensorType) or not all(_fits(type_, shard) for shard in sharded):
+            continue  # other checks say so
+        named = found.arguments(type_, before, after)
+        if node.args[1 : 1 + len(named)] != named:
+            listing = " and ".join(map(str, sharded))
+            yield node, f"does not name the dim and outer factor of {listing}"
 
 
 @_holds(Level.EXPLICIT, until=Level.LOCAL)
