@@ -158,6 +158,7 @@ def compile(
     stages: int | Sequence[str] | None = None,
     checkpoint: str = "never",
     activation_memory_budget: float = 1.0,
+    recompute: Sequence[str] = (),
     gradients: str = "everywhere",
     batch_stats: str = "global",
     check_replicas: int = 100,
@@ -216,6 +217,10 @@ def compile(
     activation_memory_budget : the share of the activations that a forward may save for its backward, 0 to 1:
         below 1 the backward computes others again, those first that cost least for their bytes, by torch's
         partitioner. Random numbers are saved, and nothing is communicated twice.
+    recompute : names of modules, in which `*` and `?` stand for anything, as in `["layers.*"]`: a backward
+        computes their forward again from what goes into them, instead of saving it, with `compute="eager"`,
+        too. What leaves them is saved; random numbers and sums over ranks are, too, so that none is drawn or
+        communicated twice.
     gradients : `"everywhere"`: every rank gets every gradient, so that any optimizer, clipping and state dict
         are those of one device; `"owner"`: a parameter's gradient stays on the ranks whose stages read it
         and is None elsewhere, which sends nothing but the gradients of weights tied over stages.
@@ -249,6 +254,7 @@ def compile(
         batch_dims=batch_dims, pad=pad, bucket_mb=bucket_mb, rng=rng, uneven=uneven, compute=compute,
         microbatches=microbatches, schedule=schedule, stages=stages, checkpoint=checkpoint,
         activation_memory_budget=activation_memory_budget,
+        recompute=recompute,
         gradients=gradients, batch_stats=batch_stats, check_replicas=check_replicas,
         verify=verify, strict=strict, dump_dir=dump_dir,
     )  # fmt: skip

@@ -53,6 +53,7 @@ class Options:
     stages: int | Sequence[str] | None = None
     checkpoint: str = "never"
     activation_memory_budget: float = 1.0
+    recompute: Sequence[str] = ()
     gradients: str = "everywhere"
     batch_stats: str = "global"
     check_replicas: int = 100
@@ -78,6 +79,11 @@ class Options:
             given = _shown(self.check_replicas)
             faults.append(f"check_replicas is {given}, expected a number of calls, or 0 for never")
         faults += self._budget_faults()
+        names: object = self.recompute
+        if not isinstance(names, (list, tuple)) or not all(isinstance(n, str) and n for n in names):
+            faults.append(
+                f"recompute is {_shown(names)}, expected a list of names of modules, as in ['layers.*']"
+            )
         faults += _leaf_faults("batch_dims", self.batch_dims, (int, RowsPerSample), "an int, RowsPerSample")
         faults += _leaf_faults("pad", self.pad, (int, float, bool), "a number")
         faults += _folder_faults(self.dump_dir)

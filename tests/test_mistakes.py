@@ -49,6 +49,7 @@ def _call(x: Any) -> Any:
         *(("check_replicas", value) for value in (-1, True, "100", 1.0)),
         *(("batch_dims", value) for value in (True, (True,), 1.5, "0", {"x": True})),
         *(("activation_memory_budget", value) for value in (-0.1, 1.5, math.nan, True, "0.5", None)),
+        *(("recompute", value) for value in ("layers.*", None, [""], [1])),
         *(("pad", value) for value in ("x", object(), [object()])),
         *(("dump_dir", value) for value in (3, b"x", "", __file__, f"{__file__}/x")),
         *(("rng", value) for value in (3, None, [], "sharde")),

@@ -3,8 +3,8 @@
                   whole                            in stages or micro-batches
     CAPTURED
                                                    expose counts, lift numbers    (several micro-batches)
-                  canonicalize, analyze, expand recipes, (place parameters,) (cast reductions,)
-                  insert collectives
+                  canonicalize, analyze, expand recipes, (recompute modules,) (place parameters,)
+                  (cast reductions,) insert collectives
     EXPLICIT
                   localize                         localize, assign stages
     LOCAL                                          STAGED, then cut into parts
@@ -37,6 +37,7 @@ from fxdp.passes.insert_collectives import InsertCollectives
 from fxdp.passes.lift_numbers import LiftNumbers
 from fxdp.passes.localize_shapes import LocalizeShapes
 from fxdp.passes.place_parameters import PlaceParameters
+from fxdp.passes.recompute_modules import RecomputeModules
 from fxdp.passes.schedule_rows import ScheduleRows
 
 
@@ -68,6 +69,7 @@ class Order:
         once = stages is not None or options.keeps_whole or not options.reshard_after_forward
         precision = options.precision
         placed: tuple[Pass, ...] = (PlaceParameters(once, kept),) if options.shards else ()
+        again: tuple[Pass, ...] = (RecomputeModules(tuple(options.recompute)),) if options.recompute else ()
         narrow: tuple[Pass, ...] = (CastReductions(precision.reduce),) if precision else ()
         rows: tuple[Pass, ...] = (
             (BucketRows(options.bucket_bytes, kept), ScheduleRows(options.keeps_whole))
@@ -80,6 +82,7 @@ class Order:
                 Canonicalize(),
                 BatchDimAnalyzer(captured.batch, options.single_device_rng),
                 ExpandRecipes(),
+                *again,
                 *placed,
                 *narrow,
                 InsertCollectives(options.single_device_rng, options.shards and once, kept),

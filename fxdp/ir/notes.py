@@ -100,6 +100,7 @@ class Note:
     stage: int | None = None  # of a program that is cut into stages; None: belongs to no single one
     once: bool = False  # runs once per step, after the last micro-batch
     rewrite: Rewrite | None = None  # how a rule wants its size arguments localized
+    again: str = ""  # `computed`: also in the backward, from what is `saved`
     draws_for: MemoryLayout | None = None  # what a random op draws for, where it lies other than was captured
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import platform
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +15,7 @@ from torch import fx
 from torch._dispatch.python import enable_python_dispatcher
 from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import traceback as fx_traceback
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
@@ -22,6 +24,7 @@ __all__ = [
     "code_settings",
     "compile_with_inductor",
     "cpp_building",
+    "handing_on",
     "inductor_folder",
     "joint_passes_for_inference",
     "partition_for_inductor",
@@ -47,6 +50,15 @@ def trace_for_inductor(
     assert isinstance(traced, fx.GraphModule)
     traced.graph.set_codegen(fx.graph.CodeGen())  # flat results, not the traced function's structure
     return traced
+
+
+@contextlib.contextmanager
+def handing_on(meta: Mapping[str, Any]) -> Iterator[None]:
+    """Inside, nodes that are traced get these entries, of those that torch hands on (`recompute` is one)."""
+    made = fx.Graph().placeholder("marks")
+    made.meta = dict(meta)
+    with fx_traceback.preserve_node_meta(), fx_traceback.set_current_meta(made):
+        yield
 
 
 def partition_for_inductor(

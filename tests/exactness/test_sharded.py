@@ -127,6 +127,7 @@ def _train(axes: tuple[str, ...], split: list[int], **options: Any) -> tuple[flo
         (("dp_shard",), [2, 3], {"bucket_mb": 0.0005, "activation_memory_budget": 0.2}),
         (("dp",), [5, 2], {"microbatches": 2}),
         (("dp_replicate", "dp_shard"), [4, 0, 1, 2], {"compute": "eager", "microbatches": 3}),
+        (("dp",), [5, 2], {"compute": "eager", "recompute": ["inner", "norm"], "bucket_mb": 0.0005}),
         (("pp", "dp_shard"), [4, 3], {"compute": "eager", "microbatches": 2}),
         (("pp", "dp"), [4, 1], {"compute": "eager", "bucket_mb": 0.0005, "optimizer": "Adafactor"}),
         (("dp", "pp"), [2, 3], {"compute": "eager", "schedule": "interleaved", "microbatches": 2}),

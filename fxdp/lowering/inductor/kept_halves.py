@@ -98,7 +98,7 @@ def _graph_lines(gm: fx.GraphModule) -> Iterable[str]:
             raise NoTextError(f"%{node.name} reads an attribute of its module")
         known: Note = note(node)
         read = (known.type, known.slot, known.results, known.backward, known.placement, known.draws_for)
-        yield f"{node_text(node)} {exact_text(read)}"
+        yield f"{node_text(node)} {exact_text((*read, known.again))}"
 
 
 def _tensor_text(value: Any) -> str:

@@ -17,6 +17,7 @@ from fxdp.ir.sizes import B, named_size
 from fxdp.ir.slots import Buffer, Constant, Mutation, Parameter, Size, Slot
 from fxdp.ir.types import TensorType, local_shape
 from fxdp.lowering.eager import backward_inputs, backward_results, forward_inputs, forward_results, results
+from fxdp.lowering.inductor.recomputed_values import marked, save_results_alone
 from fxdp.lowering.inductor.strides import channels_last, traces_channels_last
 from fxdp.lowering.shapes import Shapes
 from fxdp.torch_compat import FakeTensorMode, OpOverload, interpret_sympy, trace_for_inductor
@@ -54,6 +55,7 @@ def trace(gm: fx.GraphModule, values: Mapping[Slot, Any], shapes: Shapes, device
     given = [_fake(n, values, sizes, env, fake_mode, device) for n in inputs]
     later = [_fake(n, values, sizes, env, fake_mode, device) for n in tangents]
     joint = trace_for_inductor(joint_function(gm, inputs, tangents, device), fake_mode, given, later)
+    save_results_alone(joint)
     return Traced(joint, fake_mode, given, later, sizes)
 
 
@@ -97,7 +99,7 @@ def joint_function(
         as_bytes: set[fx.Node] = set()
         numbers: set[fx.Node] = set()
         drawn: Tensor | None = None
-        for node in gm.graph.nodes:
+        for number, node in enumerate(gm.graph.nodes):
             if node.op != "call_function":
                 continue
             args, kwargs = fx.map_arg((node.args, node.kwargs), env.__getitem__)
@@ -119,7 +121,8 @@ def joint_function(
                 drawn = made if isinstance(made, Tensor) else made[0]
                 env[node] = made if node.users else drawn
             else:
-                env[node] = node.target(*args, **kwargs)
+                with marked(node, number):
+                    env[node] = node.target(*args, **kwargs)
                 if node.target is _READ or numbers.intersection(node.all_input_nodes):
                     env[node] = _read_again(env[node], numbers, node)
                 if not as_bytes.isdisjoint(node.all_input_nodes):
