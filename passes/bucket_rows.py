@@ -19,7 +19,7 @@ from fxdp.ir.ops.parameter_rows import elements_each, rows_each
 from fxdp.ir.packing import elements
 from fxdp.ir.placements import Placement
 from fxdp.ir.row_buckets import parameter_of
-from fxdp.ir.types import TensorType
+from fxdp.ir.types import TensorType, type_bytes
 
 aten = torch.ops.aten
 
@@ -72,7 +72,7 @@ def _cut(members: Iterable[_Member], limit: int, kept: frozenset[str]) -> list[l
         stays = member.steps[0].target is conversions.gather_rows and parameter_of(member.value).name in kept
         key = member.type.dtype, note(member.steps[0]).backward, member.axis, stays
         bucket, filled = open_.get(key, ([], 0))
-        size = elements(member.type) * member.type.dtype.itemsize
+        size = type_bytes(member.type)
         if bucket and filled + size > limit:
             bucket, filled = [], 0
         if not bucket:
@@ -228,5 +228,5 @@ class BucketRows:
         return gm
 
     def _room(self, members: list[_Member], mesh: Mesh) -> int:
-        total = sum(elements(m.type) * m.type.dtype.itemsize for m in members)
+        total = sum(type_bytes(m.type) for m in members)
         return bucket_of(total, self.bucket_bytes, mesh.link)

@@ -32,7 +32,7 @@ from fxdp.ir.slots import (
     Slot,
     Tangent,
 )
-from fxdp.ir.types import NodeType, ScalarType, TensorType
+from fxdp.ir.types import NodeType, ScalarType, TensorType, dtype_name
 from fxdp.torch_compat import OpOverload
 
 _DTYPES = {
@@ -72,7 +72,7 @@ def node_text(node: fx.Node, axes: tuple[str, ...] = (), *, causes: bool = True,
 def type_text(type_: NodeType) -> str:
     """`f32[B, 128]`, `B * 7` for a host number, a tuple of them for several results."""
     if isinstance(type_, TensorType):
-        dtype = _DTYPES.get(type_.dtype, str(type_.dtype).removeprefix("torch."))
+        dtype = _DTYPES.get(type_.dtype, dtype_name(type_.dtype))
         return f"{dtype}[{', '.join(str(n) for n in type_.shape)}]"
     if isinstance(type_, ScalarType):
         return f"int({type_.expr})"

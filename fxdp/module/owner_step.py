@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import prod
 from typing import TypeAlias
 
 import torch
@@ -24,13 +23,14 @@ from torch.optim import Optimizer
 
 from fxdp.errors import InputError
 from fxdp.ir.model_tensors import held
+from fxdp.ir.types import dtype_name
 from fxdp.module.optimizer_twin import dealt, keep_options, rows_of, twin_of
 from fxdp.module.row_holders import RowHolders
 from fxdp.ranks.failure import guard
 from fxdp.ranks.joined import Joined
-from fxdp.ranks.raw_bytes import pack, unpack
+from fxdp.ranks.raw_bytes import pack, packed_size, unpack
 
-_DTYPES = {str(d).removeprefix("torch."): d for d in vars(torch).values() if isinstance(d, torch.dtype)}
+_DTYPES = {dtype_name(d): d for d in vars(torch).values() if isinstance(d, torch.dtype)}
 """By the name that other ranks are told."""
 
 _Type: TypeAlias = "tuple[tuple[int, ...], torch.dtype, str]"
@@ -189,7 +189,7 @@ class OwnerStep:
         device = held(self._matrices[0].parameter).device
         nothing = torch.empty(0, dtype=torch.uint8, device=device)
         packed = [pack([v.to(device) for v in values]) if values else nothing for values in sent]
-        sizes = [sum(prod(shape) * dtype.itemsize for shape, dtype, _ in kinds) for kinds in due]
+        sizes = [packed_size([k[0] for k in kinds], [k[1] for k in kinds]) for kinds in due]
         return [
             unpack(part, [k[0] for k in kinds], [k[1] for k in kinds])
             for part, kinds in zip(self._holders.exchange(packed, sizes), due, strict=True)
@@ -226,7 +226,7 @@ def _kind(value: Tensor) -> _Type:
 
 def _told(kind: _Type) -> tuple[tuple[int, ...], str, str]:
     shape, dtype, device = kind
-    return shape, str(dtype).removeprefix("torch."), device
+    return shape, dtype_name(dtype), device
 
 
 def _understood(told: tuple[tuple[int, ...], str, str]) -> _Type:

@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from fxdp.errors import AgreementError, RankFailedError
 from fxdp.ir.model_tensors import held
+from fxdp.ir.types import dtype_name
 from fxdp.ranks.failure import convert
 from fxdp.ranks.joined import Joined
 from fxdp.ranks.links import harmless, not_understood
@@ -193,7 +194,7 @@ def model_lines(module: nn.Module) -> list[str]:
     for kind, named in (("parameter", module.named_parameters()), ("buffer", module.named_buffers())):
         for name, t in named:
             frozen = "" if t.requires_grad or kind == "buffer" else " frozen"
-            dtype = str(t.dtype).removeprefix("torch.")
+            dtype = dtype_name(t.dtype)
             lines.append(f"{kind} {name} {dtype}{list(t.shape)}{frozen}{_cut(t)}")
     return lines
 

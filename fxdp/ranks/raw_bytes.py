@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 import torch
 from torch import Tensor
@@ -18,6 +19,11 @@ def as_bytes(value: Tensor) -> Tensor:
     return value.as_strided((value.numel(),), (1,)).view(torch.uint8)
 
 
+def packed_size(shapes: Sequence[Sequence[int]], dtypes: Sequence[torch.dtype]) -> int:
+    """The bytes of values of these shapes and dtypes."""
+    return sum(prod(shape) * dtype.itemsize for shape, dtype in zip(shapes, dtypes, strict=True))
+
+
 def pack(values: Sequence[Tensor]) -> Tensor:
     """Values of any dtype as one row of bytes."""
     return torch.cat([as_bytes(plain(value)) for value in values])
@@ -29,7 +35,7 @@ def unpack(
     """The values of `pack`."""
     values, start = [], 0
     for shape, dtype in zip(shapes, dtypes, strict=True):
-        end = start + torch.Size(shape).numel() * dtype.itemsize
+        end = start + prod(shape) * dtype.itemsize
         # a copy of its own: a view of another dtype needs an aligned start
         values.append(packed[start:end].clone().view(dtype).reshape(tuple(shape)))
         start = end

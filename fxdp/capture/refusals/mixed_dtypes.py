@@ -12,7 +12,7 @@ from fxdp.capture.sites import Origin
 from fxdp.errors import InputError
 from fxdp.ir.notes import note
 from fxdp.ir.slots import Input
-from fxdp.ir.types import TensorType
+from fxdp.ir.types import TensorType, dtype_name
 
 _aten = torch.ops.aten
 _PRODUCTS = frozenset(
@@ -51,7 +51,7 @@ def check_dtypes(graph: fx.Graph) -> None:
 
 def _dtypes(node: fx.Node) -> tuple[str, ...]:
     types = (note(operand).type for operand in node.all_input_nodes)
-    return tuple(dict.fromkeys(_name(t.dtype) for t in types if isinstance(t, TensorType)))
+    return tuple(dict.fromkeys(dtype_name(t.dtype) for t in types if isinstance(t, TensorType)))
 
 
 def _inputs(graph: fx.Graph) -> str:
@@ -59,9 +59,5 @@ def _inputs(graph: fx.Graph) -> str:
     for node in graph.find_nodes(op="placeholder"):
         slot, type_ = note(node).slot, note(node).type
         if isinstance(slot, Input) and isinstance(type_, TensorType):
-            named.append(f"{slot.path or node.name} {_name(type_.dtype)}")
+            named.append(f"{slot.path or node.name} {dtype_name(type_.dtype)}")
     return ", ".join(named)
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

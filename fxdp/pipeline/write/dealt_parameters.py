@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import prod
 from typing import Any
 
 import torch
@@ -161,7 +160,7 @@ class DealtParameters:
     ) -> fx.Node | None:  # fmt: skip
         """This rank's share of a transfer of values as one row of bytes; at its target, the values."""
         source, target = ends
-        size = sum(prod(shape) * dtype.itemsize for shape, dtype in zip(shapes, dtypes, strict=True))
+        size = raw_bytes.packed_size(shapes, dtypes)
         if self.step.rank == source:
             packed = self.step.function(raw_bytes.pack, (list(values),), f"{label}_to{target}")
             self.step.send(packed, target, self.tag, label, backward=backward)

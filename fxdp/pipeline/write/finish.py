@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import prod
 from typing import Any
 
 import torch
@@ -123,7 +122,7 @@ class Finish:
         sources = [s for n in names if (s := self._source(n)) is not None]
         shapes = [self.step.shape(s.type, s.placement, None) for s in sources]
         dtypes = [s.type.dtype for s in sources]
-        size = sum(prod(s) * d.itemsize for s, d in zip(shapes, dtypes, strict=True))
+        size = raw_bytes.packed_size(shapes, dtypes)
         tag, label = self._tag(), f"results_of{rank}"
         if self.step.rank == rank:
             values = [self.step.value(n, None) for n in names]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -16,7 +16,7 @@ from fxdp.ir.carriers import carrier_name
 from fxdp.ir.graph_text import target_text, type_text
 from fxdp.ir.mesh import Mesh
 from fxdp.ir.notes import Cause, Site, is_host_size, note
-from fxdp.ir.types import tensor_types, type_bytes
+from fxdp.ir.types import dtype_name, tensor_types, type_bytes
 from fxdp.reports.plan_data.collective import Collective, Hidden, Need
 from fxdp.rules.registry import registry
 
@@ -128,7 +128,7 @@ def _collective(
         words=found.words,
         bytes=type_bytes(known.type, reader.sizes),
         type=type_text(type_),
-        dtype=str(type_.dtype).removeprefix("torch."),
+        dtype=dtype_name(type_.dtype),
         axis=found.axis or ", ".join(axes),
         carrier="" if mesh is None else carrier_name(node, mesh),
         phase="backward" if known.backward else "forward",
@@ -159,8 +159,3 @@ def _timing(
     names = [order[work[k]].name if 0 <= k < len(work) else "" for k in (i - 1, i, j - 1, j)]
     before, first, last, after = names
     return before, after, Hidden(j - i, first, last) if j > i else Hidden()
-
-
-def total_bytes(rows: Iterable[Collective]) -> int:
-    """Bytes of all that travels."""
-    return sum(row.bytes for row in rows)

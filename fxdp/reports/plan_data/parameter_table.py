@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -16,6 +16,7 @@ from fxdp.ir.notes import Site, note, tensor_type
 from fxdp.ir.ops.parameter_rows import most_rows
 from fxdp.ir.placements import Rows
 from fxdp.ir.slots import Gradient, Parameter
+from fxdp.ir.types import TensorType, dtype_name
 from fxdp.reports.plan_data.collective import Collective
 from fxdp.reports.rows import format_bytes
 
@@ -78,20 +79,21 @@ def parameter_rows(
     )
 
 
-def parameter_row(name: str, parameter: Tensor, mesh: Mesh, site: Site, *, rows: bool) -> ParameterRow:
+def parameter_row(
+    name: str, parameter: Tensor | TensorType, mesh: Mesh, site: Site, *, rows: bool
+) -> ParameterRow:
     """The row of a parameter of which no program is known, dealt out in rows or not."""
-    shape = tuple(parameter.shape)
-    held = shape
+    shape = held = tuple(int(n) for n in parameter.shape)
     if rows and shape:
         held = (most_rows(shape[0], mesh.dealing), *shape[1:])
     return ParameterRow(
         name=name,
         shape=shape,
-        dtype=str(parameter.dtype).removeprefix("torch."),
+        dtype=dtype_name(parameter.dtype),
         bytes=prod(shape) * parameter.dtype.itemsize,
         held=prod(held) * parameter.dtype.itemsize,
         placement="Rows" if rows and shape else "R",
-        gradient=parameter.requires_grad,
+        gradient=isinstance(parameter, Tensor) and parameter.requires_grad,
         reduced_by=(),
         stages=(),
         site=site,
@@ -102,22 +104,13 @@ def _row(
     node: fx.Node, slot: Parameter, mesh: Mesh, origin: Origin, made: Mapping[str, str],
     carried: Mapping[str, list[str]], stages: tuple[int, ...],
 ) -> ParameterRow:  # fmt: skip
-    type_, placement = tensor_type(node), note(node).placement
-    shape = tuple(int(n) for n in type_.shape)
-    held = shape
-    if isinstance(placement, Rows) and shape:
-        held = (most_rows(shape[0], mesh.dealing), *shape[1:])
-    return ParameterRow(
-        name=slot.name,
-        shape=shape,
-        dtype=str(type_.dtype).removeprefix("torch."),
-        bytes=prod(shape) * type_.dtype.itemsize,
-        held=prod(held) * type_.dtype.itemsize,
+    placement, site = note(node).placement, origin.of(first_read(node))
+    return replace(
+        parameter_row(slot.name, tensor_type(node), mesh, site, rows=isinstance(placement, Rows)),
         placement=str(placement),
         gradient=slot.name in made,
         reduced_by=tuple(dict.fromkeys(carried.get(made.get(slot.name, ""), ()))),
         stages=stages,
-        site=origin.of(first_read(node)),
     )
 
 

@@ -13,6 +13,7 @@ from fxdp.ir import conversions
 from fxdp.ir.graph_text import type_text
 from fxdp.ir.notes import Site, note
 from fxdp.ir.slots import Gradient, Mutation, Parameter, ResultSlot
+from fxdp.ir.types import TensorType, dtype_name
 from fxdp.pipeline.cut.partition import CutEdge, Partition
 from fxdp.pipeline.write.dealt_parameters import PARAMETERS
 from fxdp.pipeline.write.step_graph import Sent
@@ -202,7 +203,7 @@ def _tag(node: fx.Node) -> Any:
 
 
 def _dtype(node: fx.Node) -> str:
-    dtype: Any = getattr(note(node).type, "dtype", "")
-    return str(dtype).removeprefix("torch.")
+    type_ = note(node).type
+    return dtype_name(type_.dtype) if isinstance(type_, TensorType) else ""
 
 
