@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fxdp.ir.draws import reseed
-from tests.rank_host import COLLECT_AFTER
+from tests.rank_host import COLLECT_AFTER, compile_kernels_quickly
 from tests.rank_pool import THREADS, RankPool
 
 
@@ -40,6 +40,8 @@ def pytest_configure() -> None:
     # Of models as small as in tests, remembering what ops do to fake tensors costs more than it saves: a
     # fifth of a capture. On ranks torch remembers it, as in its users' programs.
     torch._dynamo.config.fake_tensor_cache_enabled = False
+    if "PYTEST_XDIST_WORKER" in os.environ:  # a whole run: it imports Inductor sooner or later
+        compile_kernels_quickly()
 
 
 def pytest_collection_finish() -> None:

@@ -99,14 +99,18 @@ def test_a_part_of_a_mask_has_memory_of_its_own() -> None:
 
 
 def _train(split: list[int], names: tuple[str, ...]) -> list[Tensor]:
-    """This rank's part of each layout's output; the compiler must know how it lies."""
-    outs = []
-    for name in names:
-        model, x = _subject(name, sum(split))
-        compiled = fxdp.compile(model, rng="single-device")
-        torch.manual_seed(5)
-        outs.append(compiled(x.split(split)[dist.get_rank()]).detach())
-    return outs
+    """This rank's part of each layout's output, all of one program; the compiler must know how it lies."""
+    model, x = _subjects(names, sum(split))
+    compiled = fxdp.compile(model, rng="single-device")
+    torch.manual_seed(5)
+    return [out.detach() for out in compiled(x.split(split)[dist.get_rank()])]
+
+
+def _subjects(names: tuple[str, ...], batch: int) -> tuple[nn.Module, Tensor]:
+    _, x = _subject(names[0], batch)
+    torch.manual_seed(0)
+    conv = nn.Conv2d(3, 3, 3, padding=1, dtype=torch.float64)
+    return Model(lambda conv, x: tuple(LAYOUTS[name](conv, x).tanh() for name in names), conv), x
 
 
 def _subject(name: str, batch: int) -> tuple[nn.Module, Tensor]:
@@ -254,7 +258,7 @@ def test_ranks_that_do_not_exchange_stop_together(ranks: RankPool) -> None:
 def test_inductor_knows_how_they_lie(ranks: RankPool) -> None:
     names = ("channels_last", "in_place")
     found = ranks.run(2, _train, [3, 2], names, timeout=240)
-    for i, name in enumerate(names):
-        model, x = _subject(name, 5)
-        torch.manual_seed(5)
-        torch.testing.assert_close(torch.cat([outs[i] for outs in found]), model(x), rtol=1e-12, atol=1e-12)
+    model, x = _subjects(names, 5)
+    torch.manual_seed(5)
+    for parts, expected in zip(zip(*found, strict=True), model(x), strict=True):
+        torch.testing.assert_close(torch.cat(parts), expected, rtol=1e-12, atol=1e-12)
