@@ -6,26 +6,32 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
+from fxdp.cli import main
+from tests.rank_pool import RankPool
 
 
-def _demo(out: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "fxdp", "demo", "--out", str(out), *options]
-    return subprocess.run(command, capture_output=True, text=True, timeout=240)
+def _options(mesh: str, out: Path, *options: str) -> list[str]:
+    return ["demo", "--compute", "eager", "--steps", "3", "--mesh", mesh, "--out", str(out), *options]
 
 
-@pytest.mark.parametrize(
-    ("mesh", "options"),
-    [
-        ("dp=1", ["--compute", "eager", "--batch", "2"]),
-        ("dp=2", ["--compute", "eager", "--batch", "3", "--dtype", "float64"]),
-    ],
-)
-def test_the_losses_are_those_of_one_device(tmp_path: Path, mesh: str, options: list[str]) -> None:
-    out = tmp_path / "curves.png"
-    shown = _demo(out, "--steps", "3", "--mesh", mesh, *options)
-    assert shown.returncode == 0, shown.stdout + shown.stderr
-    assert "the same within rounding" in shown.stdout
-    assert "communication of one step" in shown.stdout
-    assert ("all_reduce" in shown.stdout) == (mesh != "dp=1")
+def _check(shown: str, out: Path, *, reduces: bool) -> None:
+    assert "the same within rounding" in shown
+    assert "communication of one step" in shown
+    assert ("all_reduce" in shown) == reduces
     assert out.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_losses_of_one_rank_are_those_of_one_device(ranks: RankPool, tmp_path: Path) -> None:
+    out = tmp_path / "curves.png"
+    (ended,) = ranks.spawn(1, main, _options("dp=1", out, "--batch", "2"), init=False, timeout=240)
+    assert (ended.status, ended.result) == (0, 0), ended.output
+    _check(ended.output, out, reduces=False)
+
+
+def test_the_losses_of_two_ranks_are_those_of_one_device(tmp_path: Path) -> None:
+    """Which the command starts by itself."""
+    out = tmp_path / "curves.png"
+    command = [sys.executable, "-m", "fxdp", *_options("dp=2", out, "--batch", "3", "--dtype", "float64")]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    _check(ended.stdout, out, reduces=True)

@@ -35,8 +35,8 @@ def _python(code: str, *arguments: str) -> list[str]:
 
 
 def test_ranks_meet_and_rank_0_speaks(capfd: pytest.CaptureFixture[str]) -> None:
-    assert launch(_python(_MEET), 3) == 0
-    assert capfd.readouterr().out == "rank 0 of 3 sum 6.0\n"
+    assert launch(_python(_MEET), 2) == 0
+    assert capfd.readouterr().out == "rank 0 of 2 sum 3.0\n"
 
 
 def test_a_failure_stops_the_others_and_is_shown(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 Two starts of ranks for all tests, each under torchrun on every host:
 
-    four     4 hosts with a rank each, IPv6 only; the last one's link is slow, and goes down in the end
+    three    3 hosts with a rank each, IPv6 only; the last one's link is slow, and goes down in the end
     two      2 hosts with two ranks each, which know themselves as 127.0.1.1, as on Debian; a rank is killed
 """
 
@@ -79,10 +79,10 @@ _Started = tuple[_Run, list[dict[str, Any]]]
 
 
 @pytest.fixture(scope="module")
-def four(tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Started]:
-    with machines(4, mbit=500, ipv6=True) as made:
-        made.slow_down(3, 50)
-        run = _Run(made, 1, tmp_path_factory.mktemp("four"))
+def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Started]:
+    with machines(3, mbit=500, ipv6=True) as made:
+        made.slow_down(2, 50)
+        run = _Run(made, 1, tmp_path_factory.mktemp("three"))
         yield run, run.start()
 
 
@@ -118,24 +118,24 @@ def _check(run: _Run, found: list[dict[str, Any]]) -> None:
         assert not seen["memory"]
 
 
-def test_four_hosts_with_ipv6_only(four: _Started) -> None:
-    _check(*four)
+def test_three_hosts_with_ipv6_only(three: _Started) -> None:
+    _check(*three)
 
 
-def test_all_know_how_fast_the_slowest_link_is(four: _Started) -> None:
-    costs = {seen["seconds per byte"] for seen in four[1]}
+def test_all_know_how_fast_the_slowest_link_is(three: _Started) -> None:
+    costs = {seen["seconds per byte"] for seen in three[1]}
     assert len(costs) == 1
     assert costs.pop() > 0.5 * 8 / 50e6  # of 50 Mbit/s; the other links have 500
 
 
-def test_a_host_that_vanishes_is_named_on_all_others(four: _Started) -> None:
-    run, _ = four
+def test_a_host_that_vanishes_is_named_on_all_others(three: _Started) -> None:
+    run, _ = three
     run.ended = time.time()
-    run.machines.vanish(3)
-    for rank, (seconds, text) in run.news(range(4), 30).items():
+    run.machines.vanish(2)
+    for rank, (seconds, text) in run.news(range(3), 30).items():
         assert seconds < _LOST_S + _ON_TIME_S + _BUSY_S
-        lost = f"rank 3 (host {run.machines.name(3)}) does not answer any more: its machine, or the network"
-        assert rank == 3 or text.startswith(lost), text
+        lost = f"rank 2 (host {run.machines.name(2)}) does not answer any more: its machine, or the network"
+        assert rank == 2 or text.startswith(lost), text
 
 
 def test_hosts_that_know_themselves_as_loopback(two: _Started) -> None:
