@@ -136,6 +136,7 @@ class _Bucketing:
         deferrable = _deferrable(self.graph)
         reductions = _reductions(self.graph, deferrable)
         after = self._downstream({r.done for r in reductions})
+        # then one large bucket: small ones pay only where the backward itself never waits
         if _sums_in_its_midst(self.graph, reductions):
             self.link = None
         bucketed = [r for r in reductions if is_static(r.type)]
@@ -145,6 +146,7 @@ class _Bucketing:
         starts = [b for (dtype, axis), members in alike.items() for b in self._start(dtype, axis, members)]
         output = self.graph.output_node()
         for reduction in reductions:
+            # of a size that only the call knows, which no bucket can count: it travels alone
             if not is_static(reduction.type):
                 output.prepend(reduction.done)
         self._finish(bucketed, starts, output)

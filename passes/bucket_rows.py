@@ -53,6 +53,7 @@ def _members(graph: fx.Graph, target: Callable[..., Any]) -> list[_Member]:
     for node in graph.find_nodes(op="call_function", target=target):
         steps = [node, _only_user(node)]
         following = list(steps[-1].users)
+        # on two axes the rows are summed along the other one next, which has as good a use for buckets
         if len(following) == 1 and following[0].target is conversions.sum_rows:
             steps += [following[0], _only_user(following[0])]
         found.append(_Member(node.args[0], tuple(steps)))
@@ -114,6 +115,7 @@ class _Writer:
         for member in bucket:
             last, shape = member.steps[-1], self._shape(member)
             rows = shape[0] if whole else rows_each(shape[0], ranks)
+            # dealt out as by `torch.chunk`: the padding of a whole value lies behind its last row
             taken, length = elements_each(shape, ranks) * (ranks if whole else 1), rows
             for n in shape[1:]:
                 length *= n
@@ -212,6 +214,7 @@ class BucketRows:
         gathers = sorted(_members(graph, conversions.gather_rows), key=lambda m: position[m.steps[-1]])
         for bucket in _cut(gathers, self._room(gathers, mesh), self.kept):
             cause, first_use = _gather_cause(bucket), bucket[0].steps[-1]
+            # as they lie in memory: side by side they are a view, and packing them copies nothing
             bucket.sort(key=lambda m: position[m.value])
             with graph.inserting_before(first_use):
                 flat = writer.travel(bucket, cause)[-1]

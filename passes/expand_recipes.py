@@ -36,6 +36,7 @@ def _expand(node: fx.Node, recipe: Recipe) -> None:
             with node.graph.inserting_before(node):
                 target = node.graph.call_function(step.target, args, kwargs)
             copy_note(node, target, slot=None)
+        # the pick of a result stands behind the node, and later steps, which stand before it, may read it
         elif target is not node:
             node.prepend(target)
         target.target, target.args, target.kwargs = step.target, args, kwargs

@@ -98,6 +98,7 @@ class _Insertion:
         consumer: fx.Node, cause: Cause,
     ) -> fx.Node:  # fmt: skip
         """Start right after the value is there, wait right before its first use."""
+        # as early as can be: what lies between the start and the wait is what hides it
         with self.graph.inserting_after(self._anchor(node)):
             pending = self.graph.call_function(target, (node, *args))
         have = note(node).placement
@@ -165,6 +166,7 @@ class _Insertion:
 
     def synchronize(self, node: fx.Node, cause: Cause) -> None:
         """Give all ranks rank 0's draw of a random value that is to be equal everywhere."""
+        # asked before the broadcast is made, which will be one of them
         users = list(node.users)
         done = self._collective(node, conversions.broadcast, (), R, node.next, cause)
         for user in users:

@@ -53,6 +53,7 @@ class _Sizes:
             return int(expr)
         if expr.is_Number:
             return float(expr)
+        # once for all: graphs of deep models have the same few products of `b` hundreds of times
         if expr not in self.nodes:
             self.nodes[expr] = self._compute(expr, user)
         return self.nodes[expr]

@@ -66,6 +66,7 @@ class _Schedule:
         for user in users:
             for source in user.all_input_nodes:
                 earlier = position.get(source, len(position)) < position[end] and source not in own
+                # only data ties a start to its moment: what reads nothing may be moved to the very front
                 if earlier and _is_tensor(source) and (not backward or source in self._later):
                     return [source]
         return self._nearest(end, position) if backward else []
@@ -81,6 +82,7 @@ class _Schedule:
         for start, following in zip(starts, [*starts[1:], None], strict=False):
             steps = _steps(start)
             where = following if following is not None else self._graph.output_node().prev
+            # a bucket of gradients is under way while the next is filled: a wait at once would hide nothing
             for step in steps:
                 where.append(step)
                 where = step

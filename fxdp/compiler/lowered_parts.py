@@ -72,6 +72,7 @@ class LoweredParts:
         """
         found = self._attempts(wanted, generic)
         reports = gather_objects(self._joined, _report(wanted, found))
+        # a part lowered for fixed sizes may show others: until all ranks have nothing new to say
         while self._add_fixed(reports):
             found = self._attempts(wanted, generic)
             reports = gather_objects(self._joined, _report(wanted, found))
@@ -126,6 +127,7 @@ class LoweredParts:
     def _key(self, wanted: WantedPart, generic: bool) -> tuple[_Key, bool]:
         """What code a part is served by, and whether that is for any size."""
         graph = wanted.part.gm.graph
+        # a term that all parts have whole is kept by the first alone, whose code is another then
         own = wanted.place == 0 or not graph.find_nodes(op="call_function", target=conversions.partial)
         exact = (wanted.name, own, *sizes_used(wanted))
         for_any = generic and exact not in self._known and wanted.name not in self._fixed

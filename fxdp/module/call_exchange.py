@@ -79,8 +79,10 @@ class CallExchange:
         state = generator_state(self._mesh.device_type) if self._whole_draws else 0
         digests = self._reader.digest(call.kind), self._reader.digest(call.dims)
         flags = int(asks), int(self._whole.changed())
+        # 0 batch, 1 kind, 2 other sizes, 3 generators, 4 strided, 5 numbers, 6 order, 7 asks, 8 rows changed
         own = (call.batch, *digests, state, int(call.strided), digest_of(call.numbers), order, *flags)
         found = self._agreement.columns(own)
+        # first: ranks that are at different calls differ in all the rest, too
         if not found.same(6):
             check_order(self._joined)
         if not (found.same(1) and found.same(5)):

@@ -49,6 +49,7 @@ def common_lengths(rows: Sequence[Row], call: Call, pads: Sequence[float | None]
     """
     wanted, faults = [], []
     for i, batch_dim in enumerate(call.batch_dims):
+        # whoever has no sample has nothing to pad, and takes what the others have
         sizes = [dims[i] for batch, dims in rows if batch > 0 or batch_dim is None]
         sizes = sizes or [dims[i] for _, dims in rows]
         largest = tuple(map(max, zip(*sizes, strict=True)))

@@ -154,8 +154,10 @@ class Programs:
             if not self._broken(captured.program, call, batches):
                 return captured
         batch = sum(batches)
+        # one device may draw in another order for a single sample
         hint = 1 if batch == 1 and self._options.single_device_rng else None
         program = self._capture(call, dynamic=dynamic, hint=hint)
+        # the code branches on sizes: traced at this batch it takes this call's branch
         if self._broken(program, call, batches) and batch >= 2:
             program = self._capture(call, dynamic=dynamic, hint=batch)
         broken = self._broken(program, call, batches)

@@ -132,6 +132,7 @@ class Replicas:
         """How far the ranks' values are from rank 0's, at most."""
         first = own.clone()
         broadcast_tensors(self._joined, [first])
+        # bounded, as it travels in 64 bits
         rows = self._agreement.exchange((int(min(_difference(own, first), 1e6) * _SCALE),))
         return max(row[0] for row in rows) / _SCALE
 
@@ -163,6 +164,7 @@ def checksums(tensors: Sequence[Tensor]) -> list[int]:
 def _checksum(tensor: Tensor) -> Tensor:
     """A sum of 64-bit words, by blocks with weights of their own; it wraps around."""
     data = as_bytes(plain(tensor.detach()))
+    # words need an aligned start
     if data.numel() % 8 or data.storage_offset() % 8:
         data = torch.nn.functional.pad(data, (0, -data.numel() % 8))
     words = data.view(torch.int64)
@@ -170,6 +172,7 @@ def _checksum(tensor: Tensor) -> Tensor:
     total = words[blocks * _BLOCK :].sum()
     if blocks:
         sums = words[: blocks * _BLOCK].view(blocks, _BLOCK).sum(1)
+        # odd weights lose no bit; others would shift the highest ones out
         total = total + (sums * torch.arange(3, 3 + 2 * blocks, 2, device=sums.device)).sum()
     return total
 

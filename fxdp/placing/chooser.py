@@ -61,6 +61,7 @@ def _cost(alternative: Alternative, operands: Sequence[Operand], sizes: Sequence
 
 def _postponed(op: Op, alternative: Alternative, cost: float) -> float:
     """Bytes of the reduction that an alternative which sends something leaves for later."""
+    # slicing and masking count a little, but send nothing
     if cost < 1:
         return 0.0
     pairs = zip(op.outputs, alternative.outputs, strict=True)
@@ -68,6 +69,7 @@ def _postponed(op: Op, alternative: Alternative, cost: float) -> float:
 
 
 def _reduction(type_: TensorType) -> int:
+    # into parts, if it has a batch dim to cut; whole it costs twice as much
     scatters = any(batch_factor(n) is not None for n in type_.shape)
     return type_bytes(type_) * (1 if scatters else 2)
 

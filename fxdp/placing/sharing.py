@@ -46,6 +46,7 @@ def _meetings(
     for chain, _ in chains:
         met = [n for n in chain if n in shared]
         if met:
+            # a chain runs upwards: sums meet as far up as they can, parts as far down
             node = met[-1 if first else 0]
             chosen[node] = R if R in reached[node] else _first_shard(node)
     return chosen
@@ -63,6 +64,7 @@ def _chain(node: fx.Node) -> list[fx.Node]:
     while True:
         operands = zip(tensor_operands(chain[-1]), note(chain[-1]).operands, strict=False)
         partial = [s for s, wanted in operands if wanted == P and note(s).placement == P]
+        # of two terms that are added their sum is one reduction, they are two
         if len(partial) != 1 or value_bytes(partial[0]) > value_bytes(chain[-1]):
             return chain
         chain.append(partial[0])

@@ -156,6 +156,7 @@ class Walk:
             self.conversions.append((node, wanted))
             self.cost += conversion_cost(placements, wanted, value_bytes(node))
             self.gathered |= isinstance(placement, Shard)
+            # who reads the terms beside their sum would have them summed again: they are given up
             placements = (wanted,) if isinstance(placement, Partial) else (placement, wanted)
         if replicable and R not in placements:
             placements = (*placements, R)
@@ -165,8 +166,10 @@ class Walk:
         """Where the node's whole value comes from, if not from a gather of the node itself."""
         value = self.values[node]
         parts = list(dict.fromkeys(s for s in sources if R not in self.values[s].placements))
+        # two gathers in the place of one are no gain
         if len(parts) > 1:
             return
+        # all that it is made of is there whole: computing it again sends nothing
         if not parts:
             value.placements, note(node).derived = (*value.placements, R), True
             return
@@ -233,6 +236,7 @@ class Walk:
             self._place_tangent(source, known.slot)
         assert isinstance(known.type, TensorType)
         value = self.values[source]
+        # before the first gather no source can have become whole, and to look costs a walk up each time
         if self.gathered and value.source is not None and R not in value.placements:
             self._derive(source)
         return Operand(index, known.type, value.placements, self.iota.get(source), value.gather_bytes)
@@ -241,6 +245,7 @@ class Walk:
         if self.single_device_rng and draws(op.target, op.args, dict(op.kwargs)):
             ways = list(drawn_whole(op, memory_order(node), memory_gaps(node), one_rank=self.one_rank))
             return Choice(cheapest(op, ways)[0], "drawn_whole", True)
+        # an op is known by its operands' types and placements, so one layer's answer serves all like it
         found = self.choices.get(op)
         if found is None:
             found = self.choices[op] = _choose(op, self.one_rank, note(node).site)
@@ -260,6 +265,7 @@ def _choose(op: Op, one_rank: bool, site: Site) -> Choice:
     if registered is None:
         return Choice(op.alternative(), UNKNOWN, seeded)
     alternatives = () if one_rank else tuple(registered.rule(op))
+    # of an op that must not run whole (a part has statistics of its own) the way by R is no alternative
     if one_rank or registered.whole:
         return Choice(choose(op, alternatives)[0], registered.name, seeded)
     if not alternatives:

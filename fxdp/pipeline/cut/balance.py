@@ -88,6 +88,7 @@ def _least_load(chain: _Chain, stages: int) -> float:
     `best[j]`: of the segments before cut `j`, in as many stages as rounds have passed.
     """
     count = len(chain.ends)
+    # before cut 0 there is nothing, of which no stage can be made
     best = np.concatenate([[np.inf], chain.load[1:]])
     for _ in range(1, stages):
         after = np.full(count, np.inf)
@@ -109,6 +110,7 @@ def _fewest_bytes(chain: _Chain, stages: int, limit: float) -> tuple[int, ...]:
     for _ in range(1, stages):
         new_sent, new_slowest, source = np.full(count, np.inf), np.full(count, np.inf), [0] * count
         for j in range(2, count):
+            # the first cut from which a stage up to `j` stays within the limit: loads only grow
             first = int(np.searchsorted(chain.load[:j], chain.load[j] - limit))
             if first == j or not np.isfinite(fewest := sent[first:j].min()):
                 continue

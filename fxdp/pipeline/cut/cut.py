@@ -87,6 +87,7 @@ def _homes(graph: fx.Graph, forward: list[fx.Node], phases: Phases) -> dict[fx.N
             continue
         operands = [a for a in node.all_input_nodes if a in homes or a in position]
         if node.target is operator.getitem or node.target is conversions.wait:
+            # no work of its own: a tuple and what is taken out of it must not be torn apart
             homes[node] = homes.get(operands[0], position.get(operands[0], 0))
             continue
         bounds = [homes[a] for a in operands if a in homes]
@@ -111,6 +112,7 @@ def _crossing(forward: list[fx.Node]) -> list[float]:
     for base, end in last.items():
         start = position[base]
         if base.target in conversions.COLLECTIVES or not isinstance(note(base).type, TensorType):
+            # between a collective and its wait, or a tuple and its parts, there is nothing that could be sent
             blocked[start:end] = [True] * (end - start)
             continue
         change[start] += value_bytes(base)
@@ -174,6 +176,7 @@ def _split_sums(graph: fx.Graph, phases: Phases) -> None:
     for node in reversed(graph.nodes):
         if node not in phases.backward or not _is_sum(node) or not _spans(node, phases):
             continue
+        # only where nothing else of the backward reads the sum: it is there after the last micro-batch alone
         if all(user is output or user in phases.epilogue for user in node.users):
             phases.epilogue.add(node)
             phases.backward.discard(node)

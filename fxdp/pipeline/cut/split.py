@@ -88,6 +88,7 @@ class _Cut:
                 return Crossing(node.name)
             if not self.phases.is_own(node) or self._is_cheap_view(node):
                 return None
+            # a forward value of a later stage can only be needed by this one's backward
             later = node in backward or (note(node).stage or 0) > stage
             return Crossing(node.name, later)
 
@@ -193,6 +194,7 @@ def _make_tangents(graph: fx.Graph) -> None:
         type_ = note(node).type
         if not isinstance(note(node).slot, Tangent) or not isinstance(type_, TensorType):
             continue
+        # of a value beside it, whose device it takes
         first = next(n for n in graph.nodes if node in n.all_input_nodes)
         beside = next(n for n in first.all_input_nodes if n is not node and note(n).placement == R)
         with graph.inserting_before(first):

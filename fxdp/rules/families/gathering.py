@@ -119,6 +119,7 @@ def _own_rows(
     op: Op, index: Operand, along: int, dim: int, others: Sequence[Operand]
 ) -> Iterator[Alternative]:
     """The index is `arange(B)` on its dim `along`: all else is split on `dim`, of size `B`."""
+    # of size `B` itself: in several blocks a local row is not the global one less the offset
     if index.iota != along or any(o.shape[dim] != B for o in others):
         return
     chosen = {o.index: S(dim) for o in others}
@@ -128,6 +129,7 @@ def _own_rows(
 
 def _adds(op: Op) -> bool:
     if op.target is aten.scatter_reduce.two:
+        # without the target's values a row that one rank writes would keep them on all others
         return op.arg("reduce") == "sum" and bool(op.arg("include_self"))
     return op.target is aten.scatter_add.default
 
