@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from fxdp import skip
     from fxdp.capture.batch_dims import RowsPerSample
     from fxdp.ir.placements import P, R, S
+    from fxdp.module.checkpoint.safetensors_file import save_safetensors
     from fxdp.module.checkpoint.saving import load, save
     from fxdp.module.compiled import CompiledModule
     from fxdp.module.dry_run import explain, plan
@@ -84,6 +85,7 @@ __all__ = [
     "plan",
     "register_rule",
     "save",
+    "save_safetensors",
     "skip",
     "verify",
 ]
@@ -106,6 +108,7 @@ _HOMES = {
     "plan": "module.dry_run",
     "register_rule": "rules.custom",
     "save": "module.checkpoint.saving",
+    "save_safetensors": "module.checkpoint.safetensors_file",
     "verify": "oracle.verify",
 }
 """Where the names are that are imported when they are asked for."""

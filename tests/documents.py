@@ -23,7 +23,9 @@ import fxdp
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 
 GROUPS: dict[str, tuple[str, ...]] = {
-    "Compile and run": ("compile", "RowsPerSample", "CompiledModule", "launch", "save", "load"),
+    "Compile and run": (
+        "compile", "RowsPerSample", "CompiledModule", "launch", "save", "load", "save_safetensors",
+    ),
     "Plan and check": ("plan", "Plan", "CommRow", "explain", "verify", "Report"),
     "Op rules": ("register_rule", "check_rule", "Sample", "S", "R", "P"),
     "Skip connections": tuple(f"skip.{name}" for name in (

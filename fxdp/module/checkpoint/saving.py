@@ -47,8 +47,8 @@ def save(
     StateError : the checkpoint could not be written; the one before is as it was.
     RankFailedError : another rank failed or died.
     """
-    joined, folder = _joined(compiled), Path(path).absolute()
-    _together(joined, begin(folder) if joined.index == 0 else None, InputError)
+    joined, folder = joined_of(compiled), Path(path).absolute()
+    together(joined, begin(folder) if joined.index == 0 else None, InputError)
     state = {**state_of(compiled, optimizer), "step": step}
     try:
         torch.save(_random_state(joined), _random_file(new_folder(folder), joined.index))
@@ -56,13 +56,13 @@ def save(
         fault = None
     except (CheckpointException, OSError) as error:
         fault = f"{folder} could not be written; what was there is as it was: {error}"
-    _together(joined, fault, StateError)
+    together(joined, fault, StateError)
     if joined.index == 0:
         try:
             publish(folder)
         except OSError as error:
             fault = f"{new_folder(folder)} is written, but cannot be renamed to {folder.name}: {error}"
-    _together(joined, fault, StateError)
+    together(joined, fault, StateError)
 
 
 def load(path: Path | str, compiled: CompiledModule, optimizer: Optimizer | None = None) -> int:
@@ -76,10 +76,10 @@ def load(path: Path | str, compiled: CompiledModule, optimizer: Optimizer | None
         of another shape are listed, and nothing is loaded.
     RankFailedError : another rank failed or died.
     """
-    joined = _joined(compiled)
+    joined = joined_of(compiled)
     folder = Path(gather_objects(joined, str(find(Path(path).absolute())))[0])
     metadata, fault = read_metadata(folder)
-    _together(joined, fault, InputError)
+    together(joined, fault, InputError)
     assert metadata is not None
     state = {**wanted_by(compiled, optimizer, metadata), "step": 0}
     faults = differences(state, metadata)
@@ -87,14 +87,20 @@ def load(path: Path | str, compiled: CompiledModule, optimizer: Optimizer | None
         faults = _group_faults(joined, folder, state["optimizer"])
     listed = "\n  ".join(faults)
     fault = f"{folder} is of another model or optimizer; nothing was loaded:\n  {listed}" if faults else ""
-    _together(joined, fault, InputError)
+    together(joined, fault, InputError)
     _read(joined, folder, state)
     take(compiled, optimizer, state)
     _set_random_state(joined, folder)
     return int(state["step"])
 
 
-def _joined(compiled: Any) -> Joined:
+def joined_of(compiled: Any) -> Joined:
+    """The ranks of a compiled module.
+
+    Raises
+    ------
+    InputError : it is something else.
+    """
     if not isinstance(compiled, CompiledModule):
         raise InputError(f"expected what fxdp.compile returned, got a {type(compiled).__name__}")
     return compiled._joined
@@ -140,7 +146,7 @@ def _expect_one_rank(joined: Joined) -> None:
         warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
 
 
-def _together(joined: Joined, fault: str | None, kind: type[FxdpError]) -> None:
+def together(joined: Joined, fault: str | None, kind: type[FxdpError]) -> None:
     """Go on where no rank has a fault, else raise the first one on all."""
     found = [each for each in gather_objects(joined, fault) if each]
     if found:

@@ -1,0 +1,207 @@
+"""`fxdp.save_safetensors`: a model's values whole in one file, written tensor by tensor.
+
+    length of the header | header: name, dtype, shape and place of each tensor | tensors, one after another
+
+The format is plain, and its own library writes a file from all tensors at once. Here rank 0 writes its rows
+of a tensor and then those that the others send, rank by rank: it never holds more than one rank's rows of one
+tensor beyond its own, and the others nothing.
+
+Tensors that are tied are one tensor in the file. Which of their names it has is what transformers and
+`safetensors.torch.load_model` expect; the others stand in the metadata, as `save_model` writes them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+from math import prod
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from fxdp.errors import InputError, StateError
+from fxdp.ir.model_tensors import dealing_of, held
+from fxdp.ir.ops.parameter_rows import dealt_range
+from fxdp.module.checkpoint.saving import joined_of, together
+from fxdp.module.compiled import CompiledModule
+from fxdp.ranks.agreement import gather_objects
+from fxdp.ranks.failure import guard
+from fxdp.ranks.joined import Joined
+
+_DTYPES = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
+    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8",
+    torch.uint16: "U16", torch.uint32: "U32", torch.uint64: "U64", torch.bool: "BOOL",
+    torch.complex64: "C64", torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
+}  # fmt: skip
+_ALIGNED = 8  # the header's end, as its library has it: then all tensors lie at multiples of their items
+
+
+def save_safetensors(path: Path | str, compiled: CompiledModule) -> None:
+    """Write the model's parameters and buffers whole into one safetensors file, under the model's own names.
+
+    All ranks call it together with one path; rank 0 writes. No rank holds more than rows of one tensor beyond
+    its share. What is there under the name stays until the new file is whole. `safetensors` need not be
+    installed; `safetensors.torch.load_file` and `load_model` read the file, transformers finds tied weights.
+
+    Parameters
+    ----------
+    path : the file to be, in the place of an older one or new.
+    compiled : what `fxdp.compile` returned.
+
+    Raises
+    ------
+    InputError : a path that is not writable; what the format cannot hold or nobody has given a value.
+    StateError : the file could not be written; the one before is as it was.
+    RankFailedError : another rank failed or died.
+    """
+    joined, file = joined_of(compiled), Path(path).absolute()
+    state = compiled.state_dict()
+    together(joined, _fault(compiled, state), InputError)
+    kept, tied = _kept_names(compiled._model, state)
+    part = file.with_name(file.name + ".new")
+    fault = None
+    try:
+        output = part.open("wb") if joined.index == 0 else None
+    except OSError as error:
+        fault = f"{part} is not writable ({error}); expected a folder in which files can be made"
+    together(joined, fault, InputError)
+    with guard(joined):
+        fault = _written(joined, output, {name: state[name] for name in kept}, tied)
+    if output is not None and fault is None:
+        fault = _published(part, file)
+    together(joined, fault, StateError)
+
+
+def _fault(compiled: CompiledModule, state: Mapping[str, Any]) -> str | None:
+    """Why the state is not for such a file; None if it is."""
+    if compiled._options.gradients == "owner" and compiled._mesh.pipeline.size > 1:
+        return (
+            "gradients='owner': each pipeline rank has the new values of its own stages alone; expected "
+            "gradients='everywhere' or strategy='shard'"
+        )
+    lines = [
+        f"{name}: {'a ' + type(value).__name__ if not isinstance(value, Tensor) else value.dtype}"
+        for name, value in state.items()
+        if not isinstance(value, Tensor) or value.dtype not in _DTYPES or value.layout != torch.strided
+    ]
+    if lines:
+        listed = "\n  ".join(lines)
+        return f"a safetensors file holds dense tensors of the usual dtypes; these are none:\n  {listed}"
+    unset = ", ".join(sorted(compiled._unset & state.keys()))
+    return f"nobody has given these a value yet: {unset}; load a checkpoint first" if unset else None
+
+
+def _kept_names(model: nn.Module, state: Mapping[str, Tensor]) -> tuple[list[str], dict[str, str]]:
+    """The names in the file, largest items first; of other names of tied tensors the one that is there."""
+    every = (model.named_parameters, model.named_buffers)
+    held_as = {name: id(tensor) for named in every for name, tensor in named(remove_duplicate=False)}
+    groups: dict[object, list[str]] = {}
+    for name in state:  # what a state dict has may be made for it, tied or not
+        groups.setdefault(held_as.get(name, name), []).append(name)
+    made = _made_from_others(model)
+    kept, tied = [], dict[str, str]()
+    for names in groups.values():
+        first = next((name for name in names if not any(re.search(one, name) for one in made)), names[0])
+        kept.append(first)
+        tied |= {name: first for name in names if name != first}
+    return sorted(kept, key=lambda name: (-state[name].itemsize, name)), tied
+
+
+def _made_from_others(model: nn.Module) -> list[str]:
+    """Patterns of names that transformers ties to others when it loads."""
+    found = []
+    for path, module in model.named_modules():
+        keys = getattr(module, "_tied_weights_keys", None) or ()
+        found += [(re.escape(path) + r"\." if path else "") + key for key in keys]
+    return found
+
+
+def _written(
+    joined: Joined, output: BinaryIO | None, state: Mapping[str, Tensor], tied: Mapping[str, str]
+) -> str | None:
+    """Write header and tensors; in words what went wrong, after all ranks have given all of theirs."""
+    fault = None
+    for piece in chain([_header(state, tied)], _pieces(joined, state)):
+        if output is not None and fault is None:
+            try:
+                output.write(piece)
+            except OSError as error:  # the others go on to send, so this rank has to receive
+                fault = f"{output.name} could not be written; what was there is as it was: {error}"
+        del piece  # else it would be there still while the next one comes
+    if output is not None:
+        output.close()
+    return fault
+
+
+def _pieces(joined: Joined, state: Mapping[str, Tensor]) -> Iterator[Any]:
+    """On rank 0 the bytes of all tensors in their order, rows of sharded ones as their holders send them."""
+    dealt = [_own_rows(value) for value in state.values()]
+    group = None if joined.links is None else joined.links.whole_group
+    place = 0 if group is None else dist.get_rank(group)
+    everywhere = gather_objects(joined, (place, dealt))
+    for number, value in enumerate(state.values()):
+        holders: dict[int, tuple[int, int]] = {}
+        for place_of_rank, rows in everywhere:
+            first, last = rows[number]
+            if last > first:  # replicas hold the same rows: one of them gives them
+                holders.setdefault(first, (last, place_of_rank))
+        for first, (last, holder) in sorted(holders.items()):
+            mine = holder == place
+            if joined.index == 0:
+                shape = (last - first, *value.shape[1:]) if isinstance(value, DTensor) else value.shape
+                yield _in_memory(_own_bytes(value) if mine else _received(value, shape, holder, group))
+            elif mine and isinstance(value, DTensor):
+                dist.send(_own_bytes(value), group=group, group_dst=everywhere[0][0])
+
+
+def _received(value: Tensor, shape: Sequence[int], holder: int, group: Any) -> Tensor:
+    size = prod(shape) * value.itemsize
+    got = torch.empty(size, dtype=torch.uint8, device=held(value).device)
+    dist.recv(got, group=group, group_src=holder)
+    return got
+
+
+def _own_bytes(value: Tensor) -> Tensor:
+    return held(value).detach().contiguous().view(-1).view(torch.uint8)
+
+
+def _in_memory(data: Tensor) -> Any:
+    return data.cpu().numpy().data
+
+
+def _own_rows(value: Tensor) -> tuple[int, int]:
+    """The first row that this rank holds and the one after its last; one row where none is dealt out."""
+    return dealt_range(value.shape[0], dealing_of(value)) if isinstance(value, DTensor) else (0, 1)
+
+
+def _header(state: Mapping[str, Tensor], tied: Mapping[str, str]) -> bytes:
+    entries: dict[str, Any] = {"__metadata__": {"format": "pt", **tied}}
+    place = 0
+    for name, value in state.items():
+        end = place + value.numel() * value.itemsize
+        entries[name] = {
+            "dtype": _DTYPES[value.dtype], "shape": list(value.shape), "data_offsets": [place, end],
+        }  # fmt: skip
+        place = end
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % _ALIGNED)
+    return struct.pack("<Q", len(text)) + text
+
+
+def _published(part: Path, file: Path) -> str | None:
+    try:
+        with part.open("rb") as written:
+            os.fsync(written.fileno())
+        part.replace(file)
+    except OSError as error:
+        return f"{part} is written, but cannot be renamed to {file.name}: {error}"
+    return None
