@@ -70,6 +70,13 @@ class Held:
             name for name, owner, key, value in rows if owner.get(key) is not value or id(value) in converted
         ]
 
+    def words(self) -> str:
+        """What was changed, in a sentence's beginning."""
+        names = self.changes()
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        were = "was" if len(names) == 1 else "were"
+        return f"{', '.join(names[:3])}{more} of the model {were} replaced or converted"
+
     def _are_laid_out_alike(self) -> bool:
         """Another layout needs other memory, and addresses are compared five times as fast."""
         places = self._find_places()

@@ -29,9 +29,10 @@ from fxdp.module.model_checks import (
     home_of,
     without_values,
 )
-from fxdp.module.programs import Programs, Served
+from fxdp.module.programs import Programs
 from fxdp.module.reader import CallReader
 from fxdp.module.replicas import Replicas
+from fxdp.module.served import Served
 from fxdp.module.sharded_optimizers import ShardedOptimizers
 from fxdp.module.sharded_parameters import materialise, shard_parameters, share_values
 from fxdp.module.wrappers import refuse_surroundings
@@ -77,8 +78,7 @@ class CompiledModule(Inspected):
             ShardedOptimizers(module, self._joined, self._whole.note_step)
         if not is_cut(self._mesh, options):
             options.warn_idle()
-        self._served = None
-        self._started = False
+        self._served, self._started = None, False
         self._generation = self._calls = self._number = 0
         self._watch = None
         self._build()
@@ -200,13 +200,10 @@ class CompiledModule(Inspected):
 
     def _renew(self) -> None:
         """Make programs anew, as the model holds other tensors than they read; all ranks do this together."""
-        names = self._held.changes()
         _log.warning(
-            "%s%s of the model %s replaced or converted: its programs are compiled anew. To keep them, write "
-            "values in place, as copy_() and load_state_dict() without assign=True do",
-            ", ".join(names[:3]),
-            f" and {len(names) - 3} more" if len(names) > 3 else "",
-            "was" if len(names) == 1 else "were",
+            "%s: its programs are compiled anew. To keep them, write values in place, as copy_() and "
+            "load_state_dict() without assign=True do",
+            self._held.words(),
         )
         self._generation += 1
         self._build()
@@ -278,8 +275,7 @@ class CompiledModule(Inspected):
                 "on its device and of its dtype before fxdp.compile"
             )
         self._model._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self._started = False
-        self._served = None
+        self._served, self._started = None, False
         self._build()
         return self
 

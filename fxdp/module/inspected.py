@@ -6,7 +6,7 @@ from torch import fx
 
 from fxdp.errors import StateError
 from fxdp.ir.mesh import Mesh
-from fxdp.module.programs import Served
+from fxdp.module.served import Served
 from fxdp.module.wrappers import Bare
 from fxdp.ranks.joined import Joined
 from fxdp.reports.graph_display import displayed

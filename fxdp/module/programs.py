@@ -12,11 +12,11 @@ import logging
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 
 from fxdp.capture.captured import Captured, Check, Condition
 from fxdp.capture.driver import capture_request
@@ -24,7 +24,7 @@ from fxdp.capture.outline import Taken, capture_open
 from fxdp.capture.python_values import DecidesError
 from fxdp.capture.refusals.input_layouts import check_layouts, misread
 from fxdp.compiler.emit import device_of
-from fxdp.compiler.executable import Executables, Runs
+from fxdp.compiler.executable import Executables
 from fxdp.compiler.owners import Owners
 from fxdp.compiler.prepare import check_options, is_cut, prepare
 from fxdp.compiler.program import Program
@@ -38,6 +38,7 @@ from fxdp.module.call import Call, ProgramKey, request_of
 from fxdp.module.call_sizes import fixed_dims, row_numbers, size_values
 from fxdp.module.input_agreement import check_contents
 from fxdp.module.outputs import has_size_leaves, packed, raise_if_checked
+from fxdp.module.served import CallKind, Served
 from fxdp.module.sharded_parameters import whole_stand_ins
 from fxdp.options import Options
 from fxdp.pipeline.schedule import csv
@@ -50,33 +51,8 @@ from fxdp.runtime.whole_values import WholeValues
 from fxdp.torch_compat import compile_lock
 
 _log = logging.getLogger("fxdp")
-_CALLS, _ROWS = 1024, 256  # sizes of calls that are remembered, per kind and per program
+_ROWS = 256  # sizes of calls for which row numbers are remembered
 _OUTLINES = 64  # kinds whose first capture is remembered in outline
-
-
-@dataclass
-class Served:
-    """What runs a call, with what is needed around it."""
-
-    runs: Runs
-    graph: fx.GraphModule
-    program: Program
-    sizes: dict[str, int]
-    """Those of the call for which it was made."""
-    draws: bool
-    """Whether the program draws random numbers."""
-
-
-@dataclass
-class CallKind:
-    """All that was captured and compiled for one kind of call."""
-
-    dims: tuple[tuple[int, ...], ...]
-    """The dims of the first call, to which captures that are not `dynamic` belong."""
-    captured: dict[bool, list[Executables]] = field(default_factory=lambda: {False: [], True: []})
-    """By `dynamic`: one capture for all sizes, or several where the model branches on sizes."""
-    calls: Recent[Any, Served] = field(default_factory=lambda: Recent(_CALLS))
-    """What served each call so far, by its sizes."""
 
 
 class Programs:

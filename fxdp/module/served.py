@@ -1,0 +1,39 @@
+"""`Served`: what runs a call; `CallKind`: all that was captured and compiled for one kind of call."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import fx
+
+from fxdp.compiler.executable import Executables, Runs
+from fxdp.compiler.program import Program
+from fxdp.module.cache import Recent
+
+_CALLS = 1024  # sizes of calls that are remembered, per kind
+
+
+@dataclass
+class Served:
+    """What runs a call, with what is needed around it."""
+
+    runs: Runs
+    graph: fx.GraphModule
+    program: Program
+    sizes: dict[str, int]
+    """Those of the call for which it was made."""
+    draws: bool
+    """Whether the program draws random numbers."""
+
+
+@dataclass
+class CallKind:
+    """All that was captured and compiled for one kind of call."""
+
+    dims: tuple[tuple[int, ...], ...]
+    """The dims of the first call, to which captures that are not `dynamic` belong."""
+    captured: dict[bool, list[Executables]] = field(default_factory=lambda: {False: [], True: []})
+    """By `dynamic`: one capture for all sizes, or several where the model branches on sizes."""
+    calls: Recent[Any, Served] = field(default_factory=lambda: Recent(_CALLS))
+    """What served each call so far, by its sizes."""
