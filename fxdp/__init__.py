@@ -148,6 +148,7 @@ def compile(
     *,
     loss_fn: Callable[..., Tensor] | None = None,
     strategy: str = "replicate",
+    memory_limit: int | None = None,
     reshard_after_forward: bool = True,
     mp_policy: MixedPrecisionPolicy | None = None,
     batch_dims: Any = None,
@@ -187,6 +188,11 @@ def compile(
         A model may be on the meta device: it never gets whole, and its values are drawn module by module by
         `reset_parameters()` and `_init_weights()`, or loaded. `"optimizer"`: the same, but whole parameters
         stay on each rank and are gathered once whenever rows have changed, as after an optimizer's step.
+        `"auto"`: the first of these that fits, `"shard"` with as many of the last layers whole until the
+        backward as fit; `compiled.plan` says what it took and why. Parameters become `DTensor`s when memory
+        asks for it, in a model that is small enough to be trained whole not before the first call.
+    memory_limit : the bytes that a rank may hold, optimizer state as Adam's included. A program that is
+        predicted to need more is refused before it runs. None: with `"auto"` those of the device.
     reshard_after_forward : with `strategy="shard"`, whether whole values go after the forward and are
         gathered once more for the backward; False keeps them until it has read them.
     mp_policy : in which dtypes the model computes: `param_dtype` for the parameters that its code sees and,
@@ -252,8 +258,8 @@ def compile(
     from fxdp.options import Options
 
     options = Options(
-        loss_fn=loss_fn, strategy=strategy, reshard_after_forward=reshard_after_forward,
-        mp_policy=mp_policy,
+        loss_fn=loss_fn, strategy=strategy, memory_limit=memory_limit,
+        reshard_after_forward=reshard_after_forward, mp_policy=mp_policy,
         batch_dims=batch_dims, pad=pad, bucket_mb=bucket_mb, rng=rng, uneven=uneven, compute=compute,
         microbatches=microbatches, schedule=schedule, stages=stages, checkpoint=checkpoint,
         activation_memory_budget=activation_memory_budget,

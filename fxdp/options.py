@@ -24,8 +24,10 @@ _log = logging.getLogger("fxdp")
 _MOST = 4096
 """Of micro-batches and of stages: a step is written out, a few nodes for each."""
 _SWITCHES = ("uneven", "verify", "strict")
+CHEAPEST_FIRST = "replicate", "optimizer", "shard"
+"""Strategies by what they communicate and wait for, the least first; the last needs the least memory."""
 _CHOICES = {
-    "strategy": ("replicate", "optimizer", "shard"),
+    "strategy": (*CHEAPEST_FIRST, "auto"),
     "rng": ("sharded", "single-device"),
     "compute": ("inductor", "eager"),
     "checkpoint": ("never", "except_last", "always"),
@@ -40,6 +42,7 @@ class Options:
 
     loss_fn: Callable[..., Tensor] | None = None
     strategy: str = "replicate"
+    memory_limit: int | None = None
     reshard_after_forward: bool = True
     mp_policy: Any = None
     batch_dims: Any = None
@@ -75,6 +78,9 @@ class Options:
         faults += self._reshard_faults()
         if not (self.bucket_mb is None or _is_size(self.bucket_mb)):
             faults.append(f"bucket_mb is {_shown(self.bucket_mb)}, expected a size in MiB above 0")
+        if not (self.memory_limit is None or _is_count(self.memory_limit, most=sys.maxsize)):
+            given = _shown(self.memory_limit)
+            faults.append(f"memory_limit is {given}, expected the bytes that a rank may hold, as 16 * 2**30")
         if not _is_count(self.check_replicas, least=0, most=sys.maxsize):
             given = _shown(self.check_replicas)
             faults.append(f"check_replicas is {given}, expected a number of calls, or 0 for never")
@@ -172,12 +178,22 @@ class Options:
     @property
     def shards(self) -> bool:
         """Whether parameters, their gradients and the optimizer's state are dealt out over ranks."""
+        return self.strategy in ("optimizer", "shard")
+
+    @property
+    def may_shard(self) -> bool:
+        """The same, if it turns out to be needed."""
         return self.strategy != "replicate"
 
     @property
     def keeps_whole(self) -> bool:
         """Whether whole values of dealt out parameters stay from call to call, until rows change."""
         return self.strategy == "optimizer"
+
+    @property
+    def may_keep_whole(self) -> bool:
+        """The same, if there is room."""
+        return self.strategy in ("optimizer", "auto")
 
     @property
     def precision(self) -> MixedPrecision | None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from torch.distributed.device_mesh import DeviceMesh
 
+from fxdp.ir.notes import note
 from fxdp.ir.slots import Gradient, Parameter
 from fxdp.ir.types import type_bytes
 from fxdp.pipeline.schedule.transfers import Edge
@@ -21,8 +22,8 @@ from fxdp.reports.plan import Plan, replicated_ops
 from fxdp.reports.plan_data.collective import Collective
 from fxdp.reports.plan_data.collective_rows import Reader, collectives_of
 from fxdp.reports.plan_data.details import Details
-from fxdp.reports.plan_data.held_values import exchange_buffers
-from fxdp.reports.plan_data.memory_curve import RankMemory, curve, scheduled_curves
+from fxdp.reports.plan_data.held_values import HeldValues, exchange_buffers
+from fxdp.reports.plan_data.memory_curve import ADAM, RankMemory, curve, scheduled_curves
 from fxdp.reports.plan_data.parameter_table import parameter_rows
 from fxdp.reports.plan_data.sent_rows import Transfers
 from fxdp.reports.rows import CommRow
@@ -127,6 +128,7 @@ class Planning:
             {**({"pp": pipeline} if pipeline > 1 else {}), **mesh.shape},
             self.sizes["B"],
             tuple(program.options.lines()),
+            program.choice,
             self._collectives,
             parameter_rows(program.causes, mesh, origin, self._collectives, self._readers()),
             self.memory(),
@@ -144,6 +146,19 @@ class Planning:
                 for slot in part.parameters if part is not None else ():
                     found[slot.name] = (*found.get(slot.name, ()), stage)
         return found
+
+    def largest(self) -> list[tuple[str, int]]:
+        """What takes the most of a rank's memory: parameters with gradients and Adam's state, activations."""
+        program, mesh = self.program, self.program.mesh
+        holders = {axis: mesh.size_along(axis) * mesh.pipeline.size for axis in (None, *mesh.axes)}
+        held = HeldValues(program.gm, holders, self._local)
+        trained = {s.of for s in note(program.gm.graph.output_node()).results if isinstance(s, Gradient)}
+        rows = [
+            (f"parameter {slot.name}", size * (2 + ADAM if slot in trained else 1))
+            for slot, size in held.given().items() if isinstance(slot, Parameter)
+        ]  # fmt: skip
+        saved = [(f"%{node.name} of {note(node).site}", held.bytes(node)) for node in held.saved_values()]
+        return sorted([*rows, *saved], key=lambda row: -row[1])
 
     def memory(self) -> tuple[RankMemory, ...]:
         """What each pipeline rank holds over a step."""

@@ -54,6 +54,10 @@ class Program:
     """None for a program that stays whole."""
     seconds: dict[str, float] = field(default_factory=dict)
     nodes: int = 0
+    choice: tuple[str, ...] = ()
+    """What was chosen by memory and why, in words; none where nothing was to be chosen."""
+    predicted: int = 0
+    """The bytes of its peak, where there is a limit."""
 
     @property
     def parts(self) -> tuple[Part, ...]:

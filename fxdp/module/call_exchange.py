@@ -52,7 +52,7 @@ class CallExchange:
         self._mesh = joined.mesh
         self._uneven, self._whole_draws = options.uneven, options.single_device_rng
         # a rank that alone knows of rows that changed must be able to say so at any call
-        self._spared = not options.uneven and not options.keeps_whole
+        self._spared = not options.uneven and not options.may_keep_whole
         self._pad = options.pad
         self._reader, self._whole = reader, whole
         self._agreement = Agreement(joined)

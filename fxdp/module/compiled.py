@@ -13,7 +13,8 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from fxdp.capture.python_values import DecidesError
-from fxdp.compiler.prepare import check_sharding, is_cut
+from fxdp.compiler.prepare import is_cut
+from fxdp.compiler.strategy_choice import legal_strategies
 from fxdp.errors import StateError
 from fxdp.ir.mesh import Mesh
 from fxdp.module.call import Call
@@ -25,7 +26,6 @@ from fxdp.module.model_checks import (
     OptimizerWatch,
     check_home,
     check_model,
-    device_type,
     home_of,
     without_values,
 )
@@ -34,13 +34,14 @@ from fxdp.module.reader import CallReader
 from fxdp.module.replicas import Replicas
 from fxdp.module.served import Served
 from fxdp.module.sharded_optimizers import ShardedOptimizers
-from fxdp.module.sharded_parameters import materialise, shard_parameters, share_values
+from fxdp.module.sharded_parameters import share_values
+from fxdp.module.strategies import WantsRowsError, begins_dealt, deal_out
 from fxdp.module.wrappers import refuse_surroundings
 from fxdp.options import Options
 from fxdp.ranks.failure import guard, refusing
 from fxdp.ranks.hooks import install_hook
 from fxdp.ranks.joined import Joined
-from fxdp.ranks.resolve import resolve_mesh, with_rows
+from fxdp.ranks.resolve import resolve_mesh
 from fxdp.runtime.whole_values import WholeValues
 
 _log = logging.getLogger("fxdp")
@@ -61,21 +62,16 @@ class CompiledModule(Inspected):
         self._forward = signed(CompiledModule.__dict__["forward"], module, options.loss_fn is not None)
         self._options = options
         self._unset = set()
-        self._joined = resolve_mesh(mesh, home_of(module, mesh, options.shards))
+        self._joined = resolve_mesh(mesh, home_of(module, mesh, options.may_shard))
         self._mesh = self._joined.mesh
         self._joined.check_ranks()
         if self._mesh.world > 1:
             install_hook()
-        check_sharding(self._mesh, options)
+        legal_strategies(self._mesh, options)
         self._whole = WholeValues(module)
-        if options.shards:
-            self._joined = with_rows(self._joined)
-            self._mesh = self._joined.mesh
-            if device_type(module) == "meta":
-                self._unset = materialise(module, self._joined)
-            else:
-                shard_parameters(module, self._joined)
-            ShardedOptimizers(module, self._joined, self._whole.note_step)
+        self._dealt = False
+        if begins_dealt(module, self._joined, options):
+            self._deal_out()
         if not is_cut(self._mesh, options):
             options.warn_idle()
         self._served, self._started = None, False
@@ -91,6 +87,8 @@ class CompiledModule(Inspected):
     _served: Served | None
     _unset: set[str]
     """Parameters and buffers that have no values, as the model comes from the meta device."""
+    _dealt: bool
+    """Whether its parameters lie in rows."""
     _started: bool
     """Whether the ranks have agreed on the model and the options."""
     _generation: int
@@ -120,7 +118,14 @@ class CompiledModule(Inspected):
         )
         self._exchange = CallExchange(self._joined, chosen, self._reader, self._whole)
         self._replicas = Replicas(self._model, self._joined, chosen)
-        self._programs = Programs(self._model, self._joined, self._options, self._whole)
+        self._programs = Programs(self._model, self._joined, self._options, self._whole, dealt=self._dealt)
+
+    def _deal_out(self) -> None:
+        """Deal the parameters out in rows; all ranks do this together."""
+        self._joined, unset = deal_out(self._model, self._joined)
+        self._mesh, self._dealt = self._joined.mesh, True
+        self._unset |= unset
+        ShardedOptimizers(self._model, self._joined, self._whole.note_step)
 
     @SignedForward
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -195,6 +200,10 @@ class CompiledModule(Inspected):
             except DecidesError as error:
                 call.values.decide(error.names)
                 call, _ = self._read(args, kwargs)
+            except WantsRowsError:
+                self._deal_out()
+                self._build_anew()
+                return self._make(self._read(args, kwargs)[0], batches, args, kwargs)
         self._reader.tell(call, alike)
         return call, served
 
@@ -205,6 +214,9 @@ class CompiledModule(Inspected):
             "load_state_dict() without assign=True do",
             self._held.words(),
         )
+        self._build_anew()
+
+    def _build_anew(self) -> None:
         self._generation += 1
         self._build()
         self._watch_optimizers()
@@ -269,7 +281,7 @@ class CompiledModule(Inspected):
         ------
         StateError : its parameters are sharded.
         """
-        if self._options.shards:
+        if self._dealt:
             raise StateError(
                 "the parameters are sharded, and cannot be moved or converted any more; expected the model "
                 "on its device and of its dtype before fxdp.compile"
@@ -290,7 +302,8 @@ class CompiledModule(Inspected):
         twin._generation = twin._calls = twin._number = 0
         twin._watch, twin._unset = None, set(self._unset)
         twin._whole = WholeValues(twin._model)
-        if twin._options.shards:
+        twin._dealt = self._dealt
+        if twin._dealt:
             ShardedOptimizers(twin._model, twin._joined, twin._whole.note_step)
         twin._build()
         return twin

@@ -13,10 +13,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from fxdp.capture.driver import capture_request
 from fxdp.capture.refusals.input_layouts import check_layouts
 from fxdp.capture.sites import Origin
+from fxdp.compiler.device_memory import device_memory
 from fxdp.compiler.partial_plan import partial_plan
-from fxdp.compiler.prepare import is_cut, prepare
+from fxdp.compiler.prepare import is_cut
 from fxdp.compiler.program import Program
 from fxdp.compiler.records import tell_program
+from fxdp.compiler.strategy_choice import choose
 from fxdp.errors import CaptureError
 from fxdp.module.call import check_arguments, request_of
 from fxdp.module.model_checks import check_model, device_type
@@ -118,6 +120,8 @@ def local_program(
         raise
     check_layouts(captured, call.inputs, whole_draws=options.single_device_rng)
     seconds = time.perf_counter() - start
-    local = prepare(captured, data, options)
+    sizes = {"B": call.batch * data.size}
+    limit = device_memory(device) if options.strategy == "auto" else None
+    local = choose(captured, data, options, sizes, options.memory_limit or limit)
     local.seconds = {"capture": seconds, **local.seconds}
-    return local, {"B": call.batch * data.size}
+    return local, sizes

@@ -7,15 +7,12 @@ stages or micro-batches that is said of each part, and a step of calls to them i
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from fxdp.capture.captured import Captured, Check, Condition
@@ -26,7 +23,7 @@ from fxdp.capture.refusals.input_layouts import check_layouts, misread
 from fxdp.compiler.emit import device_of
 from fxdp.compiler.executable import Executables
 from fxdp.compiler.owners import Owners
-from fxdp.compiler.prepare import check_options, is_cut, prepare
+from fxdp.compiler.prepare import check_options, is_cut
 from fxdp.compiler.program import Program
 from fxdp.compiler.records import tell_program
 from fxdp.errors import AgreementError, InputError
@@ -38,8 +35,10 @@ from fxdp.module.call import Call, ProgramKey, request_of
 from fxdp.module.call_sizes import fixed_dims, row_numbers, size_values
 from fxdp.module.input_agreement import check_contents
 from fxdp.module.outputs import has_size_leaves, packed, raise_if_checked
+from fxdp.module.plain_modes import plain_modes
 from fxdp.module.served import CallKind, Served
 from fxdp.module.sharded_parameters import whole_stand_ins
+from fxdp.module.strategies import Strategies
 from fxdp.options import Options
 from fxdp.pipeline.schedule import csv
 from fxdp.ranks.agreement import agree, gather_objects, tensor_lines
@@ -48,7 +47,6 @@ from fxdp.ranks.joined import Joined
 from fxdp.runtime.chains import chained
 from fxdp.runtime.streams import Streams
 from fxdp.runtime.whole_values import WholeValues
-from fxdp.torch_compat import compile_lock
 
 _log = logging.getLogger("fxdp")
 _ROWS = 256  # sizes of calls for which row numbers are remembered
@@ -63,9 +61,12 @@ class Programs:
     MeshError : options that do not go with stages or micro-batches.
     """
 
-    def __init__(self, module: nn.Module, joined: Joined, options: Options, whole: WholeValues) -> None:
+    def __init__(
+        self, module: nn.Module, joined: Joined, options: Options, whole: WholeValues, *, dealt: bool
+    ) -> None:
         self._module = module
         self._whole = whole
+        self._strategies = Strategies(joined, options, dealt=dealt)
         self._joined, self._mesh = joined, joined.mesh
         self._options = options
         self._cut = is_cut(self._mesh, options)
@@ -132,10 +133,10 @@ class Programs:
         batch = sum(batches)
         # one device may draw in another order for a single sample
         hint = 1 if batch == 1 and self._options.single_device_rng else None
-        program = self._capture(call, dynamic=dynamic, hint=hint)
+        program = self._capture(call, batches, dynamic=dynamic, hint=hint)
         # the code branches on sizes: traced at this batch it takes this call's branch
         if self._broken(program, call, batches) and batch >= 2:
-            program = self._capture(call, dynamic=dynamic, hint=batch)
+            program = self._capture(call, batches, dynamic=dynamic, hint=batch)
         broken = self._broken(program, call, batches)
         refusals = [c.refusal for c in broken if c.refusal]
         if refusals:
@@ -162,12 +163,15 @@ class Programs:
         ]
         return [c for c in relied if not c.holds(sizes)]
 
-    def _capture(self, call: Call, *, dynamic: bool, hint: int | None) -> Program:
+    def _capture(
+        self, call: Call, batches: tuple[int, ...], *, dynamic: bool, hint: int | None
+    ) -> Program:
         """The program for a call; all ranks call this together.
 
         Raises
         ------
         DecidesError : on all ranks alike, of Python values that must be constants of the program.
+        WantsRowsError : on all ranks alike, where parameters must be dealt out for memory's sake.
         """
         start = time.perf_counter()
         request = request_of(
@@ -179,7 +183,7 @@ class Programs:
             dynamic=dynamic,
             hint=hint,
         )
-        with refusing(self._joined), _plain_modes(), whole_stand_ins(self._module):
+        with refusing(self._joined), plain_modes(), whole_stand_ins(self._module):
             found = capture_open(request, self._expected) if call.inputs.open else capture_request(request)
         if call.inputs.open:  # a rank that finds so alone would leave the others waiting for its program
             names = found.names if isinstance(found, DecidesError) else frozenset()
@@ -190,8 +194,9 @@ class Programs:
         if call.kind not in self._outlines:
             self._outlines[call.kind] = Taken.of(found, call.inputs)
         seconds = time.perf_counter() - start
-        with refusing(self._joined), _plain_modes():
-            program = prepare(found, self._mesh, self._options)
+        sizes = size_values(found, call, batches, self._mesh.rank)
+        program = self._strategies.make(found, {**sizes, "b": max(batches), "offset": 0})
+        with refusing(self._joined):
             if self._options.gradients == "owner" and self._cut:
                 self._owners.add(program)
         program.seconds = {"capture": seconds, **program.seconds}
@@ -217,7 +222,7 @@ class Programs:
     ) -> Served:
         program, before = captured.program, captured.made
         sizes = size_values(program.captured, call, batches, self._mesh.rank)
-        with _plain_modes():
+        with plain_modes():
             found = captured.make(sizes, batches, lambda: self._row_numbers(call, batches), generic=generic)
         if captured.made > before:
             self.compiled += 1
@@ -240,6 +245,8 @@ class Programs:
     def run(self, served: Served, call: Call, batches: tuple[int, ...]) -> Any:
         """Run a call; the model's own output structure."""
         captured, runs = served.program.captured, served.runs
+        if not served.program.options.keeps_whole:  # another program of this model may, but there is no room
+            self._whole.drop()
         sizes: dict[str, int] = {}
         if runs.takes_sizes or has_size_leaves(captured):
             sizes = size_values(captured, call, batches, self._mesh.rank)
@@ -259,20 +266,3 @@ class Programs:
         if rows is None:
             rows = self._rows[batches, device] = row_numbers(batches).to(device)
         return rows
-
-
-@contextlib.contextmanager
-def _plain_modes() -> Iterator[None]:
-    """Compile outside of inference mode, gradients on or off as they are, one thread at a time.
-
-    Inductor warns about itself (deprecations, tunables), which must not end a program run with `-W error`.
-    """
-    enabled = torch.is_grad_enabled()
-    with (
-        compile_lock,
-        torch.inference_mode(False),
-        torch.set_grad_enabled(enabled),
-        warnings.catch_warnings(),
-    ):
-        warnings.simplefilter("ignore")
-        yield

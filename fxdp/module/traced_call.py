@@ -57,7 +57,7 @@ class TracedOptions:
     def needs_model(self) -> str:
         """Which of the options cannot be had of a graph, and why."""
         options = self.options
-        if options.shards:
+        if options.may_shard:
             return (
                 f"strategy={options.strategy!r} deals out the model's parameters, which a backend of "
                 "torch.compile is not given"

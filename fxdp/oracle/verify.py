@@ -11,8 +11,9 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from fxdp.capture.captured import Captured
 from fxdp.capture.refusals.input_layouts import check_layouts
-from fxdp.compiler.prepare import prepare
+from fxdp.compiler.device_memory import device_memory
 from fxdp.compiler.program import Program
+from fxdp.compiler.strategy_choice import choose
 from fxdp.errors import InputError, VerifierError
 from fxdp.ir.graphs import copy_graph
 from fxdp.ir.mesh import Mesh, mesh_of
@@ -93,7 +94,7 @@ def verify(
         for split in some:
             check_conditions(found, example, sum(split))
         own = note != WIDE
-        subject, invariants = _subject(module, found, data, chosen, own, tolerance)
+        subject, invariants = _subject(module, found, data, chosen, own, tolerance, size)
         runs: tuple[SplitRun, ...] = ()
         if subject is not None:
             runs = tuple(subject.run(example[0], example[1], split, seed) for split in some)
@@ -115,11 +116,16 @@ def _by_program(
 
 
 def prepare_subject(
-    module: nn.Module, found: Captured, mesh: Mesh, options: Options
+    module: nn.Module, found: Captured, mesh: Mesh, options: Options, batch: int = 1
 ) -> tuple[Program, Captured]:
-    """The program of one rank, and the graph that it must equal; `found` itself stays as it is."""
+    """The program of one rank, and the graph that it must equal; `found` itself stays as it is.
+
+    `batch` is the global one, by whose memory a strategy is chosen.
+    """
     reference = replace(found, gm=Canonicalize().run(copy_graph(found.gm), mesh))
-    return prepare(replace(found, gm=copy_graph(found.gm)), mesh, options, cut=False), reference
+    own = replace(found, gm=copy_graph(found.gm))
+    limit = options.memory_limit or (device_memory(mesh.device_type) if options.strategy == "auto" else None)
+    return choose(own, mesh, options, {"B": batch}, limit, cut=False), reference
 
 
 def axis_sizes(mesh: DeviceMesh | Mapping[str, int]) -> Mapping[str, int]:
@@ -136,15 +142,16 @@ def _subject(
     options: Options,
     own: bool,
     tolerance: float | None,
+    batch: int,
 ) -> tuple[Subject | None, str]:
     """What is run; where a pass broke an invariant, what it said, and the program nevertheless."""
     invariants = ""
     try:
-        local, reference = prepare_subject(module, found, mesh, options)
+        local, reference = prepare_subject(module, found, mesh, options, batch)
     except VerifierError as error:
         invariants = str(error)
         try:
-            local, reference = prepare_subject(module, found, mesh, replace(options, verify=False))
+            local, reference = prepare_subject(module, found, mesh, replace(options, verify=False), batch)
         except Exception:  # the graph is broken: whatever a later pass makes of it is a consequence
             return None, invariants
     allowed = tolerances(local.gm, own=own)

@@ -147,6 +147,11 @@ class Plan:
         """The parameters that the program reads: how they lie on the ranks, what reduces their gradients."""
         return self.details().parameters
 
+    @property
+    def choice(self) -> tuple[str, ...]:
+        """Which strategy was chosen by memory, and what those tried would need; empty where none was."""
+        return self.details().choice
+
     def memory(self, state: float = ADAM) -> tuple[RankMemory, ...]:
         """What each pipeline rank holds over a step, from op to op, before Inductor fuses any.
 

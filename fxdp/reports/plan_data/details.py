@@ -21,6 +21,7 @@ class Details:
     mesh : the sizes of all axes, by name.
     batch : samples of the global batch.
     options : those of `fxdp.compile`, as text.
+    choice : which strategy was chosen by memory, and why; empty where there was none to choose.
     explanations : why each node of `plan.graph` is placed as it is.
     """
 
@@ -28,6 +29,7 @@ class Details:
     mesh: Mapping[str, int] = field(default_factory=dict)
     batch: int = 0
     options: tuple[str, ...] = ()
+    choice: tuple[str, ...] = ()
     collectives: tuple[Collective, ...] = ()
     parameters: tuple[ParameterRow, ...] = ()
     memory: tuple[RankMemory, ...] = ()

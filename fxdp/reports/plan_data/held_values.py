@@ -108,7 +108,11 @@ class HeldValues:
 
     def saved(self) -> int:
         """Bytes of what the forward makes and the backward reads."""
-        return sum(self.bytes(node) for node in self._saved if node.op == "call_function")
+        return sum(map(self.bytes, self.saved_values()))
+
+    def saved_values(self) -> list[fx.Node]:
+        """What the forward makes and the backward reads, in program order."""
+        return [node for node in self._nodes if node in self._saved and node.op == "call_function"]
 
     def moments(self) -> Iterator[Moment]:
         """The ops that make values, in program order."""

@@ -1,0 +1,208 @@
+"""`strategy="auto"`: the cheapest lifetimes of whole parameters whose predicted peak fits a rank's memory.
+
+    replicate      all is whole on each rank                                nothing is gathered
+    optimizer      parameters are, gradients and state lie in rows          gathered once per step
+    shard          the last layers stay whole for the backward              gathered once per call, those
+                                                                            before them twice
+    shard          nothing stays                                            gathered twice per call
+
+What is chosen depends on the program, the mesh and sizes that all ranks know alike, so all choose the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from math import ceil
+
+from fxdp.capture.captured import Captured
+from fxdp.compiler.planning import Planning
+from fxdp.compiler.prepare import check_sharding, prepare
+from fxdp.compiler.program import Program
+from fxdp.errors import InputError, MeshError
+from fxdp.ir.graphs import copy_graph
+from fxdp.ir.mesh import Mesh
+from fxdp.ir.row_buckets import gather_starts, parameter_of, whole_values
+from fxdp.options import CHEAPEST_FIRST, Options
+from fxdp.reports.rows import format_bytes
+
+_LARGEST = 5
+"""Tensors that a refusal names."""
+_MOST_PARTS = 64
+"""Micro-batches that a refusal proposes, at most."""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A strategy, and what it would need."""
+
+    program: Program
+    peak: int
+    kept: int = 0
+    of: int = 0
+    """How many buckets of parameters stay whole for the backward, of how many."""
+
+    @property
+    def words(self) -> str:
+        """`shard, the last 3 of 12 buckets whole until the backward`."""
+        strategy = self.program.options.strategy
+        if not self.kept:
+            return strategy
+        which = "all" if self.kept == self.of else f"the last {self.kept} of"
+        return f"{strategy}, {which} {self.of} buckets whole until the backward"
+
+
+def legal_strategies(mesh: Mesh, options: Options) -> tuple[str, ...]:
+    """Those among which is chosen on a mesh, the cheapest first.
+
+    Raises
+    ------
+    MeshError : there are none.
+    """
+    found, refused = [], None
+    for strategy in CHEAPEST_FIRST if options.strategy == "auto" else (options.strategy,):
+        try:
+            check_sharding(mesh, replace(options, strategy=strategy))
+            found.append(strategy)
+        except MeshError as error:
+            refused = error
+    if not found and refused is not None:
+        raise refused
+    return tuple(found)
+
+
+def choose(
+    captured: Captured, mesh: Mesh, options: Options, sizes: Mapping[str, int], limit: int | None,
+    *, among: Collection[str] = CHEAPEST_FIRST, cut: bool | None = None,
+) -> Program:  # fmt: skip
+    """The program, by the cheapest strategy that fits; where none does, by that of the least memory.
+
+    Parameters
+    ----------
+    sizes : those of the largest part of the batch, which all ranks know alike.
+    limit : the bytes of a rank; None: whatever the strategy needs.
+    among : the strategies that may be chosen.
+
+    Raises
+    ------
+    MeshError, StageError, PlacementError : as `prepare`.
+    """
+    if options.strategy != "auto" and limit is None:
+        return prepare(captured, mesh, options, cut=cut)
+    search = _Search(captured, mesh, options, sizes, limit or 0, cut)
+    attempts: list[Attempt] = []
+    for strategy in (s for s in legal_strategies(mesh, options) if s in among):
+        attempts += search.attempts(strategy)
+        if attempts[-1].peak <= search.limit:
+            break
+    best = attempts[-1] if attempts[-1].peak <= search.limit else min(attempts, key=lambda a: a.peak)
+    best.program.choice = tuple(search.lines(attempts, best))
+    best.program.predicted = best.peak
+    return best.program
+
+
+@dataclass(frozen=True)
+class _Search:
+    captured: Captured
+    mesh: Mesh
+    options: Options
+    sizes: Mapping[str, int]
+    limit: int
+    cut: bool | None
+
+    def attempts(self, strategy: str) -> list[Attempt]:
+        """What was tried of one strategy; the last is what it comes to."""
+        if strategy != "shard" or self.options.strategy != "auto":
+            return [self._attempt(strategy)]
+        least = self._attempt(strategy)
+        buckets = _buckets(least.program)
+        if least.peak > self.limit or least.program.step is not None or not buckets:
+            return [least]
+        return [least, *self._most_kept(buckets)]
+
+    def _most_kept(self, buckets: list[list[str]]) -> Iterator[Attempt]:
+        """The most of the last buckets that may stay for the backward: all, or else found by halving."""
+        fits, too_many, best = 0, len(buckets) + 1, None
+        tried = len(buckets)
+        while too_many - fits > 1:
+            names = [name for bucket in buckets[len(buckets) - tried :] for name in bucket]
+            found = replace(self._attempt("shard", frozenset(names)), kept=tried, of=len(buckets))
+            if found.peak <= self.limit:
+                fits, best = tried, found
+            else:
+                too_many = tried
+            tried = (fits + too_many) // 2
+        if best is not None:
+            yield best
+
+    def _attempt(self, strategy: str, kept: frozenset[str] = frozenset()) -> Attempt:
+        captured = replace(self.captured, gm=copy_graph(self.captured.gm))
+        options = replace(self.options, strategy=strategy)
+        program = prepare(captured, self.mesh, options, cut=self.cut, kept=kept)
+        return Attempt(program, max(rank.peak.bytes for rank in Planning(program, self.sizes).memory()))
+
+    def lines(self, attempts: list[Attempt], best: Attempt) -> Iterator[str]:
+        """What was chosen and why, the same on all ranks."""
+        fits = "the cheapest that fits" if best.peak <= self.limit else "none fits; it needs least"
+        given = "memory_limit=" if self.options.memory_limit is not None else "the device's "
+        if self.options.strategy == "auto":
+            yield f"strategy='auto' with {given}{format_bytes(self.limit)} a rank: {best.words}, {fits}"
+        else:
+            verb = "fits" if best.peak <= self.limit else "does not fit"
+            yield f"{given}{format_bytes(self.limit)} a rank: strategy={best.words!r} {verb}"
+        for attempt in attempts:
+            yield f"  {attempt.words}: at most {format_bytes(attempt.peak)} predicted"
+
+
+def _buckets(program: Program) -> list[list[str]]:
+    """The parameters of each gather of the forward, in order."""
+    starts = gather_starts(program.gm.graph, backward=False)
+    return [[parameter_of(rows).name for rows, _ in whole_values(start)] for start in starts]
+
+
+# ---- refusals --------------------------------------------------------------------------------------------
+
+
+def check_fit(program: Program, sizes: Mapping[str, int], limit: int | None, others: Program | None) -> None:
+    """Refuse a program whose predicted peak is above the limit, before it runs.
+
+    `others` is what `strategy="auto"` would choose for it.
+
+    Raises
+    ------
+    InputError : names the largest tensors, and which option would fit.
+    """
+    if limit is None or program.predicted <= limit:
+        return
+    largest = "\n  ".join(_largest(program, sizes))
+    tried = "\n".join(program.choice[1:])
+    remedies = ", or ".join(_remedies(program, sizes, limit, others))
+    raise InputError(
+        f"a rank's predicted peak is {format_bytes(program.predicted)} with strategy="
+        f"{program.options.strategy!r}, but it has {format_bytes(limit)}:\n{tried}\nthe largest, with "
+        f"gradients and Adam's state of parameters:\n  {largest}\nexpected {remedies}"
+    )
+
+
+def _largest(program: Program, sizes: Mapping[str, int]) -> list[str]:
+    found = Planning(program, sizes).largest()
+    return [f"{what}: {format_bytes(size)}" for what, size in found[:_LARGEST]]
+
+
+def _remedies(
+    program: Program, sizes: Mapping[str, int], limit: int, others: Program | None
+) -> Iterator[str]:
+    """What would fit, as far as arithmetic tells."""
+    if others is not None and others.predicted <= limit:
+        yield f"strategy={others.options.strategy!r} ({format_bytes(others.predicted)})"
+        return
+    rank = max(Planning(program, sizes).memory(), key=lambda one: one.peak.bytes)
+    moving = sum(rank.at_peak.get(kind, 0) for kind in ("saved", "temporary", "inputs"))
+    still = rank.peak.bytes - moving
+    parts = ceil(moving / (limit - still)) if limit > still else 0
+    if 0 < parts <= _MOST_PARTS and program.step is None:
+        yield f"microbatches={max(parts, 2)}, with which about {format_bytes(moving)} come in so many parts"
+    elif limit <= still and program.options.shards and program.mesh.size > 1:
+        dealt = still * program.mesh.size_along(program.mesh.shard_axis)
+        yield f"some {ceil(dealt / limit)} ranks along which parameters are dealt out"
+    yield "a smaller batch, or more memory"
