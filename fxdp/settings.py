@@ -6,6 +6,7 @@ FXDP_TIMEOUT_S   seconds a rank waits for another before it gives up            
 FXDP_LOST_S      seconds without an answer after which another machine counts as lost    25
 FXDP_SHARED_MEMORY   0: ranks of one host sum gradients by gloo, not through memory    1
 FXDP_COLD_START      0: Inductor builds each kernel by itself, ranks share no compiling    1
+FXDP_LAYERS      0: Inductor compiles a model's layers together, not one layer for all    1
 FXDP_CACHE       0: nothing is kept on disk from run to run, but what Inductor keeps    1
 FXDP_CACHE_DIR   folder for what is kept; its owner alone may write it                 fxdp in Inductor's
 FXDP_CACHE_MB    how large it may become; what was not used for longest goes first     512
@@ -54,6 +55,7 @@ class Settings:
     host : the address at which other ranks reach this one, None to find it.
     shared_memory : whether ranks of one host may sum large values through memory that they share.
     cold_start : whether ranks share the work of compiling, and build kernels together.
+    by_layer : whether of layers that are alike one is compiled.
     tree_above : how many ranks have a connection to each other one at most; more are joined as a tree.
     """
 
@@ -63,6 +65,7 @@ class Settings:
     host: str | None = None
     shared_memory: bool = True
     cold_start: bool = True
+    by_layer: bool = True
     tree_above: int = 16
 
     @staticmethod
@@ -81,6 +84,7 @@ class Settings:
             host=env.get("FXDP_HOST") or None,
             shared_memory=_number(env, "FXDP_SHARED_MEMORY", 1) != 0,
             cold_start=_number(env, "FXDP_COLD_START", 1) != 0,
+            by_layer=_number(env, "FXDP_LAYERS", 1) != 0,
             tree_above=_integer(env, "FXDP_TREE_ABOVE", 16, 1, _MOST_RANKS),
         )
 

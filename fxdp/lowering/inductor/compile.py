@@ -6,12 +6,13 @@
       | save values              where fxdp knows better than the partitioner
       | put in order             collectives run in the same order on all ranks
       | write back               new values of buffers are copied into them at the forward's end
+      | segments                 of layers that are alike one is compiled
     forward, backward            compiled in the order of a `Start`, each with its strides checked
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +39,8 @@ from fxdp.lowering.inductor.saved_values import (
     save_laid_out_weights,
     save_what_is_read,
 )
+from fxdp.lowering.inductor.segment_code import compile_segments
+from fxdp.lowering.inductor.segments import NotInSegmentsError, Segment, segments
 from fxdp.lowering.inductor.start import Start
 from fxdp.lowering.inductor.strides import chooses_layouts, copied, moved, restride
 from fxdp.lowering.inductor.strides import results as flat_results
@@ -46,6 +49,7 @@ from fxdp.lowering.shapes import Shapes, SizesFixedError
 from fxdp.torch_compat import (
     compile_with_inductor,
     fixed_sizes,
+    graph_module,
     joint_passes_for_inference,
     partition_for_inductor,
 )
@@ -56,7 +60,7 @@ aten = torch.ops.aten
 def lower_inductor(
     gm: fx.GraphModule, values: Mapping[Slot, Any], shapes: Shapes, device: torch.device, start: Start,
     zero: frozenset[int] | None = None, summed: tuple[int, ...] = (), first: tuple[int, ...] | None = None,
-    budget: float = 1.0,
+    budget: float = 1.0, by_layer: bool = True,
 ) -> Halves:  # fmt: skip
     """Compile an emitted program.
 
@@ -69,6 +73,7 @@ def lower_inductor(
     summed : the numbers of the backward's results that it adds to buffers.
     first : the backward is compiled in two, those of its results first.
     budget : the share of the activations that the forward may save; the backward computes others again.
+    by_layer : of layers that are alike one is compiled.
 
     Raises
     ------
@@ -76,7 +81,9 @@ def lower_inductor(
     """
     traced = trace(gm, values, shapes, device)
     keeps_strides = shapes.generic or not chooses_layouts(traced.joint, device)
-    compiler = _Compiler(traced, _Signature.of(gm), device, start, keeps_strides, summed, first, budget)
+    compiler = _Compiler(
+        traced, _Signature.of(gm), device, start, keeps_strides, summed, first, budget, by_layer
+    )  # fmt: skip
     if backward_inputs(gm.graph) or backward_results(gm.graph):
         halves = compiler.training(zero)
     else:
@@ -132,6 +139,7 @@ class _Compiler:
     summed: tuple[int, ...] = ()
     first: tuple[int, ...] | None = None
     budget: float = 1.0
+    by_layer: bool = True
 
     def training(self, zero: frozenset[int] | None) -> Halves:
         types = self.signature.tangents
@@ -190,16 +198,32 @@ class _Compiler:
     def _compile(
         self, gm: fx.GraphModule, *, backward: bool, inference: bool, exact: bool = False
     ) -> tuple[Any, list[Any]]:
-        """Compile a copy of a half; its code, and how that lays out its results."""
+        """Compile a copy of a half; its code, and how that lays out its results, if that is not known."""
         kept = range(len(flat_results(gm)) if exact or self.keeps_strides else self.signature.outputs)
         # gradients go to autograd, which takes any strides
         visible = kept if exact or not backward else range(0)
+        fixed = 0 if backward else self.signature.fixed
+        how: dict[str, Any] = {"backward": backward, "inference": inference}
+        found = _in_segments(gm, visible) if self.by_layer and self.keeps_strides else []
+        if not found:
+            return self._compile_graph(gm, visible, fixed, **how)
+        static = set([n for n in gm.graph.nodes if n.op == "placeholder"][:fixed])
+
+        def compile_one(one: Segment) -> Boxed:
+            graph = graph_module(gm, one.graph)
+            return self._compile_graph(graph, one.kept, sum(n in static for n in one.takes), **how)[0]  # type: ignore[no-any-return]
+
+        return compile_segments(gm, found, compile_one), []
+
+    def _compile_graph(
+        self, gm: fx.GraphModule, visible: Sequence[int], fixed: int, *, backward: bool, inference: bool
+    ) -> tuple[Any, list[Any]]:
+        """Compile a copy of a graph, whose `visible` results keep their strides."""
 
         def compiled(gm: fx.GraphModule) -> tuple[Any, list[Any]]:
             inputs = [n.meta["val"] for n in gm.graph.nodes if n.op == "placeholder"]
             # Inductor keeps the strides of visible results, and is free to choose those of others
             gm.graph.output_node().meta["user_visible_output_idxs"] = list(visible)
-            fixed = 0 if backward else self.signature.fixed
             with self.start.building():
                 return compile_with_inductor(
                     gm, inputs, self.traced.fake_mode, backward=backward, inference=inference, fixed=fixed,
@@ -211,6 +235,13 @@ class _Compiler:
         if others := moved(gm, strides, visible):
             code, strides = compiled(copied(gm, others))
         return code, strides
+
+
+def _in_segments(gm: fx.GraphModule, visible: Sequence[int]) -> list[Segment]:
+    try:
+        return segments(gm, visible)
+    except NotInSegmentsError:
+        return []
 
 
 def _write_back(forward: fx.GraphModule, signature: _Signature) -> None:

@@ -27,9 +27,11 @@ from fxdp.ir.slots import Slot
 from fxdp.lowering.halves import Halves, LoweredBackward
 from fxdp.lowering.inductor.collective_order import collectives
 from fxdp.lowering.inductor.compile import lower_inductor
+from fxdp.lowering.inductor.segment_code import half_bytes, half_of_bytes
 from fxdp.lowering.inductor.start import Start
 from fxdp.lowering.shapes import Shapes
-from fxdp.torch_compat import code_bytes, code_environment, code_of_bytes, graph_module
+from fxdp.settings import Settings
+from fxdp.torch_compat import code_environment, graph_module
 
 
 @dataclass(frozen=True)
@@ -54,14 +56,17 @@ def lower_kept(
     budget: float = 1.0,
 ) -> Halves:  # fmt: skip
     """`lower_inductor`, from the disk where it was done before."""
-    how: dict[str, Any] = {"zero": zero, "summed": summed, "first": first, "budget": budget}
+    by_layer = Settings.from_environment().by_layer
+    how: dict[str, Any] = {
+        "zero": zero, "summed": summed, "first": first, "budget": budget, "by_layer": by_layer,
+    }  # fmt: skip
     make = partial(lower_inductor, gm, values, shapes, device, **how)
     entries = Entries.of_settings()
     # on other devices than CPU code is more than its source: never tried there
     environment = code_environment() if entries.folder is not None and device.type == "cpu" else None
     key = None
     if environment is not None:
-        asked = None if zero is None else tuple(sorted(zero)), summed, first, budget
+        asked = None if zero is None else tuple(sorted(zero)), summed, first, budget, by_layer
         key = _key(gm, values, shapes, (environment, str(device), exact_text(asked)))
     if key is None:
         return make(start=start)
@@ -111,10 +116,10 @@ def _tensor_text(value: Any) -> str:
 def _bytes(halves: Halves) -> bytes:
     backward = halves.backward_graph
     kept = _Kept(
-        code_bytes(halves.forward),
+        half_bytes(halves.forward),
         (_order(halves.forward_graph), None if backward is None else _order(backward)),
-        {zero: (code_bytes(b.run), b.tangents) for zero, b in halves.compiled.items()},
-        {first: (code_bytes(a), code_bytes(b)) for first, (a, b) in halves.compiled_halves.items()},
+        {zero: (half_bytes(b.run), b.tangents) for zero, b in halves.compiled.items()},
+        {first: (half_bytes(a), half_bytes(b)) for first, (a, b) in halves.compiled_halves.items()},
         halves.outputs,
         halves.saved_order,
         halves.tangents,
@@ -147,7 +152,7 @@ def _restored(content: bytes, make: Callable[[], Halves]) -> Halves:
     forward, backward = (None if g is None else graph_of_bytes(g, "Collectives") for g in kept.graphs)
     assert forward is not None
     halves = Halves(
-        code_of_bytes(kept.forward),
+        half_of_bytes(kept.forward),
         kept.outputs,
         forward,
         backward,
@@ -158,9 +163,9 @@ def _restored(content: bytes, make: Callable[[], Halves]) -> Halves:
     )
     if backward is not None:
         for zero, (code, tangents) in kept.backwards.items():
-            halves.compiled[zero] = LoweredBackward(code_of_bytes(code), tangents, backward)
+            halves.compiled[zero] = LoweredBackward(half_of_bytes(code), tangents, backward)
     for first, (inputs, weights) in kept.halved.items():
-        halves.compiled_halves[first] = code_of_bytes(inputs), code_of_bytes(weights)
+        halves.compiled_halves[first] = half_of_bytes(inputs), half_of_bytes(weights)
     return halves
 
 

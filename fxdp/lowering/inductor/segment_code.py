@@ -1,0 +1,110 @@
+"""The code of a half in segments: each kind's code, and the order in which it is called.
+
+    values   inputs of the half | constants | results of segments
+    call     code 1   takes values 7, 3, 4   frees 7   gives values 12, 13
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor, fx
+
+from fxdp.ir.graphs import attribute_of
+from fxdp.lowering.halves import Boxed
+from fxdp.lowering.inductor.segments import Segment
+from fxdp.lowering.inductor.strides import results
+from fxdp.torch_compat import code_bytes, code_of_bytes
+
+_WHOLE, _SEGMENTS = b"w", b"s"
+"""What bytes of a half begin with."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One segment: which code it runs, and on what, by places among the values."""
+
+    code: int
+    takes: tuple[int, ...]
+    frees: tuple[int, ...]
+    """Of what it takes, what nobody reads later: the code alone holds it then, and frees it when it can."""
+    gives: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class SegmentCode:
+    """A half that runs segment by segment; called as Inductor's code is."""
+
+    codes: tuple[Any, ...]
+    calls: tuple[Call, ...]
+    results: tuple[int, ...]
+    """The places of the half's results."""
+    constants: tuple[Any, ...]
+    """What lies after the inputs."""
+    places: int
+    """How many values there are beside inputs and constants."""
+
+    def __call__(self, inputs: list[Any]) -> list[Any]:
+        """The half's results; `inputs` is emptied."""
+        values = [*inputs, *self.constants, *[None] * self.places]
+        inputs.clear()
+        for call in self.calls:
+            given = [values[i] for i in call.takes]
+            for i in call.frees:
+                values[i] = None
+            for i, value in zip(call.gives, self.codes[call.code](given), strict=True):
+                values[i] = value
+        return [values[i] for i in self.results]
+
+
+def half_bytes(code: Boxed) -> bytes:
+    """A half's code, in segments or not, as bytes.
+
+    Raises
+    ------
+    TypeError : it holds tensors of its own.
+    """
+    if not isinstance(code, SegmentCode):
+        return _WHOLE + code_bytes(code)
+    if any(isinstance(c, Tensor) for c in code.constants):
+        raise TypeError("the half holds tensors of its own")
+    return _SEGMENTS + pickle.dumps(replace(code, codes=tuple(map(code_bytes, code.codes))))
+
+
+def half_of_bytes(content: bytes) -> Boxed:
+    """The half again, loaded and ready to run."""
+    if content.startswith(_WHOLE):
+        return code_of_bytes(content.removeprefix(_WHOLE))
+    code: SegmentCode = pickle.loads(content.removeprefix(_SEGMENTS))
+    return replace(code, codes=tuple(map(code_of_bytes, code.codes)))
+
+
+def compile_segments(
+    gm: fx.GraphModule, segments: Sequence[Segment], compile_one: Callable[[Segment], Boxed]
+) -> SegmentCode:
+    """Compile one segment of each kind, and tell how all of them follow each other."""
+    codes: dict[str, Boxed] = {}
+    for one in segments:
+        if one.kind not in codes:
+            codes[one.kind] = compile_one(one)
+    inputs = [n for n in gm.graph.nodes if n.op == "placeholder"]
+    attributes = [n for n in gm.graph.nodes if n.op == "get_attr"]
+    values = results(gm)
+    literals = list(dict.fromkeys(v for v in values if not isinstance(v, fx.Node)))
+    made = [n for one in segments for n in one.gives]
+    place: dict[Any, int] = {v: i for i, v in enumerate([*inputs, *attributes, *literals, *made])}
+    constants = (*(attribute_of(gm, n) for n in attributes), *literals)
+    kept = {place[v] for v in [*values, *attributes]}
+    last = {place[n]: i for i, one in enumerate(segments) for n in one.takes}
+    numbers = {kind: i for i, kind in enumerate(codes)}
+    calls = []
+    for i, one in enumerate(segments):
+        takes = tuple(place[n] for n in one.takes)
+        frees = tuple(p for p in takes if last[p] == i and p not in kept)
+        calls.append(Call(numbers[one.kind], takes, frees, tuple(place[n] for n in one.gives)))
+    return SegmentCode(
+        tuple(codes.values()), tuple(calls), tuple(place[v] for v in values), constants, len(made)
+    )

@@ -1,0 +1,236 @@
+"""A half in segments: the layers of a model one by one, and what lies between them.
+
+    half        embed, h.0 ..., h.1 ..., h.2 ..., loss
+    segments    [embed]  [layer]  [layer]  [layer]  [loss]        three kinds: a layer is compiled once
+
+Nothing is known here of modules: layers are found as runs of the same ops on values of the same shapes. Two
+segments are of a kind if they are the same graphs, with the same inputs and results, so one's code serves
+the other. What Inductor would fuse across the border of two layers stays apart: a border lies where fewest
+values cross it, in a transformer between two residual sums.
+
+Values that cost nothing (constants, sizes) are made anew where they are read. Seeds of random draws come
+first: a seed is told from the next by a number, which would make each layer another.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from fxdp.ir.graphs import attribute_of
+from fxdp.ir.repeats import Run, longest_run
+
+aten, prims = torch.ops.aten, torch.ops.prims
+
+_SHORTEST = 16
+"""Nodes in a layer: a call of code takes some microseconds, which a layer of few ops would not be worth."""
+_LEAST_WORK = 8
+"""Of these, those that compute: what a forward saves of its weights is a long run of views."""
+_LEAST = 3
+"""Layers in a run: for two, the time that a second compilation takes is not worth a call either."""
+
+_MADE_ANEW = frozenset({aten.full.default, aten.scalar_tensor.default, prims.iota.default})
+_SEEDS = frozenset({prims.inductor_seeds.default, prims.inductor_lookup_seed.default})
+
+
+class NotInSegmentsError(Exception):
+    """A half that stays whole."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Some calls of a half, as a graph of its own."""
+
+    graph: fx.Graph
+    takes: tuple[fx.Node, ...]
+    """What of the half it is given: inputs, then results of segments before it."""
+    gives: tuple[fx.Node, ...]
+    kept: tuple[int, ...]
+    """The results that others read with the strides that they were traced with; more than this half's."""
+    kind: str
+    """Segments of the same kind run the same code."""
+
+
+def segments(gm: fx.GraphModule, visible: Sequence[int]) -> list[Segment]:
+    """A half in segments, in their order; none where nothing repeats. `visible` results keep their strides.
+
+    Raises
+    ------
+    NotInSegmentsError : the half reads graphs, or sizes that nothing gives.
+    """
+    half = _Half(gm, visible)
+    pieces = list(half.pieces(half.calls))
+    made = [half.segment(piece) for piece in pieces]
+    many = Counter(one.kind for one in made)
+    # what is one of its kind is compiled together with what lies beside it
+    merged: list[list[fx.Node]] = []
+    alone = False
+    for piece, one in zip(pieces, made, strict=True):
+        if many[one.kind] == 1 and alone:
+            merged[-1] += piece
+        else:
+            merged.append(list(piece))
+        alone = many[one.kind] == 1
+    found = [half.segment(piece) for piece in merged]
+    return found if len({one.kind for one in found}) < len(found) else []
+
+
+class _Half:
+    """The calls of a half in their order, without those that are made anew where they are read."""
+
+    def __init__(self, gm: fx.GraphModule, visible: Sequence[int]) -> None:
+        nodes = list(gm.graph.nodes)
+        attributes = gm.graph.find_nodes(op="get_attr")
+        if not all(isinstance(attribute_of(gm, n), Tensor) for n in attributes):
+            raise NotInSegmentsError("it reads graphs or objects")
+        self._results = list(gm.graph.output_node().args[0])  # type: ignore[arg-type]
+        self._visible = {self._results[i] for i in visible}
+        self._output = gm.graph.output_node()
+        self._free: set[fx.Node] = set()
+        for node in nodes:
+            if self._is_free(node):
+                self._free.add(node)
+        given = [n for n in nodes if n.op == "placeholder"]
+        self._sizes = {_expression(n): n for n in given if isinstance(n.meta.get("val"), torch.SymInt)}
+        calls = [n for n in nodes if n.op == "call_function" and n not in self._free and not _is_part(n)]
+        self.calls = [n for n in calls if n.target in _SEEDS] + [n for n in calls if n.target not in _SEEDS]
+
+    def _is_free(self, node: fx.Node) -> bool:
+        if node.op != "call_function" or self._output in node.users:
+            return False
+        number = isinstance(node.meta.get("val"), (torch.SymInt, int))
+        return (number or node.target in _MADE_ANEW) and all(
+            n in self._free or (n.op == "placeholder" and not isinstance(n.meta.get("val"), Tensor))
+            for n in node.all_input_nodes
+        )
+
+    def pieces(self, calls: list[fx.Node]) -> Iterator[list[fx.Node]]:
+        """The calls in runs of layers, and what is left between them."""
+        run = longest_run([_token(n) for n in calls], shortest=_SHORTEST, least=_LEAST)
+        if run is None or _work(calls[run.start : run.start + run.period]) < _LEAST_WORK:
+            if calls:
+                yield calls
+            return
+        run = self._turned(calls, run)
+        yield from self.pieces(calls[: run.start])
+        for start in range(run.start, run.end, run.period):
+            yield calls[start : start + run.period]
+        yield from self.pieces(calls[run.end :])
+
+    def _turned(self, calls: Sequence[fx.Node], run: Run) -> Run:
+        """The run with its borders where fewest values cross them."""
+        place = {node: i for i, node in enumerate(calls)}
+        starts, ends = Counter[int](), Counter[int]()
+        for node, i in place.items():
+            users = (u for n in _with_parts(node) for u in n.users)
+            last = max((place[u] for u in users if u in place), default=i)
+            starts[i + 1] += 1
+            ends[last + 1] += 1
+        crossing, across = [], 0
+        for i in range(len(calls) + 1):
+            across += starts[i] - ends[i]
+            crossing.append(across)
+        turns = range(run.period if run.count > _LEAST else run.more + 1)
+        turn = min(turns, key=lambda t: crossing[run.start + t + run.period])
+        covered = run.period * run.count + run.more - turn
+        return Run(run.start + turn, run.period, covered // run.period, covered % run.period)
+
+    def segment(self, calls: Sequence[fx.Node]) -> Segment:
+        """These calls, with the parts of what they return, as a graph."""
+        calls = [n for call in calls for n in _with_parts(call)]
+        own = set(calls)
+        takes = list(dict.fromkeys(a for n in calls for a in self._read(n) if a not in own))
+        takes.sort(key=lambda n: n.op != "placeholder")  # parameters and the like first, as in the half
+        takes += [s for s in self._sizes_in([*takes, *calls]) if s not in takes]
+        gives = [n for n in calls if any(u not in own and u not in self._free for u in n.users)]
+        kept = [i for i, n in enumerate(gives) if n in self._visible or set(n.users) - own - {self._output}]
+        graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
+        for node in takes:
+            copies[node] = graph.placeholder(f"given_{len(copies)}")
+            copies[node].meta = dict(node.meta)
+        for node in calls:
+            self._copy(node, graph, copies)
+        graph.output(tuple(copies[n] for n in gives))
+        kind = "\n".join([*map(_line, graph.nodes), str(kept)])
+        return Segment(graph, tuple(takes), tuple(gives), tuple(kept), kind)
+
+    def _read(self, node: fx.Node) -> Iterator[fx.Node]:
+        """What a call reads, with what is read where that is made anew."""
+        for source in node.all_input_nodes:
+            if source in self._free:
+                yield from self._read(source)
+            else:
+                yield source
+
+    def _sizes_in(self, nodes: Sequence[fx.Node]) -> list[fx.Node]:
+        """The half's inputs that give the sizes of these values."""
+        symbols = {s for n in nodes for s in _symbols(n.meta.get("val"))}
+        if unknown := symbols - self._sizes.keys():
+            raise NotInSegmentsError(f"no input gives {sorted(map(str, unknown))}")
+        return [self._sizes[s] for s in sorted(symbols, key=str)]
+
+    def _copy(self, node: fx.Node, graph: fx.Graph, copies: dict[fx.Node, fx.Node]) -> None:
+        for source in node.all_input_nodes:
+            if source not in copies:
+                self._copy(source, graph, copies)
+        args, kwargs = fx.map_arg((node.args, node.kwargs), copies.__getitem__)
+        # named after the op, not after the half's node: so layers are the same to Inductor's cache, too
+        made = graph.call_function(node.target, args, kwargs)  # type: ignore[arg-type]
+        made.meta = dict(node.meta)
+        copies[node] = made
+
+
+def _is_part(node: fx.Node) -> bool:
+    """Whether a node takes a result out of several, which no code could hand to another as they are."""
+    return node.target is operator.getitem
+
+
+def _with_parts(node: fx.Node) -> Iterator[fx.Node]:
+    yield node
+    for user in node.users:
+        if _is_part(user):
+            yield from _with_parts(user)
+
+
+def _work(calls: Sequence[fx.Node]) -> int:
+    """How many of these calls compute something."""
+    return sum(not getattr(n.target, "is_view", False) for n in calls)
+
+
+def _token(node: fx.Node) -> tuple[Any, ...]:
+    """What a call does, whatever it reads."""
+    constants = fx.map_arg((node.args, node.kwargs), lambda _: "%")
+    return node.target, str(constants), _value_text(node.meta.get("val"))
+
+
+def _line(node: fx.Node) -> str:
+    return f"{node.name} {node.target} {_value_text(node.meta.get('val'))} {node.args} {node.kwargs}"
+
+
+def _value_text(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"{value.dtype} {tuple(value.shape)} {tuple(value.stride())} {value.device}"
+    if isinstance(value, (tuple, list)):
+        return str([_value_text(v) for v in value])
+    return str(value)
+
+
+def _expression(node: fx.Node) -> Any:
+    return node.meta["val"].node.expr
+
+
+def _symbols(value: Any) -> Iterator[Any]:
+    """The symbols of which the sizes of a value are made."""
+    if isinstance(value, (tuple, list)):
+        for one in value:
+            yield from _symbols(one)
+    elif isinstance(value, Tensor):
+        yield from _symbols([*value.shape, *value.stride(), value.storage_offset()])
+    elif isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        yield from value.node.expr.free_symbols
