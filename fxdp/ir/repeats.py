@@ -19,7 +19,7 @@ _TRIED = 24
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class Repeats:
     """`count` times the same `period` tokens, from `start` on, and `more` tokens of a further time."""
 
     start: int
@@ -33,7 +33,7 @@ class Run:
         return self.start + self.period * self.count
 
 
-def longest_run(tokens: Sequence[Hashable], *, shortest: int, least: int) -> Run | None:
+def longest_run(tokens: Sequence[Hashable], *, shortest: int, least: int) -> Repeats | None:
     """The run that covers most tokens, of periods of at least `shortest` tokens, at least `least` times.
 
     Of those that cover as much it is the one with the shortest period.
@@ -54,7 +54,7 @@ def _periods(row: Sequence[int], shortest: int) -> list[int]:
     return sorted({d * -(-shortest // d) for d in likely})
 
 
-def _run(row: Sequence[int], period: int) -> Run:
+def _run(row: Sequence[int], period: int) -> Repeats:
     """The longest stretch in which each token is the one a period later."""
     longest, start, length = 0, 0, 0
     for i in range(len(row) - period):
@@ -62,4 +62,4 @@ def _run(row: Sequence[int], period: int) -> Run:
         if length > longest:
             longest, start = length, i - length + 1
     covered = longest + period if longest else 0
-    return Run(start, period, covered // period, covered % period)
+    return Repeats(start, period, covered // period, covered % period)

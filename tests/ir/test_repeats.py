@@ -5,17 +5,17 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fxdp.ir.repeats import Run, longest_run
+from fxdp.ir.repeats import Repeats, longest_run
 
 
 def test_layers_between_others() -> None:
     """The period is the layer's, not twice it; a begun layer is told beside."""
-    assert longest_run("pq" + "abc" * 4 + "axy", shortest=2, least=3) == Run(2, 3, 4, 1)
+    assert longest_run("pq" + "abc" * 4 + "axy", shortest=2, least=3) == Repeats(2, 3, 4, 1)
 
 
 def test_short_periods_are_taken_several_at_once() -> None:
     """A period may have no fewer tokens than asked for."""
-    assert longest_run("x" + "ab" * 12, shortest=5, least=3) == Run(1, 6, 4)
+    assert longest_run("x" + "ab" * 12, shortest=5, least=3) == Repeats(1, 6, 4)
 
 
 def test_nothing_repeats_often_enough() -> None:

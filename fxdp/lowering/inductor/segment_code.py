@@ -24,7 +24,7 @@ _WHOLE, _SEGMENTS = b"w", b"s"
 
 
 @dataclass(frozen=True)
-class Call:
+class SegmentCall:
     """One segment: which code it runs, and on what, by places among the values."""
 
     code: int
@@ -39,7 +39,7 @@ class SegmentCode:
     """A half that runs segment by segment; called as Inductor's code is."""
 
     codes: tuple[Any, ...]
-    calls: tuple[Call, ...]
+    calls: tuple[SegmentCall, ...]
     results: tuple[int, ...]
     """The places of the half's results."""
     constants: tuple[Any, ...]
@@ -104,7 +104,7 @@ def compile_segments(
     for i, one in enumerate(segments):
         takes = tuple(place[n] for n in one.takes)
         frees = tuple(p for p in takes if last[p] == i and p not in kept)
-        calls.append(Call(numbers[one.kind], takes, frees, tuple(place[n] for n in one.gives)))
+        calls.append(SegmentCall(numbers[one.kind], takes, frees, tuple(place[n] for n in one.gives)))
     return SegmentCode(
         tuple(codes.values()), tuple(calls), tuple(place[v] for v in values), constants, len(made)
     )

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, fx
 
 from fxdp.ir.graphs import attribute_of
-from fxdp.ir.repeats import Run, longest_run
+from fxdp.ir.repeats import Repeats, longest_run
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -123,7 +123,7 @@ class _Half:
             yield calls[start : start + run.period]
         yield from self.pieces(calls[run.end :])
 
-    def _turned(self, calls: Sequence[fx.Node], run: Run) -> Run:
+    def _turned(self, calls: Sequence[fx.Node], run: Repeats) -> Repeats:
         """The run with its borders where fewest values cross them."""
         place = {node: i for i, node in enumerate(calls)}
         starts, ends = Counter[int](), Counter[int]()
@@ -139,7 +139,7 @@ class _Half:
         turns = range(run.period if run.count > _LEAST else run.more + 1)
         turn = min(turns, key=lambda t: crossing[run.start + t + run.period])
         covered = run.period * run.count + run.more - turn
-        return Run(run.start + turn, run.period, covered // run.period, covered % run.period)
+        return Repeats(run.start + turn, run.period, covered // run.period, covered % run.period)
 
     def segment(self, calls: Sequence[fx.Node]) -> Segment:
         """These calls, with the parts of what they return, as a graph."""
