@@ -1,170 +1,207 @@
-"""Sharded parameters beside FSDP2 and beside fxdp without sharding: seconds, CPU seconds, memory.
+"""Sharded parameters beside FSDP2 and beside fxdp without sharding: seconds, CPU seconds, memory, traffic.
 
     python benchmarks/sharding.py                          # MLP of 40 small layers and GPT, 2 ranks
-    python benchmarks/sharding.py --models mlp --rounds 4
+    python benchmarks/sharding.py --network                # the same between two hosts of 1 Gbit/s, as root
+    python benchmarks/sharding.py --models mlp --rounds 4 --no-first
 
 All variants take turns in one pair of processes, each rank with one thread. `wall` is the fastest step on
 the slowest rank, `CPU` the median of CPU seconds of a rank's step, all threads: that is steadier.
-`gradients` is what is left after a backward; `first` the first step, compilation included, from a warm cache.
-Losses of fxdp are those of the whole batch; FSDP2's are each rank's own, so only fxdp's are compared.
+`optimizer` is the fastest `optimizer.step()`; `plain` that on plain tensors of the same rows. `first` is the
+first step from a cold cache, in processes of its own. Losses of fxdp are those of the whole batch; FSDP2's
+are each rank's own, so only fxdp's are compared. Below each table stand the bars that it must reach, with
+what was seen; the exit code is 1 if one is missed. Bytes, calls and buckets are counted at torch's ops.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import math
 import os
 import sys
 import tempfile
-import time
-from datetime import timedelta
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-import torch
-import torch.distributed as dist
-from models import CASES, Case
+from models import CASES
 from rich.console import Console
 from rich.table import Table
-from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
+from sharding_rank import BASELINE, BUCKET_MB, SHARDED, VARIANTS, WHOLE, measure
 
-import fxdp
 from fxdp.demo.launch import launch
 from fxdp.reports.rows import format_bytes
+from tests.hosts.machines import Machines, machines, why_not
 
 CONSOLE = Console(width=max(Console().width, 110))
-BASELINE = "fsdp2-compile"
+MLP_BAR, GPT_BAR, WHOLE_BAR, NETWORK_BAR = 0.30, 0.88, 1.10, 0.95
+FLAT_BAR, OPTIMIZER_BAR, MANY = 0.7, 1.05, 80  # so many parameters step as one flat tensor
 
 
-def _fsdp2(model: nn.Module, mesh: Any) -> Any:
-    """A group per block, as FSDP2's own examples have it, and one for the rest."""
-    for parent in model.modules():
-        for block in parent if isinstance(parent, (nn.ModuleList, nn.Sequential)) else ():
-            if next(block.parameters(), None) is not None:
-                fully_shard(block, mesh=mesh)
-    return fully_shard(model, mesh=mesh)
+@dataclass(frozen=True)
+class Bar:
+    """A figure that must not be above its limit."""
+
+    what: str
+    seen: float
+    limit: float
+
+    @property
+    def reached(self) -> bool:
+        """Whether it is not."""
+        return self.seen <= self.limit
 
 
-VARIANTS: dict[str, Any] = {
-    "fsdp2": _fsdp2,
-    BASELINE: lambda model, mesh: torch.compile(_fsdp2(model, mesh)),
-    "fxdp-replicate": lambda model, mesh: fxdp.compile(model, mesh),
-    "fxdp-shard": lambda model, mesh: fxdp.compile(model, mesh, strategy="shard", bucket_mb=4),
-}
+def _bars(name: str, found: dict[str, Any], first: dict[str, Any], network: bool) -> list[Bar]:
+    """All that is asked of a sharded model, with what was seen."""
+    variants = found["variants"]
+    if SHARDED not in variants:
+        return []
+    own = variants[SHARDED]
+    bars = [*_memory_bars(own, found["ranks"]), *_traffic_bars(own)]
+    rivals = [v for v in ("fsdp2", BASELINE) if v in variants]
+    for rival in rivals if network or name != "mlp" else [v for v in rivals if v == BASELINE]:
+        limit = NETWORK_BAR if network else MLP_BAR if name == "mlp" else GPT_BAR
+        bars += _speed(own, variants[rival], f"times {rival}", limit)
+    if WHOLE in variants and not network:
+        bars += _speed(own, variants[WHOLE], f"times {WHOLE}", WHOLE_BAR)
+        apart = zip(own["losses"], variants[WHOLE]["losses"], strict=True)
+        bars.append(Bar(f"losses apart from {WHOLE}", max(abs(a / b - 1) for a, b in apart), 1e-5))
+    if found["plain"] and not network:
+        ratio = min(own["optimizer"]) / min(found["plain"])
+        limit = FLAT_BAR if own["tensors"] >= MANY else OPTIMIZER_BAR
+        bars.append(Bar("optimizer.step() over plain tensors", ratio, limit))
+    if {WHOLE, SHARDED} <= first.keys():
+        bars.append(Bar(f"first step, CPU s over {WHOLE}", first[SHARDED]["cpu"] / first[WHOLE]["cpu"], 1.15))
+    return bars
 
 
-class _Trainer:
-    """One variant at work on this rank."""
-
-    def __init__(self, variant: str, case: Case) -> None:
-        torch.manual_seed(0)
-        self.case = case
-        mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("dp",))
-        self.model: nn.Module = case.model(torch.device("cpu"))
-        self.loss = VARIANTS[variant](self.model, mesh)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
-
-    def step(self, number: int) -> tuple[float, float, float]:
-        """Seconds, CPU seconds and loss of one step that all ranks begin together."""
-        rank, size = dist.get_rank(), self.case.local_batch
-        whole = self.case.batch(number, dist.get_world_size())
-        batch = [part[rank * size : (rank + 1) * size] for part in whole]
-        dist.barrier()
-        start, cpu = time.perf_counter(), time.process_time()
-        loss = self.loss(*batch)
-        loss.backward()
-        self.gradients = sum(_held(p.grad) for p in self.model.parameters() if p.grad is not None)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        return time.perf_counter() - start, time.process_time() - cpu, loss.item()
+def _speed(own: dict[str, Any], other: dict[str, Any], words: str, limit: float) -> list[Bar]:
+    return [
+        Bar(f"wall, {words}", min(own["wall"]) / min(other["wall"]), limit),
+        Bar(f"CPU, {words}", median(own["cpu"]) / median(other["cpu"]), limit),
+    ]
 
 
-def _held(tensor: torch.Tensor) -> int:
-    return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).nbytes
+def _memory_bars(own: dict[str, Any], ranks: int) -> list[Bar]:
+    total = own["parameters"] + own["gradients"] + own["state"]
+    share = 16 * own["numel"] / ranks
+    return [
+        Bar("parameters + gradients + Adam's state over 16 bytes x elements / ranks", total / share, 1.05),
+        Bar("gradients over elements / ranks x 4", own["gradients"] / (4 * own["numel"] / ranks), 1.05),
+        Bar("gathered buckets at once", own["traffic"]["buckets"], 2),
+    ]
 
 
-def _measured(case: Case, rounds: int, steps: int) -> dict[str, Any]:
-    trainers, found = {}, {}
-    for variant in VARIANTS:
-        start = time.perf_counter()
-        trainers[variant] = trainer = _Trainer(variant, case)
-        losses = [trainer.step(number)[2] for number in range(4)]
-        held = sum(_held(p) for p in trainer.model.parameters())
-        found[variant] = {
-            "wall": [], "cpu": [], "losses": losses, "held": held, "gradients": trainer.gradients,
-            "first": time.perf_counter() - start,
-        }  # fmt: skip
-    for _ in range(rounds):
-        for variant, trainer in trainers.items():
-            trainer.step(0)  # the caches are the last variant's: this step is not counted
-            for number in range(steps):
-                wall, cpu, _ = trainer.step(number)
-                found[variant]["wall"].append(wall)
-                found[variant]["cpu"].append(cpu)
-    for figures in found.values():
-        slowest = torch.tensor(figures["wall"])
-        dist.all_reduce(slowest, dist.ReduceOp.MAX)
-        figures["wall"] = slowest.tolist()
-    return found
+def _traffic_bars(own: dict[str, Any]) -> list[Bar]:
+    traffic = own["traffic"]
+    kinds, size = traffic["kinds"], 4 * own["numel"]
+    buckets = math.ceil(size / (BUCKET_MB * 2**20))
+    apart = abs(traffic["printed"] / traffic["counted"] - 1)
+    return [
+        Bar("bytes printed apart from counted", apart, 0.01),
+        Bar("gathers over parameters, forward and backward", kinds.get("gather_rows", 0) / (2 * size), 1.01),
+        Bar("reduce-scatters over parameters", kinds.get("scatter_rows", 0) / size, 1.01),
+        Bar("calls of collectives", traffic["calls"], 3 * buckets + 3),
+    ]
 
 
-def _rank(asked: dict[str, Any]) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=timedelta(minutes=10))
-    found = _measured(CASES[asked["model"]], asked["rounds"], asked["steps"])
-    if dist.get_rank() == 0:
-        Path(asked["answer"]).write_text(json.dumps(found))
-    dist.barrier()
-    dist.destroy_process_group()
-
-
-def _table(name: str, found: dict[str, Any]) -> Table:
-    shown = Table(title=name, title_justify="left")
+def _table(title: str, found: dict[str, Any], first: dict[str, Any]) -> Table:
+    shown = Table(title=title, title_justify="left")
     shown.add_column("variant", no_wrap=True)
-    for column in ("wall", "x", "CPU", "x", "parameters", "gradients", "first", "loss"):
+    for column in ("wall", "x", "CPU", "x", "optimizer", "parameters", "gradients", "state", "first"):
         shown.add_column(column, justify="right", no_wrap=True)
-    base, whole = found[BASELINE], found["fxdp-replicate"]["losses"]
-    for variant, figures in found.items():
+    variants = found["variants"]
+    base = variants.get(BASELINE) or next(iter(variants.values()))
+    for variant, figures in variants.items():
         wall, cpu = min(figures["wall"]), median(figures["cpu"])
-        apart = max(abs(a / b - 1) for a, b in zip(figures["losses"], whole, strict=True))
+        held = [format_bytes(figures[name]) for name in ("parameters", "gradients", "state")]
         shown.add_row(
             variant, f"{wall * 1e3:.1f} ms", f"{wall / min(base['wall']):.2f}",
             f"{cpu * 1e3:.1f} ms", f"{cpu / median(base['cpu']):.2f}",
-            format_bytes(figures["held"]), format_bytes(figures["gradients"]), f"{figures['first']:.1f} s",
-            f"{apart:.0e}" if variant.startswith("fxdp") else "",
+            f"{min(figures['optimizer']) * 1e3:.2f} ms", *held,
+            f"{first[variant]['wall']:.1f} s" if variant in first else "",
         )  # fmt: skip
-    shown.caption = f"x: times {BASELINE}; loss: largest relative difference to fxdp-replicate in 4 steps"
+    plain = f"; plain optimizer.step() {min(found['plain']) * 1e3:.2f} ms" if found["plain"] else ""
+    shown.caption = f"x: times {BASELINE}{plain}"
     return shown
+
+
+def _bar_table(bars: list[Bar]) -> Table:
+    shown = Table(title="must reach", title_justify="left")
+    for column in ("bar", "seen", "at most", ""):
+        shown.add_column(column, justify="left" if column == "bar" else "right", no_wrap=True)
+    for bar in bars:
+        shown.add_row(bar.what, f"{bar.seen:.3g}", f"{bar.limit:g}", "" if bar.reached else "MISSED")
+    return shown
+
+
+@contextlib.contextmanager
+def _hosts(asked: argparse.Namespace) -> Iterator[Machines | None]:
+    if asked.network is None:
+        yield None
+        return
+    with machines(asked.ranks, mbit=asked.network) as made:
+        yield made
+
+
+def _ask(question: dict[str, Any], asked: argparse.Namespace, made: Machines | None) -> dict[str, Any]:
+    """The answer of fresh ranks; empty if they failed."""
+    with tempfile.TemporaryDirectory(prefix="fxdp-bench-") as folder:
+        answer = Path(folder) / "answer.json"
+        command = [sys.executable, __file__, json.dumps({**question, "answer": str(answer)})]
+        own = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent.parent)}
+        if question["what"] == "first":
+            own["TORCHINDUCTOR_CACHE_DIR"] = str(Path(folder) / "cache")
+        if made is not None:
+            command = made.of_rank(command)
+            own |= {"MASTER_ADDR": made.parent, "LOCAL_WORLD_SIZE": "1"}
+        failed = launch(command, asked.ranks, environment=own, timeout=1800)
+        return {} if failed or not answer.exists() else json.loads(answer.read_text())
+
+
+def _compared(name: str, asked: argparse.Namespace, made: Machines | None) -> bool:
+    """Measure and show one model; whether all bars were reached."""
+    question = {"model": name, "rounds": asked.rounds, "steps": asked.steps}
+    found = _ask({**question, "what": "rounds", "variants": asked.variants}, asked, made)
+    if not found:
+        return False
+    timed = [v for v in asked.variants if v.startswith("fxdp")] if asked.first and made is None else []
+    first = {v: _ask({**question, "what": "first", "variants": [v]}, asked, None) for v in timed}
+    first = {v: seconds for v, seconds in first.items() if seconds}
+    where = "" if asked.network is None else f", {asked.ranks} hosts, {asked.network:g} Mbit/s"
+    CONSOLE.print(_table(f"{name}{where}", found, first))
+    bars = _bars(name, found, first, made is not None)
+    CONSOLE.print(_bar_table(bars))
+    return all(bar.reached for bar in bars)
 
 
 def main() -> int:
     """Measure on fresh ranks; on a rank, be one."""
     if len(sys.argv) == 2 and sys.argv[1].startswith("{"):
-        _rank(json.loads(sys.argv[1]))
+        measure(json.loads(sys.argv[1]))
         return 0
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--models", nargs="+", choices=tuple(CASES), default=["mlp", "gpt"])
+    parser.add_argument("--variants", nargs="+", choices=tuple(VARIANTS), default=list(VARIANTS))
     parser.add_argument("--rounds", type=int, default=8, help="turns of each variant")
     parser.add_argument("--steps", type=int, default=4, help="counted steps in a turn")
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--no-first", dest="first", action="store_false", help="no cold first steps")
+    parser.add_argument("--network", type=float, nargs="?", const=1000.0, help="Mbit/s between hosts")
     asked = parser.parse_args()
-    failed = False
-    for name in asked.models:
-        with tempfile.TemporaryDirectory(prefix="fxdp-bench-") as folder:
-            answer = Path(folder) / "answer.json"
-            question = {"model": name, "rounds": asked.rounds, "steps": asked.steps, "answer": str(answer)}
-            command = [sys.executable, __file__, json.dumps(question)]
-            failed |= bool(launch(command, asked.ranks, environment={"OMP_NUM_THREADS": "1"}, timeout=1800))
-            if answer.exists():
-                CONSOLE.print(_table(name, json.loads(answer.read_text())))
+    if asked.network is not None and (reason := why_not()):
+        CONSOLE.print(f"no hosts: {reason}")
+        return 2
+    with _hosts(asked) as made:
+        reached = [_compared(name, asked, made) for name in asked.models]
     CONSOLE.print(f"load {os.getloadavg()[0]:.1f} on {len(os.sched_getaffinity(0))} cores", style="dim")
-    return int(failed)
+    return int(not all(reached))
 
 
 if __name__ == "__main__":

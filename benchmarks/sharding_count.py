@@ -1,0 +1,80 @@
+"""What a step of sharded parameters sends and holds, counted at torch's ops and storages, not from a plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fxdp.ir.ops import parameter_rows as rows
+
+_REDUCED = frozenset({
+    "all_reduce", "all_reduce_", "broadcast", "broadcast_", "reduce_scatter_tensor",
+})  # fmt: skip
+_ROWS = {rows.start_gather_rows: "gather_rows", rows.start_scatter_rows: "scatter_rows"}
+
+
+@dataclass
+class Traffic(TorchDispatchMode):
+    """Inside, each collective and its bytes of whole values, and how many buckets are gathered at once."""
+
+    calls: list[tuple[str, int]] = field(default_factory=list)
+    most_buckets: int = 0
+    _alive: list[tuple[int, StorageWeakRef]] = field(default_factory=list)
+    _bucket_of: dict[int, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func in _ROWS:
+            values, sizes, world = args[:3]
+            self.calls.append((_ROWS[func], prod((sum(sizes), world, values[0].itemsize))))
+        elif func.namespace == "_c10d_functional" and (size := _size(func, args)) is not None:
+            self.calls.append((func._schema.name.partition("::")[2], size))
+        if func is rows.start_gather_rows:
+            self._holds(result, len(self.calls))
+        elif func is rows.finish_gather_rows:
+            self._holds(result, self._bucket_of[args[0].untyped_storage()._cdata])
+        return result
+
+    def _holds(self, value: Tensor, bucket: int) -> None:
+        """A bucket is there as long as what is pending of it, or its whole values."""
+        storage = value.untyped_storage()
+        self._bucket_of[storage._cdata] = bucket
+        self._alive = [(b, ref) for b, ref in self._alive if not ref.expired()]
+        self._alive.append((bucket, StorageWeakRef(storage)))
+        self.most_buckets = max(self.most_buckets, len({b for b, _ in self._alive}))
+
+    @property
+    def sent(self) -> int:
+        """Bytes of all of them."""
+        return sum(size for _, size in self.calls)
+
+    def of(self, kind: str) -> int:
+        """Bytes of one kind."""
+        return sum(size for name, size in self.calls if name == kind)
+
+
+def _size(func: Any, args: Any) -> int | None:
+    name = func._schema.name.partition("::")[2]
+    if name in _REDUCED:
+        return int(args[0].nbytes)
+    return int(args[0].nbytes) * int(args[1]) if name.startswith("all_gather_into_tensor") else None
+
+
+def plain_copies(parameters: list[Tensor]) -> list[torch.nn.Parameter]:
+    """Plain tensors like what this rank holds of parameters, with gradients."""
+    made = []
+    for parameter in parameters:
+        local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
+        own = torch.nn.Parameter(local.detach().clone())
+        own.grad = torch.randn_like(own)
+        made.append(own)
+    return made
