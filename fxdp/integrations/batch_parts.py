@@ -14,8 +14,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
+import torch
+import torch.distributed as dist
 from torch import Tensor
-from torch.utils.data import BatchSampler
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset
+
+import fxdp
 
 
 class BatchParts(BatchSampler):
@@ -87,6 +91,50 @@ def loader_arguments(loader: Any, batches: BatchParts) -> dict[str, Any]:
     """The arguments of a loader like this one that gives the ranks' parts."""
     found = {name: getattr(loader, name) for name in _MADE_OF if hasattr(loader, name)}
     return found | {"batch_sampler": batches, "collate_fn": PartCollate(loader.collate_fn, loader.dataset)}
+
+
+def loader_of_parts(loader: DataLoader[Any]) -> DataLoader[Any]:
+    """One device's loader as one that gives this rank its part of each batch, for loops of your own.
+
+    The ranks of `torch.distributed` take the order of rank 0. On one rank it is the loader itself.
+
+    Parameters
+    ----------
+    loader : makes the batches of all ranks together, of a dataset with indices.
+
+    Raises
+    ------
+    InputError : the loader reads a stream, of which nobody knows the batches, or its samples have no numbers.
+    """
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return loader
+    if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
+        raise fxdp.InputError(
+            "the loader reads an IterableDataset, or makes no batches; expected a dataset with a length and "
+            "indices, of which each rank can be given its part of a batch"
+        )
+    batches = BatchParts(loader.batch_sampler, dist.get_rank(), dist.get_world_size(), True, _of_first_rank)
+    return DataLoader(loader.dataset, **loader_arguments(loader, batches))
+
+
+def _of_first_rank(batches: list[list[int]]) -> list[list[int]]:
+    """The batches of rank 0; as numbers, so that nothing of another rank's is unpickled."""
+    indices = [index for batch in batches for index in batch]
+    if not all(isinstance(index, int) for index in indices):
+        raise fxdp.InputError(
+            f"the loader's sampler gives values like {indices[0]!r}; expected ints, which ranks exchange"
+        )
+    device = "cuda" if dist.get_backend() == "nccl" else "cpu"
+    counts = torch.tensor([len(batches), len(indices)], device=device)
+    dist.broadcast(counts, 0)
+    sizes, flat = (torch.zeros(int(count), dtype=torch.int64, device=device) for count in counts)
+    if dist.get_rank() == 0:
+        sizes.copy_(torch.tensor([len(batch) for batch in batches]))
+        flat.copy_(torch.tensor(indices))
+    dist.broadcast(sizes, 0)
+    dist.broadcast(flat, 0)
+    numbers = iter(flat.tolist())
+    return [list(islice(numbers, size)) for size in sizes.tolist()]
 
 
 class PartCollate:

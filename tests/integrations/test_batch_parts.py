@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections import namedtuple
+from collections.abc import Iterator
+from itertools import chain
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import BatchSampler, default_collate
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, default_collate
 
-from fxdp.integrations.batch_parts import BatchParts, PartCollate, emptied
+import fxdp
+from fxdp.integrations.batch_parts import BatchParts, PartCollate, emptied, loader_of_parts
+from tests.rank_pool import RankPool
 
 Pair = namedtuple("Pair", ["x", "y"])
 
@@ -53,3 +58,29 @@ def test_a_tuple_stays_one(batch: tuple[torch.Tensor, ...]) -> None:
     assert [len(t) for t in empty] == [0, 0]
     assert emptied(torch.tensor(3)) == 3
     assert emptied("mean") == "mean"
+
+
+class _Stream(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(3))
+
+
+def _epochs() -> tuple[list[list[list[int]]], str]:
+    torch.manual_seed(dist.get_rank())  # the first rank's order counts
+    loader = DataLoader(range(9), 4, shuffle=True)  # type: ignore[var-annotated,arg-type]
+    parts = loader_of_parts(loader)
+    try:
+        loader_of_parts(DataLoader(_Stream(), 4))
+    except fxdp.InputError as error:
+        return [[batch.tolist() for batch in parts] for _ in range(2)], str(error)
+    return [], ""
+
+
+def test_a_loader_gives_each_rank_its_part_of_rank_0s_batches(ranks: RankPool) -> None:
+    (first, said), (second, _) = ranks.run(2, _epochs)
+    assert "expected a dataset with a length" in said
+    for one, other in zip(first, second, strict=True):
+        assert [len(batch) for batch in one] == [2, 2, 1]
+        assert [len(batch) for batch in other] == [2, 2, 0]
+        assert sorted(chain(*one, *other)) == list(range(9))
+    assert first[0] != first[1]
