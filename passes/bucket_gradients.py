@@ -222,13 +222,21 @@ def _whole(packing: Packing, reduction: _Reduction, pieces: list[fx.Node] | None
 
 def _bucket_cause(chosen: _Chosen) -> Cause:
     """The causes of the bucket's gradients in one line, at the source line of the first."""
-    causes = [cause for reduction, _ in chosen if (cause := note(reduction.pending).cause) is not None]
+    causes = [cause for reduction, piece in chosen if (cause := _cause(reduction, piece)) is not None]
     first, last = causes[0], causes[-1]
     if len(causes) == 1:
         return replace(first, gradient=True)
     text = f"{len(causes)} gradients: {first.text} to {last.text.removeprefix('gradient of ')}"
     members = members_of(causes)
     return Cause("output", first.producer, first.site, text, gradient=True, members=members)
+
+
+def _cause(reduction: _Reduction, piece: Piece) -> Cause | None:
+    """Why a piece of a gradient travels."""
+    cause, size = note(reduction.pending).cause, piece.stop - piece.start
+    if cause is None or size == elements(reduction.type):
+        return cause
+    return replace(cause, elements=size)
 
 
 @dataclass(frozen=True)

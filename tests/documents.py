@@ -35,6 +35,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Trainers": (
         "integrations.transformers.compile_trainer", "integrations.accelerate.compile_accelerator",
         "integrations.lightning.FxdpStrategy", "integrations.lightning.FxdpFabricStrategy",
+        "integrations.batch_parts.loader_of_parts",
     ),
     "Errors": (
         "FxdpError", "CaptureError", "PlacementError", "ExactnessError", "RuleError", "MeshError",

@@ -59,7 +59,8 @@ class Cause:
     """Why a collective exists: the op that needs it, the value it converts, and the user's line.
 
     `gradient`: it reduces gradients of parameters. `members`: of several values that travel together, the
-    cause of each; `each` has at least one.
+    cause of each; `each` has at least one. `elements`: how many of the value's travel, where it is cut into
+    several messages; None: all.
     """
 
     consumer: str
@@ -68,6 +69,7 @@ class Cause:
     text: str = ""
     gradient: bool = False
     members: tuple[Cause, ...] = ()
+    elements: int | None = None
 
     @property
     def each(self) -> tuple[Cause, ...]:
@@ -76,7 +78,7 @@ class Cause:
 
 
 def members_of(causes: Iterable[Cause]) -> tuple[Cause, ...]:
-    """The causes of all values in several messages, each once: a value may be cut in two."""
+    """The causes of all values in several messages, each once."""
     return tuple(dict.fromkeys(one for cause in causes for one in cause.each))
 
 

@@ -83,7 +83,8 @@ def _values(rows: Iterable[Collective]) -> Iterator[_Value]:
     for row in rows:
         if row.kind == "send":
             results = row.name.startswith("send_results_")
-            text = f"{row.text} ({len(row.needs)} values)" if results else row.text
+            count = f"{len(row.needs)} value{'s' if len(row.needs) > 1 else ''}"
+            text = f"{row.text} ({count})" if results else row.text
             site = _AT_THE_END if results else row.site
             yield _Value(site, row.phase, row.kind, text, row.bytes, row.key, row.count)
             continue

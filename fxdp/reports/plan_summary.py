@@ -42,9 +42,9 @@ def totals(plan: Plan) -> str:
     kinds, by = Counter[str](), Counter[str]()
     for row in plan.communication:
         kinds[row.op] += row.count
-        by[row.by or "no device"] += row.bytes
+        by[f" by {row.by}" if row.by else ""] += row.bytes
     each = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
-    return f"{each}; {', '.join(f'{format_bytes(size)} by {name}' for name, size in by.items())}"
+    return f"{each}; {', '.join(f'{format_bytes(size)}{name}' for name, size in by.items())}"
 
 
 def summary_lines(plan: Plan, width: int = 80, *, fold: bool = True) -> list[str]:

@@ -24,7 +24,7 @@ class Need:
     text : the cause in words: the op that needs it, or whose gradient it is.
     has, wants : its placement before and after.
     made, read : the ops that make and read it, each with the rule that placed it.
-    bytes : of the whole value.
+    bytes : of the value, or of the piece of it that travels here.
     site : the user's line with the path of the module; never a line of torch's.
     through : torch's own line between the two, where one of torch's modules runs the op.
     """

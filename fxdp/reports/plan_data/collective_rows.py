@@ -59,11 +59,18 @@ class Reader:
             wants="" if conversion is None else str(note(conversion).placement),
             made="" if producer is None else described(producer),
             read=_A_RESULT if consumer is None or consumer.op == "output" else described(consumer),
-            bytes=0 if producer is None else type_bytes(note(producer).type, self.sizes),
+            bytes=0 if producer is None else self._bytes(producer, cause),
             site=self.origin.of(cause.site),
             through=through,
             gradient=cause.gradient,
         )
+
+    def _bytes(self, producer: fx.Node, cause: Cause) -> int:
+        """Of the value, or of the piece that travels."""
+        type_ = note(producer).type
+        if cause.elements is None:
+            return type_bytes(type_, self.sizes)
+        return cause.elements * tensor_types(type_)[0].dtype.itemsize
 
 
 def _conversion(producer: fx.Node | None, cause: Cause) -> fx.Node | None:

@@ -91,6 +91,8 @@ def test_what_a_plan_says_is_what_leaves_and_has_a_line(ranks: RankPool) -> None
         assert sum(row.bytes for row in rows) - sum(row.bytes for row in sends) == sum(reduced), case
         assert sum(row.bytes for row in sends) == sum(sent) + sum(others), case
         assert len(rows) - len(sends) == len(reduced), case
+        for row in (row for row in rows if row.kind == "all_reduce"):  # of a gradient in two, each piece
+            assert sum(need.bytes for need in row.needs) == row.bytes, (case, row)
         for need in (need for row in rows for need in row.needs):
             assert is_user_file(need.site.file), (case, need)
             assert need.site.line > 0, (case, need)
