@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import TYPE_CHECKING
 
+from torch import fx
 from torch.distributed.device_mesh import DeviceMesh
 
+from fxdp.ir import conversions
 from fxdp.ir.notes import note
+from fxdp.ir.row_buckets import parameter_of, whole_values
 from fxdp.ir.slots import Gradient, Parameter
 from fxdp.ir.types import type_bytes
 from fxdp.pipeline.schedule.transfers import Edge
@@ -157,7 +160,7 @@ class Planning:
             (f"parameter {slot.name}", size * (2 + ADAM if slot in trained else 1))
             for slot, size in held.given().items() if isinstance(slot, Parameter)
         ]  # fmt: skip
-        saved = [(f"%{node.name} of {note(node).site}", held.bytes(node)) for node in held.saved_values()]
+        saved = [(_shown_value(node), held.bytes(node)) for node in held.saved_values()]
         return sorted([*rows, *saved], key=lambda row: -row[1])
 
     def memory(self) -> tuple[RankMemory, ...]:
@@ -179,6 +182,15 @@ class Planning:
         owned = program.options.gradients == "owner"
         schedule = program.step.schedule
         return scheduled_curves(parts, holders, each, schedule, gradients, gathers, owned=owned)
+
+
+def _shown_value(node: fx.Node) -> str:
+    """A value that stays for the backward, in words."""
+    if node.target is conversions.wait and node.args[0].target is conversions.gather_rows:  # type: ignore[union-attr]
+        names = [parameter_of(rows).name for rows, _ in whole_values(node.args[0])]  # type: ignore[arg-type]
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        return f"{names[0]}{more}, gathered"
+    return f"%{node.name} at {note(node).site}"
 
 
 def _in_short(row: Collective) -> CommRow:

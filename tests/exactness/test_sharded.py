@@ -187,11 +187,13 @@ def test_state_has_the_models_keys_and_takes_whole_tensors(ranks: RankPool) -> N
 
 
 @pytest.mark.parametrize("mesh", [{"dp": 3}, {"dp_shard": 2}, {"dp_replicate": 2, "dp_shard": 2}])
-@pytest.mark.parametrize("reshard", [True, False])
-def test_verify_runs_the_sharded_program(mesh: dict[str, int], *, reshard: bool) -> None:
-    options = {"strategy": "shard", "reshard_after_forward": reshard, "bucket_mb": 0.0005}
+@pytest.mark.parametrize(
+    "lifetime",
+    [{"strategy": "shard"}, {"strategy": "shard", "reshard_after_forward": False}, {"strategy": "optimizer"}],
+)
+def test_verify_runs_the_sharded_program(mesh: dict[str, int], lifetime: dict[str, Any]) -> None:
     with captured_once(KNOWN.setdefault(__name__, {})):
-        report = fxdp.verify(Words(), _batch(0, 9), mesh=mesh, **options)
+        report = fxdp.verify(Words(), _batch(0, 9), mesh=mesh, bucket_mb=0.0005, **lifetime)
     assert report.ok, str(report)
 
 

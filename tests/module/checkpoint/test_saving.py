@@ -53,7 +53,7 @@ def _made(axes: tuple[str, ...], seed: int) -> tuple[fxdp.CompiledModule, torch.
     world = dist.get_world_size()
     sizes = (world,) if len(axes) == 1 else (2, world // 2)
     mesh = init_device_mesh("cpu", sizes, mesh_dim_names=axes)
-    strategy = "replicate" if axes == ("dp",) else "shard"
+    strategy = "replicate" if axes == ("dp",) else "optimizer" if world == 3 else "shard"
     compiled = fxdp.compile(Net(), mesh, strategy=strategy, compute="eager")
     return compiled, torch.optim.AdamW(compiled.parameters(), 1e-2)
 
