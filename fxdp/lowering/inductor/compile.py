@@ -213,7 +213,8 @@ class _Compiler:
             graph = graph_module(gm, one.graph)
             return self._compile_graph(graph, one.kept, sum(n in static for n in one.takes), **how)[0]  # type: ignore[no-any-return]
 
-        return compile_segments(gm, found, compile_one), []
+        with self.start.building():  # around all: kernels that several of them have are built once
+            return compile_segments(gm, found, compile_one), []
 
     def _compile_graph(
         self, gm: fx.GraphModule, visible: Sequence[int], fixed: int, *, backward: bool, inference: bool

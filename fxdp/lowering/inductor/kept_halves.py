@@ -70,8 +70,8 @@ def lower_kept(
         key = _key(gm, values, shapes, (environment, str(device), exact_text(asked)))
     if key is None:
         return make(start=start)
-    with start.building():
-        found: Halves | None = entries.find(key, partial(_restored, make=partial(make, start=Start())))
+    restored = partial(_restored, make=partial(make, start=Start()), start=start)
+    found: Halves | None = entries.find(key, restored)
     if found is None:
         found = make(start=start)
         entries.keep(key, found, _bytes)
@@ -145,14 +145,14 @@ def _digest(halves: Halves) -> str:
     return hashlib.sha256("".join(str(gm.graph) for gm in graphs if gm is not None).encode()).hexdigest()
 
 
-def _restored(content: bytes, make: Callable[[], Halves]) -> Halves:
+def _restored(content: bytes, make: Callable[[], Halves], start: Start) -> Halves:
     """Halves of code from the disk; a backward that is not among it is compiled when it is needed."""
     kept = pickle.loads(content)
     assert isinstance(kept, _Kept)
     forward, backward = (None if g is None else graph_of_bytes(g, "Collectives") for g in kept.graphs)
     assert forward is not None
     halves = Halves(
-        half_of_bytes(kept.forward),
+        half_of_bytes(kept.forward, start),
         kept.outputs,
         forward,
         backward,
@@ -163,9 +163,9 @@ def _restored(content: bytes, make: Callable[[], Halves]) -> Halves:
     )
     if backward is not None:
         for zero, (code, tangents) in kept.backwards.items():
-            halves.compiled[zero] = LoweredBackward(half_of_bytes(code), tangents, backward)
+            halves.compiled[zero] = LoweredBackward(half_of_bytes(code, start), tangents, backward)
     for first, (inputs, weights) in kept.halved.items():
-        halves.compiled_halves[first] = half_of_bytes(inputs), half_of_bytes(weights)
+        halves.compiled_halves[first] = half_of_bytes(inputs, start), half_of_bytes(weights, start)
     return halves
 
 

@@ -16,6 +16,7 @@ from torch import Tensor, fx
 from fxdp.ir.graphs import attribute_of
 from fxdp.lowering.halves import Boxed
 from fxdp.lowering.inductor.segments import Segment
+from fxdp.lowering.inductor.start import Start
 from fxdp.lowering.inductor.strides import results
 from fxdp.torch_compat import code_bytes, code_of_bytes
 
@@ -74,12 +75,13 @@ def half_bytes(code: Boxed) -> bytes:
     return _SEGMENTS + pickle.dumps(replace(code, codes=tuple(map(code_bytes, code.codes))))
 
 
-def half_of_bytes(content: bytes) -> Boxed:
+def half_of_bytes(content: bytes, start: Start) -> Boxed:
     """The half again, loaded and ready to run."""
-    if content.startswith(_WHOLE):
-        return code_of_bytes(content.removeprefix(_WHOLE))
-    code: SegmentCode = pickle.loads(content.removeprefix(_SEGMENTS))
-    return replace(code, codes=tuple(map(code_of_bytes, code.codes)))
+    with start.building():
+        if content.startswith(_WHOLE):
+            return code_of_bytes(content.removeprefix(_WHOLE))
+        code: SegmentCode = pickle.loads(content.removeprefix(_SEGMENTS))
+        return replace(code, codes=tuple(map(code_of_bytes, code.codes)))
 
 
 def compile_segments(
