@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 from fxdp.capture.captured import Captured
@@ -58,10 +59,13 @@ class CallExchange:
         self._agreement = Agreement(joined)
         self._even: Recent[Any, bool] = Recent(_CALLS)
 
-    @property
-    def certain(self) -> bool:
-        """Whether the others wait for this rank at the next call; where not, they may have begun the step."""
-        return not self._spared or not len(self._even)
+    def refusing(self) -> AbstractContextManager[None]:
+        """Around the reading of inputs: the others wait for this rank next, unless uneven=False spares it.
+
+        Then they may have begun the step, and an error of this rank must end it.
+        """
+        certain = not self._spared or not len(self._even)
+        return refusing(self._joined) if certain else nullcontext()
 
     def of(self, call: Call, asks: bool = False, due: bool = False) -> CallExchanged:
         """What all ranks pass; they must make the same kind of call.

@@ -6,7 +6,6 @@ import copy
 import logging
 import weakref
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from torch import nn
@@ -22,13 +21,7 @@ from fxdp.module.call_exchange import CallExchange, CallExchanged
 from fxdp.module.changes import Held
 from fxdp.module.forward_signature import SignedForward, signed
 from fxdp.module.inspected import Inspected
-from fxdp.module.model_checks import (
-    OptimizerWatch,
-    check_home,
-    check_model,
-    home_of,
-    without_values,
-)
+from fxdp.module.model_checks import OptimizerWatch, check_home, check_model, home_of, without_values
 from fxdp.module.programs import Programs
 from fxdp.module.reader import CallReader
 from fxdp.module.replicas import Replicas
@@ -38,7 +31,7 @@ from fxdp.module.sharded_parameters import share_values
 from fxdp.module.strategies import WantsRowsError, begins_dealt, deal_out
 from fxdp.module.wrappers import refuse_surroundings
 from fxdp.options import Options
-from fxdp.ranks.failure import guard, refusing
+from fxdp.ranks.failure import guard
 from fxdp.ranks.hooks import install_hook
 from fxdp.ranks.joined import Joined
 from fxdp.ranks.resolve import resolve_mesh
@@ -170,7 +163,7 @@ class CompiledModule(Inspected):
 
     def _read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Call, CallExchanged]:
         """This rank's call, and what the others pass; all ranks do this together."""
-        with self._refusing():
+        with self._exchange.refusing():
             call = self._reader.read(args, kwargs)
         due = self._replicas.due(self._calls)
         ranks = self._exchange.of(call, self._replicas.wants(self._calls), due)
@@ -220,13 +213,6 @@ class CompiledModule(Inspected):
         self._generation += 1
         self._build()
         self._watch_optimizers()
-
-    def _refusing(self) -> AbstractContextManager[None]:
-        """Around the reading of inputs: the others wait for this rank next, unless uneven=False spares it.
-
-        Then they may have begun the step, and an error of this rank must end it.
-        """
-        return refusing(self._joined) if self._exchange.certain else nullcontext()
 
     def _start(self) -> None:
         """Before the first exchange."""
