@@ -18,7 +18,7 @@ from fxdp.ir.level import Level
 from fxdp.ir.mesh import Mesh
 from fxdp.ir.notes import Cause, Reason, copy_note, note, tensor_operands
 from fxdp.ir.placements import Partial, Placement, R, Replicate, Rows, Shard
-from fxdp.ir.row_buckets import parameter_of
+from fxdp.ir.row_buckets import rows_of
 from fxdp.ir.slots import Gradient, Mutation, Output, Parameter
 from fxdp.ir.types import ScalarType, TensorType
 
@@ -52,7 +52,8 @@ class _Insertion:
         """
         if self.gathered_once or not isinstance(note(node).placement, Rows) or not note(consumer).backward:
             return False
-        return parameter_of(node).name not in self.kept
+        parameter = rows_of(node)
+        return parameter is None or parameter.name not in self.kept
 
     def _make(self, node: fx.Node, wanted: Placement, consumer: fx.Node, cause: Cause) -> fx.Node:
         have, type_ = note(node).placement, note(node).type

@@ -47,6 +47,12 @@ def whole_values(start: fx.Node) -> list[tuple[fx.Node, fx.Node]]:
 
 def parameter_of(rows: fx.Node) -> Parameter:
     """The parameter whose rows a gather reads, as they are or in another dtype."""
-    slot = note(rows if rows.op == "placeholder" else rows.all_input_nodes[0]).slot
-    assert isinstance(slot, Parameter)
+    slot = rows_of(rows)
+    assert slot is not None
     return slot
+
+
+def rows_of(node: fx.Node) -> Parameter | None:
+    """The parameter whose rows a value is, as they are or in another dtype; None for rows of a gradient."""
+    slot = note(node if node.op == "placeholder" else node.all_input_nodes[0]).slot
+    return slot if isinstance(slot, Parameter) else None
