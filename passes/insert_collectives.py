@@ -46,10 +46,7 @@ class _Insertion:
         return found
 
     def _in_backward(self, node: fx.Node, consumer: fx.Node) -> bool:
-        """Whether a conversion is the backward's own: a whole parameter lives in one phase, then goes.
-
-        Other values are converted once, whoever reads them.
-        """
+        """Whether it is the backward's own: a whole parameter lives in one phase; others are made once."""
         if self.gathered_once or not isinstance(note(node).placement, Rows) or not note(consumer).backward:
             return False
         parameter = rows_of(node)

@@ -63,8 +63,9 @@ def _check() -> tuple[str, str]:
 
 
 def _between() -> str:
-    """Rank 1 fails in its own loop."""
+    """Rank 1 fails in its own loop, when the other has finished the step before."""
     compiled = _compiled()
+    dist.barrier()
 
     def step() -> None:
         with report_errors():
