@@ -15,6 +15,7 @@ from sharding_count import Traffic, plain_copies
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 
 import fxdp
 from tests.held_memory import bytes_of
@@ -29,7 +30,8 @@ def _fsdp2(model: nn.Module, mesh: Any) -> Any:
     """A group per block, as FSDP2's own examples have it, and one for the rest."""
     for parent in model.modules():
         for block in parent if isinstance(parent, (nn.ModuleList, nn.Sequential)) else ():
-            if next(block.parameters(), None) is not None:
+            own = next(block.parameters(), None)
+            if own is not None and not isinstance(own, DTensor):  # what lies in a group is in no other
                 fully_shard(block, mesh=mesh)
     return fully_shard(model, mesh=mesh)
 

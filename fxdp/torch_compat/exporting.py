@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.utils.checkpoint
 from torch import fx, nn
+from torch._C import DispatchKey, _dispatch_get_registrations_for_dispatch_key
 from torch._dynamo.convert_frame import compile_lock
 from torch._functorch._aot_autograd.descriptors import (
     BufferAOTInput,
@@ -25,6 +26,7 @@ from torch._functorch._aot_autograd.descriptors import (
 )
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._guards import TracingContext, tracing
+from torch._ops import OpOverload
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.export import _trace as export_trace
@@ -181,11 +183,42 @@ def joint_graph(
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(tracing(TracingContext(fake_mode)))
+        if any(t.is_meta for t in [*module.parameters(), *module.buffers()]):
+            stack.enter_context(_gradients_on_meta())
         # else torch counts random ops as pure, as Inductor has its own, and drops those without readers
         stack.enter_context(inductor_config.patch(fallback_random=True))
         joint = aot_export_joint_with_descriptors(stack, module, tuple(fakes), decompositions=decompositions)
         _correct_attention(joint.graph_module)
         return joint.graph_module
+
+
+@contextlib.contextmanager
+def _gradients_on_meta() -> Iterator[None]:
+    """Ops that are made of others are differentiated on the meta device as on any other.
+
+    Those of them that have a kernel for meta (`nll_loss`, `dropout`, `var`, ...) torch's dispatcher in Python
+    takes for ops without a derivative, and no gradient passes them: silently, torch 2.11 to 2.13.
+    """
+    names = _dispatch_get_registrations_for_dispatch_key("CompositeImplicitAutograd")
+    overloads = [_overload(name) for name in names if name.startswith("aten::")]
+    key = DispatchKey.AutogradMeta
+    changed = [op for op in overloads if DispatchKey.Meta in op.py_kernels and key not in op.py_kernels]
+    with compile_lock:
+        for op in changed:
+            op.py_impl(key)(op.decompose)
+        try:
+            yield
+        finally:
+            for op in changed:
+                del op.py_kernels[key]
+                op._dispatch_cache.clear()
+
+
+def _overload(name: str) -> OpOverload:
+    """The op called `aten::name.overload`."""
+    packet, _, overload = name.removeprefix("aten::").partition(".")
+    found: OpOverload = getattr(getattr(torch.ops.aten, packet), overload or "default")
+    return found
 
 
 def _correct_attention(gm: fx.GraphModule) -> None:

@@ -78,7 +78,7 @@ def _program(cpp: CppBuilding) -> type:
     """An `AsyncCompile` that waits until it knows all kernels of its program."""
 
     class Program(cpp.programs.AsyncCompile):  # type: ignore[misc, name-defined]
-        known: ClassVar[dict[_Asked, Any]] = {}
+        known: ClassVar[dict[_Asked, Any]]
 
         def __init__(self) -> None:
             super().__init__()

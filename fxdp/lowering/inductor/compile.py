@@ -203,22 +203,23 @@ class _Compiler:
         # gradients go to autograd, which takes any strides
         visible = kept if exact or not backward else range(0)
         fixed = 0 if backward else self.signature.fixed
-        how: dict[str, Any] = {"backward": backward, "inference": inference}
-        found = _in_segments(gm, visible) if self.by_layer and self.keeps_strides else []
+        # asked of the half: a sum that is under way from one segment to another is seen in neither
+        how = {"backward": backward, "inference": inference, "in_order": must_stay(gm.graph)}
+        found = _in_segments(gm, visible, fixed) if self.by_layer and self.keeps_strides else []
         if not found:
             return self._compile_graph(gm, visible, fixed, **how)
-        static = set([n for n in gm.graph.nodes if n.op == "placeholder"][:fixed])
 
         def compile_one(one: Segment) -> Boxed:
             graph = graph_module(gm, one.graph)
-            return self._compile_graph(graph, one.kept, sum(n in static for n in one.takes), **how)[0]  # type: ignore[no-any-return]
+            return self._compile_graph(graph, one.kept, one.fixed, **how)[0]  # type: ignore[no-any-return]
 
         with self.start.building():  # around all: kernels that several of them have are built once
             return compile_segments(gm, found, compile_one), []
 
     def _compile_graph(
-        self, gm: fx.GraphModule, visible: Sequence[int], fixed: int, *, backward: bool, inference: bool
-    ) -> tuple[Any, list[Any]]:
+        self, gm: fx.GraphModule, visible: Sequence[int], fixed: int, *, backward: bool, inference: bool,
+        in_order: bool,
+    ) -> tuple[Any, list[Any]]:  # fmt: skip
         """Compile a copy of a graph, whose `visible` results keep their strides."""
 
         def compiled(gm: fx.GraphModule) -> tuple[Any, list[Any]]:
@@ -228,7 +229,7 @@ class _Compiler:
             with self.start.building():
                 return compile_with_inductor(
                     gm, inputs, self.traced.fake_mode, backward=backward, inference=inference, fixed=fixed,
-                    in_order=must_stay(gm.graph),
+                    in_order=in_order,
                 )  # fmt: skip
 
         # copies: Inductor rewrites the graph that it is given, and a second try needs the first one's
@@ -238,9 +239,9 @@ class _Compiler:
         return code, strides
 
 
-def _in_segments(gm: fx.GraphModule, visible: Sequence[int]) -> list[Segment]:
+def _in_segments(gm: fx.GraphModule, visible: Sequence[int], fixed: int) -> list[Segment]:
     try:
-        return segments(gm, visible)
+        return segments(gm, visible, fixed)
     except NotInSegmentsError:
         return []
 

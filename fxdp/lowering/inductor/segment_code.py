@@ -1,7 +1,7 @@
 """The code of a half in segments: each kind's code, and the order in which it is called.
 
-    values   inputs of the half | constants | results of segments
-    call     code 1   takes values 7, 3, 4   frees 7   gives values 12, 13
+    values   inputs of the half | constants | results of segments, one segment after the other
+    call     code 1   takes values 7, 3, 4   frees 7   gives the next values
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any
 
 from torch import Tensor, fx
@@ -32,7 +33,6 @@ class SegmentCall:
     takes: tuple[int, ...]
     frees: tuple[int, ...]
     """Of what it takes, what nobody reads later: the code alone holds it then, and frees it when it can."""
-    gives: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -44,20 +44,17 @@ class SegmentCode:
     results: tuple[int, ...]
     """The places of the half's results."""
     constants: tuple[Any, ...]
-    """What lies after the inputs."""
-    places: int
-    """How many values there are beside inputs and constants."""
+    """What lies after the inputs: tensors of the half's own, and results that are no tensors."""
 
     def __call__(self, inputs: list[Any]) -> list[Any]:
         """The half's results; `inputs` is emptied."""
-        values = [*inputs, *self.constants, *[None] * self.places]
+        values = [*inputs, *self.constants]
         inputs.clear()
         for call in self.calls:
             given = [values[i] for i in call.takes]
             for i in call.frees:
                 values[i] = None
-            for i, value in zip(call.gives, self.codes[call.code](given), strict=True):
-                values[i] = value
+            values += self.codes[call.code](given)  # no name for them: the list alone holds what they made
         return [values[i] for i in self.results]
 
 
@@ -94,19 +91,19 @@ def compile_segments(
             codes[one.kind] = compile_one(one)
     inputs = [n for n in gm.graph.nodes if n.op == "placeholder"]
     attributes = [n for n in gm.graph.nodes if n.op == "get_attr"]
-    values = results(gm)
-    literals = list(dict.fromkeys(v for v in values if not isinstance(v, fx.Node)))
+    literals = [v for v in results(gm) if not isinstance(v, fx.Node)]
     made = [n for one in segments for n in one.gives]
-    place: dict[Any, int] = {v: i for i, v in enumerate([*inputs, *attributes, *literals, *made])}
+    place = {n: i for i, n in enumerate([*inputs, *attributes, *literals, *made]) if isinstance(n, fx.Node)}
     constants = (*(attribute_of(gm, n) for n in attributes), *literals)
-    kept = {place[v] for v in [*values, *attributes]}
+    # a literal is told by its place: 1, 1.0 and True are equal
+    numbers = count(len(inputs) + len(attributes))
+    wanted = tuple(place[v] if isinstance(v, fx.Node) else next(numbers) for v in results(gm))
+    kept = {*wanted, *(place[n] for n in attributes)}
     last = {place[n]: i for i, one in enumerate(segments) for n in one.takes}
-    numbers = {kind: i for i, kind in enumerate(codes)}
+    kinds = list(codes)
     calls = []
     for i, one in enumerate(segments):
         takes = tuple(place[n] for n in one.takes)
         frees = tuple(p for p in takes if last[p] == i and p not in kept)
-        calls.append(SegmentCall(numbers[one.kind], takes, frees, tuple(place[n] for n in one.gives)))
-    return SegmentCode(
-        tuple(codes.values()), tuple(calls), tuple(place[v] for v in values), constants, len(made)
-    )
+        calls.append(SegmentCall(kinds.index(one.kind), takes, frees))
+    return SegmentCode(tuple(codes.values()), tuple(calls), wanted, constants)

@@ -18,6 +18,7 @@ import operator
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -50,6 +51,8 @@ class Segment:
     graph: fx.Graph
     takes: tuple[fx.Node, ...]
     """What of the half it is given: inputs, then results of segments before it."""
+    fixed: int
+    """How many of these keep their addresses between steps; they come first."""
     gives: tuple[fx.Node, ...]
     kept: tuple[int, ...]
     """The results that others read with the strides that they were traced with; more than this half's."""
@@ -57,34 +60,35 @@ class Segment:
     """Segments of the same kind run the same code."""
 
 
-def segments(gm: fx.GraphModule, visible: Sequence[int]) -> list[Segment]:
-    """A half in segments, in their order; none where nothing repeats. `visible` results keep their strides.
+def segments(gm: fx.GraphModule, visible: Sequence[int], fixed: int = 0) -> list[Segment]:
+    """A half in segments, in their order; none where nothing repeats.
+
+    Parameters
+    ----------
+    visible : the results that keep their strides.
+    fixed : so many inputs, the first, keep their addresses between steps.
 
     Raises
     ------
     NotInSegmentsError : the half reads graphs, or sizes that nothing gives.
     """
-    half = _Half(gm, visible)
-    pieces = list(half.pieces(half.calls))
-    made = [half.segment(piece) for piece in pieces]
-    many = Counter(one.kind for one in made)
-    # what is one of its kind is compiled together with what lies beside it
-    merged: list[list[fx.Node]] = []
-    alone = False
-    for piece, one in zip(pieces, made, strict=True):
-        if many[one.kind] == 1 and alone:
-            merged[-1] += piece
+    half = _Half(gm, visible, fixed)
+    made = [(half.segment(piece), piece) for piece in half.pieces(half.calls)]
+    many = Counter(one.kind for one, _ in made)
+    found: list[Segment] = []
+    for alone, group in groupby(made, key=lambda pair: many[pair[0].kind] == 1):
+        beside = list(group)
+        if alone and len(beside) > 1:  # what is one of its kind is compiled together with what lies beside it
+            found.append(half.segment([call for _, piece in beside for call in piece]))
         else:
-            merged.append(list(piece))
-        alone = many[one.kind] == 1
-    found = [half.segment(piece) for piece in merged]
+            found += [one for one, _ in beside]
     return found if len({one.kind for one in found}) < len(found) else []
 
 
 class _Half:
     """The calls of a half in their order, without those that are made anew where they are read."""
 
-    def __init__(self, gm: fx.GraphModule, visible: Sequence[int]) -> None:
+    def __init__(self, gm: fx.GraphModule, visible: Sequence[int], fixed: int) -> None:
         nodes = list(gm.graph.nodes)
         attributes = gm.graph.find_nodes(op="get_attr")
         if not all(isinstance(attribute_of(gm, n), Tensor) for n in attributes):
@@ -97,6 +101,7 @@ class _Half:
             if self._is_free(node):
                 self._free.add(node)
         given = [n for n in nodes if n.op == "placeholder"]
+        self._fixed = set(given[:fixed])
         self._sizes = {_expression(n): n for n in given if isinstance(n.meta.get("val"), torch.SymInt)}
         calls = [n for n in nodes if n.op == "call_function" and n not in self._free and not _is_part(n)]
         self.calls = [n for n in calls if n.target in _SEEDS] + [n for n in calls if n.target not in _SEEDS]
@@ -146,7 +151,7 @@ class _Half:
         calls = [n for call in calls for n in _with_parts(call)]
         own = set(calls)
         takes = list(dict.fromkeys(a for n in calls for a in self._read(n) if a not in own))
-        takes.sort(key=lambda n: n.op != "placeholder")  # parameters and the like first, as in the half
+        takes.sort(key=lambda n: (n not in self._fixed, n.op != "placeholder"))  # as in the half
         takes += [s for s in self._sizes_in([*takes, *calls]) if s not in takes]
         gives = [n for n in calls if any(u not in own and u not in self._free for u in n.users)]
         kept = [i for i, n in enumerate(gives) if n in self._visible or set(n.users) - own - {self._output}]
@@ -157,8 +162,9 @@ class _Half:
         for node in calls:
             self._copy(node, graph, copies)
         graph.output(tuple(copies[n] for n in gives))
-        kind = "\n".join([*map(_line, graph.nodes), str(kept)])
-        return Segment(graph, tuple(takes), tuple(gives), tuple(kept), kind)
+        fixed = len(self._fixed.intersection(takes))
+        kind = "\n".join([*map(_line, graph.nodes), str(kept), str(fixed)])
+        return Segment(graph, tuple(takes), fixed, tuple(gives), tuple(kept), kind)
 
     def _read(self, node: fx.Node) -> Iterator[fx.Node]:
         """What a call reads, with what is read where that is made anew."""
