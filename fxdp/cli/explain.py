@@ -6,7 +6,7 @@ import argparse
 from dataclasses import replace
 
 from fxdp.cli.show import columns, show, show_json, working
-from fxdp.cli.target import declare_target, load_target, parse_mesh
+from fxdp.cli.target import declare_target, load_target, mesh_asked
 from fxdp.errors import InputError
 from fxdp.module.dry_run import dry_run
 from fxdp.options import Options
@@ -28,7 +28,7 @@ def declare(parser: argparse.ArgumentParser) -> None:
 def run(asked: argparse.Namespace) -> int:
     """Explain what was asked for; nothing is an error."""
     target = load_target(asked)
-    mesh, options = parse_mesh(asked.mesh), Options.named(target.options)
+    mesh, options = mesh_asked(asked), Options.named(target.options)
     with working(f"planning {type(target.model).__name__} on {asked.mesh}"):
         plan = dry_run(target.model, target.args, target.kwargs, mesh, options, target.origin)
     try:

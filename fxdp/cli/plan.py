@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fxdp.cli.show import prints, show, show_json, working
-from fxdp.cli.target import declare_target, load_target, parse_mesh
+from fxdp.cli.target import declare_target, load_target, mesh_asked
 from fxdp.errors import CaptureError
 from fxdp.module.dry_run import dry_run
 from fxdp.options import Options
@@ -31,7 +31,7 @@ def run(asked: argparse.Namespace) -> int:
     """Plan and show; the factory's batch is that of one rank."""
     target = load_target(asked)
     options = Options.named({**target.options, **_staging(asked)})
-    mesh = parse_mesh(asked.mesh)
+    mesh = mesh_asked(asked)
     try:
         with working(f"planning {type(target.model).__name__} on {asked.mesh}"):
             plan = dry_run(target.model, target.args, target.kwargs, mesh, options, target.origin)

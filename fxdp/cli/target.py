@@ -20,15 +20,11 @@ from torch import nn
 
 import fxdp
 from fxdp.capture.sites import Origin, site_of_function
-from fxdp.errors import FxdpError, InputError, MeshError
+from fxdp.errors import FxdpError, InputError
+from fxdp.ir.mesh_text import ON_COMMAND_LINE, mesh_grammar, parse_mesh
 from fxdp.ir.notes import Site
 
 _KEYS = ("model", "args", "kwargs")
-_GRAMMAR = """\
-  mesh  is  axis=size[,axis=size ...]
-  axis  is  dp (data), pp (pipeline stages), dp_replicate, dp_shard (rows of sharded parameters)
-  size  is  a whole number of ranks, at least 1
-  as in  --mesh dp=4    --mesh pp=2,dp=8    --mesh dp_replicate=2,dp_shard=8"""
 _FACTORY = """\
 module:factory is a function without arguments, of a module or of a file (models.py:tiny). It returns
 (model, args), (model, args, kwargs), or a dict, which takes options of fxdp.compile, too:
@@ -60,7 +56,7 @@ class Target:
 def declare_target(parser: argparse.ArgumentParser, mesh: str) -> None:
     """Declare what all commands ask for."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = f"{_FACTORY}{option_lines()}\n\n--mesh:\n{_GRAMMAR}"
+    parser.epilog = f"{_FACTORY}{option_lines()}\n\n--mesh:\n{mesh_grammar(ON_COMMAND_LINE)}"
     parser.add_argument(
         "target",
         metavar="module:factory",
@@ -104,23 +100,14 @@ def load_target(asked: argparse.Namespace) -> Target:
     return replace(target, options={**target.options, **chosen}, origin=origin)
 
 
-def parse_mesh(text: str) -> dict[str, int]:
-    """`dp_replicate=2,dp=32` as sizes by axis name; which names exist is the mesh's business.
+def mesh_asked(asked: argparse.Namespace) -> dict[str, int]:
+    """The sizes of the mesh that was asked for.
 
     Raises
     ------
-    MeshError : a part that is no `axis=size`, or an axis given twice.
+    MeshError : they cannot be read.
     """
-    sizes: dict[str, int] = {}
-    for part in text.split(","):
-        axis, _, size = (word.strip() for word in part.partition("="))
-        if not axis or not size.isdecimal() or int(size) < 1 or axis in sizes:
-            raise MeshError(
-                f"--mesh {text}: got {part.strip()!r}, expected axis=size once per axis; commas between:\n"
-                + _GRAMMAR
-            )
-        sizes[axis] = int(size)
-    return sizes
+    return parse_mesh(asked.mesh, ON_COMMAND_LINE)
 
 
 def _find(text: str) -> Callable[[], Any]:

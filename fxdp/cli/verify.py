@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from fxdp.cli.show import show, show_json
-from fxdp.cli.target import declare_target, load_target, parse_mesh
+from fxdp.cli.target import declare_target, load_target, mesh_asked
 from fxdp.errors import InputError
 from fxdp.oracle.verify import verify
 
@@ -28,7 +28,7 @@ def run(asked: argparse.Namespace) -> int:
     splits = None if asked.split is None else [_split(text) for text in asked.split]
     target = load_target(asked)
     report = verify(
-        target.model, target.args, target.kwargs, parse_mesh(asked.mesh),
+        target.model, target.args, target.kwargs, mesh_asked(asked),
         splits=splits, precision=asked.precision, tolerance=asked.tolerance, seed=asked.seed,
         **target.options,
     )  # fmt: skip

@@ -20,6 +20,7 @@ from fxdp.compiler.program import Program
 from fxdp.compiler.records import tell_program
 from fxdp.compiler.strategy_choice import choose
 from fxdp.errors import CaptureError
+from fxdp.ir.mesh_text import parse_mesh
 from fxdp.module.call import check_arguments, request_of
 from fxdp.module.model_checks import check_model, device_type
 from fxdp.module.reader import CallReader
@@ -33,7 +34,7 @@ def plan(
     model: nn.Module,
     args: tuple[Any, ...] = (),
     kwargs: dict[str, Any] | None = None,
-    mesh: DeviceMesh | Mapping[str, int] | None = None,
+    mesh: DeviceMesh | Mapping[str, int] | str | None = None,
     **options: Any,
 ) -> Plan:
     """What `compile` would decide for `model`, without a process group and without compiling.
@@ -43,7 +44,7 @@ def plan(
     model : any module that can be captured as one graph; on the meta device, with `args` there, it needs no
         memory.
     args, kwargs : one rank's example batch; the global batch counts as that times the ranks.
-    mesh : sizes by axis name, as `{"dp": 64}`, or a DeviceMesh; two ranks by default.
+    mesh : sizes by axis name, as `{"dp": 64}` or `"pp=2,dp=32"`, or a DeviceMesh; two ranks by default.
     options : the other options of `compile`.
 
     Raises
@@ -52,7 +53,8 @@ def plan(
     MeshError, InputError : as `compile` and the compiled module's first call.
     """
     mesh = {"dp": 2} if mesh is None else mesh
-    return dry_run(model, args, {} if kwargs is None else kwargs, mesh, Options.named(options))
+    sizes = parse_mesh(mesh) if isinstance(mesh, str) else mesh
+    return dry_run(model, args, {} if kwargs is None else kwargs, sizes, Options.named(options))
 
 
 def explain(
@@ -60,7 +62,7 @@ def explain(
     args: tuple[Any, ...] = (),
     what: str = "",
     kwargs: dict[str, Any] | None = None,
-    mesh: DeviceMesh | Mapping[str, int] | None = None,
+    mesh: DeviceMesh | Mapping[str, int] | str | None = None,
     **options: Any,
 ) -> Explained:
     """Why something in the plan of `model` is as it is: `fxdp.explain(model, (x,), "models.py:12")`.

@@ -17,6 +17,7 @@ from fxdp.compiler.strategy_choice import choose
 from fxdp.errors import InputError, VerifierError
 from fxdp.ir.graphs import copy_graph
 from fxdp.ir.mesh import Mesh, mesh_of
+from fxdp.ir.mesh_text import parse_mesh
 from fxdp.module.call import check_arguments
 from fxdp.module.model_checks import check_model, device_type
 from fxdp.module.reader import CallReader
@@ -33,7 +34,7 @@ def verify(
     model: nn.Module,
     args: tuple[Any, ...] = (),
     kwargs: dict[str, Any] | None = None,
-    mesh: DeviceMesh | Mapping[str, int] | None = None,
+    mesh: DeviceMesh | Mapping[str, int] | str | None = None,
     *,
     splits: Sequence[Sequence[int]] | Sequence[int] | None = None,
     precision: str = "float64",
@@ -52,8 +53,8 @@ def verify(
     ----------
     model : any module that can be captured as one graph; it is not changed.
     args, kwargs : the *global* batch.
-    mesh : sizes by axis name, as `{"dp": 4}`, which is the default, or a DeviceMesh. Memory and time grow
-        with the ranks; meshes of up to 8 are meant.
+    mesh : sizes by axis name, as `{"dp": 4}`, which is the default, or `"dp=4"`, or a DeviceMesh. Memory
+        and time grow with the ranks; meshes of up to 8 are meant.
     splits : how many samples each rank gets, as `[[5, 2, 0, 1]]`, one or several. None: as even as
         possible, uneven with a single sample and an empty rank, and all samples on the last rank.
     precision : `"float64"`: a copy of the model and the inputs in float64; if it cannot run so, in
@@ -128,8 +129,10 @@ def prepare_subject(
     return choose(own, mesh, options, {"B": batch}, limit, cut=False), reference
 
 
-def axis_sizes(mesh: DeviceMesh | Mapping[str, int]) -> Mapping[str, int]:
+def axis_sizes(mesh: DeviceMesh | Mapping[str, int] | str) -> Mapping[str, int]:
     """The axes of a mesh with their sizes, free of process groups."""
+    if isinstance(mesh, str):
+        return parse_mesh(mesh)
     if isinstance(mesh, DeviceMesh):
         return dict(zip(mesh.mesh_dim_names or ("dp",), mesh.shape, strict=True))
     return mesh

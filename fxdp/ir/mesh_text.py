@@ -1,0 +1,40 @@
+"""A mesh of sizes in words, as `pp=2,dp=8`: on the command line, and as `mesh=` of what needs no ranks."""
+
+from __future__ import annotations
+
+from fxdp.errors import MeshError
+
+ON_COMMAND_LINE = "--mesh {}"
+IN_PYTHON = 'mesh="{}"'
+_EXAMPLES = ("dp=4", "pp=2,dp=8", "dp_replicate=2,dp_shard=8")
+
+
+def mesh_grammar(form: str) -> str:
+    """What `parse_mesh` takes, with examples in the form in which they are written."""
+    return (
+        "  mesh  is  axis=size[,axis=size ...]\n"
+        "  axis  is  dp (data), pp (pipeline stages), dp_replicate, dp_shard (rows of sharded parameters)\n"
+        "  size  is  a whole number of ranks, at least 1\n"
+        "  as in  " + "    ".join(map(form.format, _EXAMPLES))
+    )
+
+
+def parse_mesh(text: str, form: str = IN_PYTHON) -> dict[str, int]:
+    """`dp_replicate=2,dp=32` as sizes by axis name; which names exist is the mesh's business.
+
+    `form` is how one who reads the error wrote it.
+
+    Raises
+    ------
+    MeshError : a part that is no `axis=size`, or an axis given twice.
+    """
+    sizes: dict[str, int] = {}
+    for part in text.split(","):
+        axis, _, size = (word.strip() for word in part.partition("="))
+        if not axis or not size.isdecimal() or int(size) < 1 or axis in sizes:
+            raise MeshError(
+                f"{form.format(text)}: got {part.strip()!r}, expected axis=size once per axis; commas "
+                f"between:\n{mesh_grammar(form)}"
+            )
+        sizes[axis] = int(size)
+    return sizes
