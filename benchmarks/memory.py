@@ -24,13 +24,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from models import CASES
+from processes import launch
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import fxdp
-from fxdp.demo.launch import launch
 from fxdp.reports.rows import format_bytes
 from tests.held_memory import bytes_of, peak_of, shared_bytes
 

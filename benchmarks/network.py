@@ -18,11 +18,11 @@ from pathlib import Path
 from statistics import median
 
 from models import CASES
+from processes import launch
 from rich.console import Console
 from rich.table import Table
 from variants import VARIANTS
 
-from fxdp.demo.launch import launch
 from tests.hosts.machines import Machines, machines, why_not
 
 CONSOLE = Console(width=max(Console().width, 100))

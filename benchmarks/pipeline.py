@@ -23,9 +23,8 @@ from typing import Any
 import torch
 from pipeline_contenders import KINDS, names
 from pipeline_show import draw, show
+from processes import launch
 from rich.console import Console
-
-from fxdp.demo.launch import launch
 
 CONSOLE = Console(width=max(Console().width, 140))
 RANKS = 2

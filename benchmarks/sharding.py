@@ -28,11 +28,11 @@ from statistics import median
 from typing import Any
 
 from models import CASES
+from processes import launch
 from rich.console import Console
 from rich.table import Table
 from sharding_rank import BASELINE, BUCKET_MB, SHARDED, VARIANTS, WHOLE, measure
 
-from fxdp.demo.launch import launch
 from fxdp.reports.rows import format_bytes
 from tests.hosts.machines import Machines, machines, why_not
 

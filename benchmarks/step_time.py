@@ -21,11 +21,10 @@ from typing import Any
 
 import torch
 from models import CASES
+from processes import launch
 from rich.console import Console
 from show import draw, table
 from variants import COMPILING, VARIANTS, WHOLE
-
-from fxdp.demo.launch import launch
 
 CONSOLE = Console(width=max(Console().width, 110))
 DEFAULT = ("eager", "ddp", "ddp-compile", "fxdp-eager", "fxdp")

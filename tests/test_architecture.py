@@ -194,7 +194,7 @@ def test_the_environment_is_read_in_settings() -> None:
         reads = [
             n for n in ast.walk(tree) if isinstance(n, ast.Attribute) and n.attr in ("environ", "getenv")
         ]
-        assert not reads or name in ("settings", "demo.launch"), name
+        assert not reads or name == "settings", name
 
 
 def test_passes_touch_meta_through_notes() -> None:

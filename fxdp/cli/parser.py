@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from fxdp.errors import FxdpError
+from fxdp.errors import FxdpError, RankFailedError
 
 _COMMANDS = {
     "verify": "prove that the program of a model equals one device, on virtual ranks in this process",
@@ -30,14 +30,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is None:
         gc.freeze()  # this process is the command: what it imported stays, and is not looked through again
     try:
-        return _demo(asked, arguments) if asked.command == "demo" else int(asked.run(asked))
+        return _demo(asked) if asked.command == "demo" else int(asked.run(asked))
     except FxdpError as error:
         if asked.debug:
             raise
         from rich.console import Console
 
         Console(stderr=True).print(f"fxdp: error: {error}", style="red", markup=False, soft_wrap=True)
-        return 2
+        return 1 if isinstance(error, RankFailedError) else 2
     except KeyboardInterrupt:
         return 130
 
@@ -79,8 +79,8 @@ def _imported(name: str) -> Any:
             gc.enable()
 
 
-def _demo(asked: argparse.Namespace, arguments: Sequence[str]) -> int:
+def _demo(asked: argparse.Namespace) -> int:
     from fxdp.demo.options import demo_options
     from fxdp.demo.run import run_demo
 
-    return run_demo(demo_options(asked), [sys.executable, "-m", "fxdp", *arguments])
+    return run_demo(demo_options(asked))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +15,6 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import fxdp
 from fxdp.demo.data import Corpus, TextBatch
-from fxdp.demo.launch import launch
 from fxdp.demo.options import DemoOptions
 from fxdp.demo.show import announce, count_ranks, summarize, watched
 from fxdp.demo.training import LENGTH, Curve, TrainingStep, call, make_model, train
@@ -35,13 +34,19 @@ class Place:
     device: torch.device
 
 
-def run_demo(options: DemoOptions, command: Sequence[str]) -> int:
-    """Run on the launcher's ranks, or launch `command` once per rank; return the exit code."""
+def run_demo(options: DemoOptions) -> int:
+    """Run on the launcher's ranks, or launch them; return the exit code.
+
+    Raises
+    ------
+    MeshError : fewer GPUs than ranks, or the launcher has started another number of ranks.
+    RankFailedError : a rank that was launched here failed.
+    """
     launched = Settings.from_environment().launch
     if launched is None and options.ranks != 1:
         ranks = options.ranks or 2
         _check_device(options, ranks)
-        return launch(command, ranks)
+        return max(fxdp.launch(run_demo, options, nproc=ranks))
     rank, ranks, local = (0, 1, 0) if launched is None else _place(options, launched)
     _check_device(options, local + 1)
     device = torch.device("cuda", local) if options.device == "cuda" else torch.device("cpu")
@@ -62,7 +67,7 @@ def _place(options: DemoOptions, launched: Launch) -> tuple[int, int, int]:
 def _check_device(options: DemoOptions, needed: int) -> None:
     if options.device != "cuda":
         return
-    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    found = torch.cuda.device_count()  # `is_available` would open CUDA, which forks could not use then
     if found < needed:
         raise MeshError(
             f"--device cuda: got {found} GPUs, expected {needed}, one per rank. "
@@ -79,11 +84,14 @@ def _mesh(place: Place) -> Iterator[DeviceMesh | None]:
     if place.ranks == 1:
         yield None
         return
-    dist.init_process_group("nccl" if kind == "cuda" else "gloo")
+    joins = not dist.is_initialized()  # ranks of `fxdp.launch` have joined
+    if joins:
+        dist.init_process_group("nccl" if kind == "cuda" else "gloo")
     try:
         yield init_device_mesh(kind, (place.ranks,), mesh_dim_names=("dp",))
     finally:
-        dist.destroy_process_group()
+        if joins:
+            dist.destroy_process_group()
 
 
 def _run(options: DemoOptions, place: Place, mesh: DeviceMesh | None) -> int:

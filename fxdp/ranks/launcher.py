@@ -14,13 +14,15 @@ import multiprocessing
 import os
 import pickle
 import signal
+import sys
+import threading
 import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -65,7 +67,7 @@ def launch(
     _check(fn, nproc)
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     places = [Launch(rank, nproc, rank, "127.0.0.1", store.port) for rank in range(nproc)]
-    with _started(places, lambda: fn(*args, **kwargs)) as children:
+    with _terminated_as_exit(), _started(places, lambda: fn(*args, **kwargs)) as children:
         answers = _collected(children, timeout)
         failed = {rank: answer for rank, answer in answers.items() if answer.error}
         if failed:
@@ -124,7 +126,29 @@ def _started(places: Sequence[Launch], run: Callable[[], Any]) -> Iterator[list[
             child.process.join()
 
 
+@contextlib.contextmanager
+def _terminated_as_exit() -> Iterator[None]:
+    """Let SIGTERM unwind the stack, so that no rank is left behind; who handles it already goes on to."""
+    if (
+        threading.current_thread() is not threading.main_thread()
+        or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+    ):
+        yield
+        return
+    signal.signal(signal.SIGTERM, _exit)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _exit(number: int, _: Any) -> NoReturn:
+    sys.exit(128 + number)
+
+
 def _be_rank(place: Launch, run: Callable[[], Any], answers: Connection) -> None:
+    if signal.getsignal(signal.SIGTERM) is _exit:  # a rank ends by it in its own way, with last words
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
     become(place)
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // place.world_size))
     try:

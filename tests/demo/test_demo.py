@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
+
+import pytest
 
 from fxdp.cli import main
 from tests.rank_pool import RankPool
@@ -28,10 +28,10 @@ def test_the_losses_of_one_rank_are_those_of_one_device(ranks: RankPool, tmp_pat
     _check(ended.output, out, reduces=False)
 
 
-def test_the_losses_of_two_ranks_are_those_of_one_device(tmp_path: Path) -> None:
+def test_the_losses_of_two_ranks_are_those_of_one_device(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     """Which the command starts by itself."""
     out = tmp_path / "curves.png"
-    command = [sys.executable, "-m", "fxdp", *_options("dp=2", out, "--batch", "3", "--dtype", "float64")]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=240)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    _check(ended.stdout, out, reduces=True)
+    assert main(_options("dp=2", out, "--batch", "3", "--dtype", "float64")) == 0
+    _check(capfd.readouterr().out, out, reduces=True)

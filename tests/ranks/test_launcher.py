@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import fxdp
+from tests.rank_pool import RankPool
 
 
 def test_results_come_in_the_order_of_ranks() -> None:
@@ -83,6 +85,30 @@ def test_the_rank_at_fault_is_named(function: Callable[[], Any], said: str) -> N
 def test_ranks_are_stopped_in_time() -> None:
     with pytest.raises(fxdp.RankFailedError, match=r"stopped after 0\.5 s, as ranks 0, 1 of 2 had no result"):
         fxdp.launch(time.sleep, 60, timeout=0.5)
+
+
+def _terminates_its_parent(folder: Path) -> None:
+    (folder / str(os.getpid())).touch()
+    dist.barrier()
+    if dist.get_rank() == 0:
+        os.kill(os.getppid(), signal.SIGTERM)
+    time.sleep(60)
+
+
+def _is_terminated(folder: Path) -> object:
+    with pytest.raises(SystemExit) as ended:
+        fxdp.launch(_terminates_its_parent, folder)
+    return ended.value.code
+
+
+def test_who_is_terminated_leaves_no_rank_behind(ranks: RankPool, tmp_path: Path) -> None:
+    (ended,) = ranks.spawn(1, _is_terminated, tmp_path, init=False)
+    assert ended.result == 128 + signal.SIGTERM, ended.output
+    pids = [int(file.name) for file in tmp_path.iterdir()]
+    assert len(pids) == 2
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
 
 
 def test_what_cannot_be_launched_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Local processes, one per rank, in the environment that torchrun would give them.
+"""Fresh processes of this machine, one per rank, in the environment that torchrun would give them.
 
 The parent holds the store, so no port is guessed, and it knows each child by its process id:
 
@@ -22,8 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
-
-from fxdp.torch_compat import TCPStore
+from torch.distributed import TCPStore
 
 _POLL_SECONDS = 0.05
 _GRACE_SECONDS = 10.0
