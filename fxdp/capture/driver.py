@@ -15,7 +15,7 @@ from fxdp.capture.export.flat_module import FlatModule
 from fxdp.capture.joint.canonical_sizes import Sizes
 from fxdp.capture.joint.convert import convert
 from fxdp.capture.joint.kept_joint import kept_joint
-from fxdp.capture.joint.raw_joint import BatchSpecializedError, JointOptions, trace_joint
+from fxdp.capture.joint.raw_joint import trace_joint
 from fxdp.capture.joint.single_sample import for_one, for_several
 from fxdp.capture.joint.static import StaticMismatchError, fitted_joint
 from fxdp.capture.patches.autograd_functions import check_module_hooks
@@ -29,7 +29,7 @@ from fxdp.capture.refusals.stateful import check_memory
 from fxdp.capture.refusals.survey import Survey, survey
 from fxdp.capture.request import Request
 from fxdp.capture.sites import Origin
-from fxdp.errors import CaptureError, FxdpError, InputError
+from fxdp.errors import CaptureError, InputError
 from fxdp.ir.draws import graph_draws
 from fxdp.torch_compat import compile_lock
 
@@ -63,26 +63,6 @@ def capture_request(request: Request) -> Captured:
     warn_of_recorders(record.hooks)
     origin = request.origin or Origin.here(loss_fn)
     return replace(found, layout_reads=record.layout_reads, origin=origin, model=type(module).__name__)
-
-
-def capture_exported(exported: Exported, options: JointOptions | None = None) -> Captured:
-    """The joint graph of a forward graph that was traced elsewhere, with a symbolic batch; it is used up.
-
-    Raises
-    ------
-    CaptureError : the batch size is a constant of the graph, or the graph holds what no program can run.
-    """
-    with compile_lock, capture_patches(exported.gm, None):
-        try:
-            return kept_joint(exported, options or JointOptions())
-        except FxdpError:
-            raise
-        except BatchSpecializedError as error:  # no user's code is here to be traced at other sizes
-            raise CaptureError(
-                f"{error}; expected a graph whose batch dims are symbols: trace it with dynamic shapes"
-            ) from error
-        except Exception as error:
-            raise capture_error(error) from error
 
 
 @dataclass(frozen=True)

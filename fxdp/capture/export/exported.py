@@ -2,8 +2,8 @@
 
     user's code -- export --> Exported -- fxdp/capture/joint --> Captured
 
-`export` makes one of a model, with the user's code run under patches. A graph that somebody else traced
-enters as an `Exported` of its own (`capture_exported`).
+`export` makes one of a model, with the user's code run under patches. What comes after it knows of no code:
+a graph that somebody else traced would enter here.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from fxdp import torch_compat
-from fxdp.capture.captured import Check, OutputLeaf, Route
+from fxdp.capture.captured import Check, Route
 from fxdp.capture.export.flat_module import FlatModule
 from fxdp.capture.export.skip_marks import route_skips
 from fxdp.capture.patches.deferred import deferring
@@ -50,21 +50,6 @@ class Exported:
     """Outputs beyond the model's own: what its code raises on."""
     routes: tuple[Route, ...] = ()
     """The skip connections, whose values have labels in the graph (`label_of`)."""
-
-    @classmethod
-    def of_graph(
-        cls, gm: fx.GraphModule, owner: nn.Module, batch: BatchDims, paths: Sequence[str] = ()
-    ) -> Exported:
-        """A graph with symbolic sizes from elsewhere that returns a tuple of tensors.
-
-        Its placeholders hold fake tensors in `meta["val"]`, and are called as they are unless `paths` says
-        otherwise.
-        """
-        names = tuple(node.name for node in gm.graph.find_nodes(op="placeholder"))
-        (results,) = gm.graph.output_node().args
-        leaves = tuple(OutputLeaf(i) for i in range(len(results)))  # type: ignore[arg-type]
-        spec = pytree.tree_structure(leaves)
-        return cls(gm, owner, tuple(paths) or names, tuple(batch), True, leaves, spec)
 
     @property
     def fakes(self) -> tuple[Any, ...]:

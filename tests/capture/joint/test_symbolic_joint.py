@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_structure
 
 from fxdp import torch_compat
-from fxdp.capture.driver import capture_exported
+from fxdp.capture.captured import Captured, OutputLeaf
 from fxdp.capture.export.exported import Exported
-from fxdp.capture.joint.raw_joint import JointOptions
-from fxdp.errors import CaptureError
+from fxdp.capture.joint.raw_joint import BatchSpecializedError, JointOptions
+from fxdp.capture.joint.symbolic_joint import symbolic_joint
+from fxdp.capture.patches.patch_tables import capture_patches
 from fxdp.ir.graph_text import graph_text
 from tests.capturing import capture
 
@@ -54,21 +56,29 @@ def attributed(gm: fx.GraphModule, model: nn.Module) -> fx.GraphModule:
     return fx.GraphModule(model, graph)
 
 
+def entered(gm: fx.GraphModule, model: nn.Module, how: JointOptions | None = None) -> Captured:
+    """The joint graph of a forward graph that returns a tuple of tensors."""
+    (results,) = gm.graph.output_node().args
+    leaves = tuple(OutputLeaf(i) for i in range(len(results)))
+    exported = Exported(gm, model, ("x", "y"), (0, 0), True, leaves, tree_structure(leaves))
+    with capture_patches(gm, None):
+        return symbolic_joint(exported, how or JointOptions())
+
+
 def test_a_graph_from_elsewhere_gives_the_graph_that_capture_gives() -> None:
     model = Model()
     own = capture(model, inputs(), {})
-    entered = capture_exported(Exported.of_graph(exported_by_hand(model), model, (0, 0)))
-    assert graph_text(entered.gm) == graph_text(own.gm)
-    assert entered.batch == own.batch
-    assert entered.detached == own.detached
+    found = entered(exported_by_hand(model), model)
+    assert graph_text(found.gm) == graph_text(own.gm)
+    assert found.batch == own.batch
+    assert found.detached == own.detached
 
 
 def test_options_of_the_second_half_count() -> None:
     model = Model()
     how = JointOptions(differentiable="all", couple=False)
     own = capture(model, inputs(), {}, differentiable="all", couple=False)
-    entered = capture_exported(Exported.of_graph(exported_by_hand(model), model, (0, 0)), how)
-    assert graph_text(entered.gm) == graph_text(own.gm)
+    assert graph_text(entered(exported_by_hand(model), model, how).gm) == graph_text(own.gm)
 
 
 def test_a_graph_of_dynamo_enters_with_its_parameters_by_their_names() -> None:
@@ -84,12 +94,10 @@ def test_a_graph_of_dynamo_enters_with_its_parameters_by_their_names() -> None:
     torch._dynamo.mark_dynamic(y, 0)
     torch.compile(model, backend=backend, fullgraph=True)(x, y)
     assert len(graphs) == 1
-    entered = capture_exported(Exported.of_graph(graphs[0], model, (0, 0), ("x", "y")))
-    assert graph_text(entered.gm) == graph_text(capture(model, inputs(), {}).gm)
+    assert graph_text(entered(graphs[0], model).gm) == graph_text(capture(model, inputs(), {}).gm)
 
 
 def test_a_graph_that_fixes_its_batch_is_refused() -> None:
     program = torch.export.export(Model(), inputs())
-    exported = Exported.of_graph(program.module(), Model(), (0, 0))  # type: ignore[arg-type]
-    with pytest.raises(CaptureError, match="the batch size became the constant 6"):
-        capture_exported(exported)
+    with pytest.raises(BatchSpecializedError, match="the batch size became the constant 6"):
+        entered(program.module(), Model())  # type: ignore[arg-type]
