@@ -23,6 +23,7 @@ from fxdp.errors import AgreementError
 from fxdp.ir.model_tensors import held, is_sharded
 from fxdp.ir.notes import note
 from fxdp.ir.slots import Buffer, Parameter
+from fxdp.ir.tensor_difference import difference
 from fxdp.module.call import Call
 from fxdp.module.input_agreement import check_contents
 from fxdp.options import Options
@@ -37,6 +38,7 @@ _BLOCK = 4096  # words that are summed into one: the sum runs at the speed of me
 _MIX, _MASK = 0x5851F42D4C957F2D, (1 << 62) - 1
 _SELDOM = 20  # calls between checks that somebody asks for: some loops read the state dict at each step
 _SCALE = 1 << 40  # a relative difference as an integer
+_TINY = 1e-300  # below any value: what is not zero on one rank alone is no rounding
 
 
 class Replicas:
@@ -133,7 +135,7 @@ class Replicas:
         first = own.clone()
         broadcast_tensors(self._joined, [first])
         # bounded, as it travels in 64 bits
-        rows = self._agreement.exchange((int(min(_difference(own, first), 1e6) * _SCALE),))
+        rows = self._agreement.exchange((int(min(difference(own, first, _TINY), 1e6) * _SCALE),))
         return max(row[0] for row in rows) / _SCALE
 
     def _apart(self, name: str, column: Sequence[int], distance: float, count: int, before: int) -> Exception:
@@ -183,21 +185,6 @@ def _mixed(sums: Sequence[int]) -> int:
     for value in sums:
         mixed = (mixed * _MIX + value) & _MASK
     return mixed
-
-
-def _difference(own: Tensor, first: Tensor) -> float:
-    """The largest difference, relative to the largest value; of anything but floats 0 or infinite."""
-    if torch.equal(own, first) or not own.numel():
-        return 0.0
-    if not own.dtype.is_floating_point:
-        return float("inf")
-    a, b = own.double(), first.double()
-    if not torch.equal(a.isfinite(), b.isfinite()):
-        return float("inf")
-    finite = a.isfinite()
-    largest = b[finite].abs().amax() if finite.any() else b.new_ones(())
-    apart = (a - b)[finite].abs().amax() if finite.any() else b.new_zeros(())
-    return float(apart / largest.clamp(min=torch.finfo(own.dtype).tiny))
 
 
 def _rounding(dtype: torch.dtype) -> float:

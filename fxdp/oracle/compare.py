@@ -1,45 +1,19 @@
-"""How far two tensors are apart."""
+"""How large the terms of a value were: what is left of larger ones is as inexact as these were."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import isfinite
 
 import torch
 from torch import Tensor, fx
 
 from fxdp.ir.op_kinds import mixes
+from fxdp.ir.tensor_difference import largest_size
 
 aten = torch.ops.aten
 
 _MASK = 1e30
 """Larger values stand for "never" (the least finite number in an attention mask): they are no scale."""
-
-
-def difference(a: Tensor, b: Tensor, floor: float = 0.0) -> float:
-    """The largest |a - b| over the largest |b|, or over `floor` where that is larger.
-
-    0 where both are 0; nan and inf must agree in place. A floor says how large the terms were from which a
-    value that cancels to nothing was made.
-    """
-    if a.shape != b.shape:
-        return float("inf")
-    if a.numel() == 0:
-        return 0.0
-    if not (a.is_floating_point() or a.is_complex()):
-        return 0.0 if a.equal(b) else float("inf")
-    if a.dtype == b.dtype and a.equal(b):  # most are, and no nan: one look, and no copy
-        return 0.0
-    error = _largest_size(a - b)
-    if isfinite(error):  # so is every value of both
-        return error / (max(_largest_size(b), floor) or 1.0)
-    finite = a.isfinite() & b.isfinite()
-    if not a[~finite].allclose(b[~finite], equal_nan=True):
-        return float("inf")
-    a, b = a[finite], b[finite]
-    if a.numel() == 0:
-        return 0.0
-    return _largest_size(a - b) / (max(_largest_size(b), floor) or 1.0)
 
 
 def cancelled(tolerance: float) -> float:
@@ -54,7 +28,7 @@ def magnitude(value: Tensor) -> float:
     """The largest |value| that is no mask; 0 for integers."""
     if not value.numel() or not (value.is_floating_point() or value.is_complex()):
         return 0.0
-    largest = _largest_size(value)
+    largest = largest_size(value)
     if largest < _MASK:
         return largest
     sizes = value.abs()
@@ -73,14 +47,6 @@ def scaled_floor(node: fx.Node, floors: Sequence[float], operands: Sequence[Tens
         sizes = operands[1].abs()
         return floors[0] / float(sizes[sizes > 0].min()) if bool((sizes > 0).any()) else floors[0]
     return 0.0
-
-
-def _largest_size(value: Tensor) -> float:
-    """The largest |value|, nan if one is; real values in one pass, without a copy."""
-    if value.is_complex():
-        return float(value.abs().max())
-    least, most = value.aminmax()
-    return max(abs(float(least)), abs(float(most)))
 
 
 def _largest(value: Tensor) -> float:

@@ -22,8 +22,9 @@ from fxdp.ir.mesh import Mesh
 from fxdp.ir.notes import is_host_size, note
 from fxdp.ir.placements import Partial, Placement, Replicate, Rows, Shard
 from fxdp.ir.slots import Input, ResultSlot, Size, Slot, Tangent
+from fxdp.ir.tensor_difference import difference
 from fxdp.ir.types import ScalarType, TensorType, local_shape
-from fxdp.oracle.compare import adds_or_moves, cancelled, difference, magnitude, scaled_floor
+from fxdp.oracle.compare import adds_or_moves, cancelled, magnitude, scaled_floor
 from fxdp.oracle.fault import Fault, make_fault
 from fxdp.oracle.rank_draws import RankGenerators, draw_alike, repeated_draw
 from fxdp.oracle.reference import Reference, execute

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fxdp.ir.slots import Buffer, Gradient, Input, Mutation, Output, Parameter, ResultSlot
-from fxdp.oracle.compare import cancelled, difference, magnitude
+from fxdp.ir.tensor_difference import difference
+from fxdp.oracle.compare import cancelled, magnitude
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
-from fxdp.oracle.compare import difference
+from fxdp.ir.tensor_difference import difference
 from tests.capture.unet import UNet, unet_inputs
 from tests.captures import KNOWN, capture_ahead, captured_once
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fxdp
-from fxdp.oracle.compare import difference
+from fxdp.ir.tensor_difference import difference
 from tests.captures import KNOWN, capture_ahead, captured_once
 from tests.exactness.models import gradient_errors, part, twin_of
 from tests.rank_pool import RankPool

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 
 import fxdp
 from fxdp.ir.model_tensors import held
-from fxdp.oracle.compare import difference
+from fxdp.ir.tensor_difference import difference
 from fxdp.runtime.whole_values import WholeValues
 from tests.captures import KNOWN, captured_once
 from tests.exactness.models import part

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 import fxdp
 from fxdp.errors import InputError, MeshError, StateError
-from fxdp.oracle.compare import difference
+from fxdp.ir.tensor_difference import difference
 from tests.captures import KNOWN, capture_ahead, captured_once
 from tests.exactness.models import part
 from tests.fallbacks import no_fallback

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 import fxdp
 from fxdp.ir.ops import collectives
-from fxdp.oracle.compare import difference
+from fxdp.ir.tensor_difference import difference
 from tests.captures import captured_once
 from tests.exactness.models import (
     BY_HAND,

@@ -10,7 +10,7 @@ from torch import nn
 
 import fxdp
 from fxdp.demo.model import GPT, GPTConfig
-from fxdp.oracle.compare import difference
+from fxdp.ir.tensor_difference import difference
 
 pytestmark = [
     pytest.mark.gpu,

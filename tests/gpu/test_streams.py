@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 import fxdp
-from fxdp.oracle.compare import difference
+from fxdp.ir.tensor_difference import difference
 from fxdp.runtime.streams import COMPUTE, REDUCE, RecordEvent, Streams, WaitEvent
 from tests.pipeline.models import Skips, skips
 

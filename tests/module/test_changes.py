@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import fxdp
-from fxdp.oracle.compare import difference
+from fxdp.ir.tensor_difference import difference
 from tests.exactness.models import gradient_errors, twin_of
 from tests.rank_pool import RankPool
 

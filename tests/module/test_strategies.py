@@ -12,7 +12,7 @@ from torch import nn
 
 import fxdp
 from fxdp.errors import InputError
-from fxdp.oracle.compare import difference
+from fxdp.ir.tensor_difference import difference
 from tests.captures import KNOWN, captured_once
 from tests.compiler.test_strategy_choice import Layers
 from tests.exactness.models import part

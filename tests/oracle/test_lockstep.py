@@ -15,8 +15,8 @@ from torch import Tensor, fx, nn
 from fxdp.ir.notes import note
 from fxdp.ir.placements import P, R, S
 from fxdp.ir.slots import Input, Output
+from fxdp.ir.tensor_difference import difference
 from fxdp.options import Options
-from fxdp.oracle.compare import difference
 from fxdp.oracle.lockstep import LockStep
 from fxdp.oracle.verified_capture import capture_for
 from tests import lockstep

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import fxdp
-from fxdp.oracle.compare import difference
+from fxdp.ir.tensor_difference import difference
 from fxdp.runtime import p2p
 from tests.captures import KNOWN, captured_once
 from tests.exactness.models import Tokens, gradient_errors, step_both, token_batch, twin_of

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import fxdp
+from fxdp.ir.tensor_difference import difference
 from fxdp.module.reader import CallReader
-from fxdp.oracle.compare import difference
 from tests.exactness.models import gradient_errors, part
 from tests.zoo.catalogue import CATALOGUE
 

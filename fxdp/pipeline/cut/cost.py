@@ -66,7 +66,7 @@ def node_flops(node: fx.Node, batch: int = 64) -> int:
 def node_bytes(node: fx.Node, batch: int = 64) -> int:
     """Bytes that the node reads and writes; 0 for inputs, views and sizes."""
     name = _op_name(node)
-    if not name or name in _MOVES_NOTHING or _is_view(node):
+    if not name or name in _MOVES_NOTHING or getattr(node.target, "is_view", False):
         return 0
     written = value_bytes(node, batch)
     operands = list(dict.fromkeys(tensor_operands(node)))
@@ -105,12 +105,6 @@ def _op_name(node: fx.Node) -> str:
     if node.op != "call_function" or not isinstance(node.target, OpOverload):
         return ""
     return "" if isinstance(note(node).type, ScalarType) else str(node.target._schema.name).split("::")[-1]
-
-
-def _is_view(node: fx.Node) -> bool:
-    assert isinstance(node.target, OpOverload)
-    returns = node.target._schema.returns
-    return any(r.alias_info is not None and not r.alias_info.is_write for r in returns)
 
 
 def _shape(value: Any, batch: int) -> tuple[int, ...]:

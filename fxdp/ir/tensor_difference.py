@@ -1,0 +1,41 @@
+"""How far two tensors are apart."""
+
+from __future__ import annotations
+
+from math import isfinite
+
+from torch import Tensor
+
+
+def difference(a: Tensor, b: Tensor, floor: float = 0.0) -> float:
+    """The largest |a - b| over the largest |b|, or over `floor` where that is larger.
+
+    0 where both are 0; nan and inf must agree in place. A floor says how large the terms were from which a
+    value that cancels to nothing was made.
+    """
+    if a.shape != b.shape:
+        return float("inf")
+    if a.numel() == 0:
+        return 0.0
+    if not (a.is_floating_point() or a.is_complex()):
+        return 0.0 if a.equal(b) else float("inf")
+    if a.dtype == b.dtype and a.equal(b):  # most are, and no nan: one look, and no copy
+        return 0.0
+    error = largest_size(a - b)
+    if isfinite(error):  # so is every value of both
+        return error / (max(largest_size(b), floor) or 1.0)
+    finite = a.isfinite() & b.isfinite()
+    if not a[~finite].allclose(b[~finite], equal_nan=True):
+        return float("inf")
+    a, b = a[finite], b[finite]
+    if a.numel() == 0:
+        return 0.0
+    return largest_size(a - b) / (max(largest_size(b), floor) or 1.0)
+
+
+def largest_size(value: Tensor) -> float:
+    """The largest |value|, nan if one is; real values in one pass, without a copy."""
+    if value.is_complex():
+        return float(value.abs().max())
+    least, most = value.aminmax()
+    return max(abs(float(least)), abs(float(most)))
