@@ -62,10 +62,14 @@ def site_of_exception(error: BaseException) -> Site:
 
 
 def site_of_call() -> Site:
-    """The innermost line of the user's code that is running now, else the innermost of all."""
-    frames = [f for f in traceback.extract_stack()[:-2] if f.filename != contextlib.__file__]
-    last = next((f for f in reversed(frames) if is_user_file(f.filename)), frames[-1])
-    return Site(last.filename, last.lineno or 0, last.line or "")
+    """The innermost line of the user's code that is running now, of a prompt or `python -c`, too."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if (is_user_file(file) and file != contextlib.__file__) or file in _PROMPTS:
+            return site_of_frame(frame)
+        frame = frame.f_back
+    return Site()
 
 
 def site_of_frame(frame: FrameType) -> Site:
@@ -90,7 +94,7 @@ class Origin:
     @classmethod
     def here(cls, loss_fn: Any = None) -> Origin:
         """As seen from the line that is running now."""
-        call = _innermost_user()
+        call = site_of_call()
         return cls(call, site_of_function(loss_fn) or call)
 
     def of(self, site: Site) -> Site:
@@ -109,17 +113,6 @@ def site_of_function(function: Any) -> Site | None:
         return None
     line = linecache.getline(code.co_filename, code.co_firstlineno).strip()
     return Site(code.co_filename, code.co_firstlineno, line)
-
-
-def _innermost_user() -> Site:
-    """The innermost line of the user's code that is running now, of a prompt or `python -c`, too."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        file = frame.f_code.co_filename
-        if (is_user_file(file) and file != contextlib.__file__) or file in _PROMPTS:
-            return site_of_frame(frame)
-        frame = frame.f_back
-    return Site()
 
 
 def module_path(name: str) -> str:

@@ -17,10 +17,9 @@ the model draws.
 from __future__ import annotations
 
 import random
-import sys
 from collections.abc import Callable
 from functools import partial
-from types import FrameType, ModuleType
+from types import ModuleType
 from typing import Any, NoReturn
 
 import numpy as np
@@ -29,7 +28,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from fxdp.capture.patches.patch import Patch, around, calling_frame
-from fxdp.capture.sites import is_user_file, site_of_frame
+from fxdp.capture.sites import is_user_file, site_of_call, site_of_frame
 from fxdp.errors import CaptureError
 from fxdp.ir.notes import Site
 
@@ -61,7 +60,7 @@ class Drawn:
         return not self < other
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
-        raise _refusal(self._name, _users_line())
+        raise _refusal(self._name, site_of_call())
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
@@ -206,19 +205,11 @@ class RefusedGenerators(TorchFunctionMode):
         if any(isinstance(arg, torch.Generator) and not _is_default(arg) for arg in given):
             name = getattr(func, "__name__", str(func))
             raise CaptureError(
-                f"at {_users_line()}: {name} draws from a generator of the model's own, which a graph cannot "
-                f"hold. {_REMEDY}"
+                f"at {site_of_call()}: {name} draws from a generator of the model's own, which a graph "
+                f"cannot hold. {_REMEDY}"
             )
         return func(*args, **(kwargs or {}))
 
 
 def _is_default(generator: torch.Generator) -> bool:
     return any(generator is own for own in (torch.default_generator, *torch.cuda.default_generators))
-
-
-def _users_line() -> Site:
-    """The innermost line of the user's code that is running."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and not is_user_file(frame.f_code.co_filename):
-        frame = frame.f_back
-    return site_of_frame(frame) if frame else Site()

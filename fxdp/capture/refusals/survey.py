@@ -6,9 +6,8 @@ inputs with an ear on every read of a tensor's value, so that one error names al
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import torch
@@ -20,7 +19,7 @@ from fxdp import torch_compat
 from fxdp.capture.inputs import Inputs, run_model
 from fxdp.capture.mixed_precision import MixedPrecision
 from fxdp.capture.refusals.stateful import aside, copy_of
-from fxdp.capture.sites import is_user_file
+from fxdp.capture.sites import site_of_call
 from fxdp.ir.notes import Site
 
 _READS: dict[Any, str] = {
@@ -72,7 +71,7 @@ class _Listener(TorchFunctionMode):
         how = _READS.get(func)
         if how is not None and args and isinstance(args[0], Tensor):
             of = self._sources(args[0]) or frozenset()
-            where = _here(self.path[-1] if self.path else "")
+            where = replace(site_of_call(), module=self.path[-1] if self.path else "")
             what = f"a tensor of shape {list(args[0].shape)}"
             self.found[Read(how, what, where, _DRAWN in of)] = None
             self.read |= of
@@ -168,13 +167,6 @@ def _name_modules(module: nn.Module, path: list[str]) -> None:
 
         child.register_forward_pre_hook(enter)
         child.register_forward_hook(leave, always_call=True)
-
-
-def _here(module: str) -> Site:
-    frames = [f for f in traceback.extract_stack() if is_user_file(f.filename)]
-    if not frames:
-        return Site(module=module)
-    return Site(frames[-1].filename, frames[-1].lineno or 0, frames[-1].line or "", module)
 
 
 def _may_be_size(value: Any) -> bool:
