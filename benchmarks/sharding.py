@@ -171,7 +171,8 @@ def _compared(name: str, asked: argparse.Namespace, made: Machines | None) -> bo
         return False
     timed = [v for v in asked.variants if v.startswith("fxdp")] if asked.first and made is None else []
     first = {v: _ask({**question, "what": "first", "variants": [v]}, asked, None) for v in timed}
-    first = {v: seconds for v, seconds in first.items() if seconds}
+    if not all(first.values()):  # a bar without a figure is missed
+        return False
     where = "" if asked.network is None else f", {asked.ranks} hosts, {asked.network:g} Mbit/s"
     CONSOLE.print(_table(f"{name}{where}", found, first))
     bars = _bars(name, found, first, made is not None)
