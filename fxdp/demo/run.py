@@ -46,7 +46,7 @@ def run_demo(options: DemoOptions) -> int:
     if launched is None and options.ranks != 1:
         ranks = options.ranks or 2
         _check_device(options, ranks)
-        return max(fxdp.launch(run_demo, options, nproc=ranks))
+        return int(max(fxdp.launch(run_demo, options, nproc=ranks)))
     rank, ranks, local = (0, 1, 0) if launched is None else _place(options, launched)
     _check_device(options, local + 1)
     device = torch.device("cuda", local) if options.device == "cuda" else torch.device("cpu")
