@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 
 from tests.zoo.entry import Entry
 
-LIBRARIES = ("timm", "torchvision")
+LIBRARIES = ("timm", "torchvision", "diffusers", "peft", "torch_geometric", "transformers")
 CLASSES = 10
 
 
@@ -80,6 +80,8 @@ def first_that_runs(entries: Iterable[tuple[str, Entry]]) -> Member:
             torch.manual_seed(0)
             loss = entry.build().train()(**entry.inputs(3))
             loss.backward()
+            if not loss.isfinite():
+                raise EagerError(f"its loss is {loss.item()}")
             return Member(name, entry)
         except Exception as error:
             last = error

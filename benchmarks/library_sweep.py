@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import random
 import warnings
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
 import torch
-from library_entries import EagerError, Families, families
+from library_entries import Families, families
 from own_process import Result, in_own_process
 from rich.console import Console
 from zoo_table import state
@@ -24,23 +26,34 @@ SPLITS = ((5, 0, 1),)
 CONSOLE = Console()
 
 
-def sweep(library: str, names: Sequence[str], *, timeout: float, missing: bool) -> None:
-    """Measure families of a library (all, if none is named); results gather in a JSON file."""
-    listed = families(library)
-    for name in names or listed:
-        if missing and name in known(library):
-            continue
-        row = in_own_process(["train"], partial(_measure, listed, name), timeout)["train"]
-        rows = known(library) | {name: row}
-        version = importlib.metadata.version(library)
-        text = json.dumps(
-            {"version": version, "listed": len(listed), "families": rows}, indent=1, sort_keys=True
-        )
-        results(library).write_text(text + "\n")
-        why = "" if "why" not in row else " ".join(row["why"].split())[:200]
-        CONSOLE.print(
-            f"{library} {name}: {state(row)} {row.get('seconds')} s {why}", highlight=False, markup=False
-        )
+def sweep(libraries: Sequence[str], names: Sequence[str], *, timeout: float, missing: bool) -> None:
+    """Measure families of libraries (all, if none is named); results gather in JSON files.
+
+    Each library has its turn, in an order that no name decides: where a sweep is stopped, what it has
+    measured is a sample of each.
+    """
+    listed = {library: families(library) for library in libraries}
+    orders = [[(library, name) for name in _order(listed[library], names)] for library in libraries]
+    for library, name in filter(None, chain.from_iterable(zip_longest(*orders))):
+        if not (missing and name in known(library)):
+            row = in_own_process(["train"], partial(_measure, listed[library], name), timeout)["train"]
+            _keep(library, len(listed[library]), name, row)
+
+
+def _order(listed: Families, names: Sequence[str]) -> list[str]:
+    """Those that are asked for; all in an order that is always the same and has nothing to do with names."""
+    return list(names) or sorted(listed, key=lambda name: random.Random(name).random())
+
+
+def _keep(library: str, listed: int, name: str, row: Result) -> None:
+    rows = known(library) | {name: row}
+    version = importlib.metadata.version(library)
+    text = json.dumps({"version": version, "listed": listed, "families": rows}, indent=1, sort_keys=True)
+    results(library).write_text(text + "\n")
+    why = " ".join(row.get("why", "").split())[:200]
+    CONSOLE.print(
+        f"{library} {name}: {state(row)} {row.get('seconds')} s {why}", highlight=False, markup=False
+    )
 
 
 def results(library: str) -> Path:
@@ -57,13 +70,13 @@ def known(library: str) -> dict[str, Any]:
 def _measure(listed: Families, name: str, _mode: str) -> Result:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    model = ""
     try:
         member = listed[name]()
-        model = member.name
+    except Exception as error:
+        return {"failed": "not run by eager", "why": f"{type(error).__name__}: {error}"[:1000]}
+    model = member.name
+    try:
         return {"model": model, **asdict(measure(member.entry, "train", SPLITS))}
-    except EagerError as error:
-        return {"failed": "not run by eager", "why": str(error)}
     except WrongError as error:
         return {"model": model, "failed": "wrong", "why": str(error)}
     except fxdp.FxdpError as error:

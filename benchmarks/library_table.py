@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from library_sweep import results
@@ -11,11 +12,21 @@ from zoo_table import shortened, state
 
 Row = dict[str, Any]
 
+_SUMMARY = """## Whole libraries
+
+The smallest model of every family that a library itself lists, in training, with a loss, on three ranks with
+5, 0 and 1 samples (`--library all --missing` goes on; families come in an order that has nothing to do with
+their names, so those that are measured are a sample). Families that eager does not run here are no rows.
+
+| library | families | measured | eager runs | exact | refused | wrong | raw errors | too slow |
+|---|---|---|---|---|---|---|---|---|
+{rows}
+"""
+_KINDS = ("refused", "wrong", "error", "not measured")
 _HEAD = """## {library} {version}
 
-The smallest model of each family that {library} itself lists, in training, with its loss, on three ranks
-with 5, 0 and 1 samples: **{exact} of {run} families that eager runs are captured and exact**{other}.
-Measured are {measured} of the {listed} families (`--library {library} --missing` goes on).
+**{exact} of {run} families that eager runs are captured and exact**; measured are {measured} of the {listed}
+families{other}.
 
 | family | model | train | sums | gathers | run whole on each rank |
 |---|---|---|---|---|---|
@@ -23,16 +34,33 @@ Measured are {measured} of the {listed} families (`--library {library} --missing
 """
 
 
+def library_summary(libraries: Sequence[str]) -> str:
+    """A row for each library."""
+    return _SUMMARY.format(rows="\n".join(map(_counts, filter(_is_measured, libraries))))
+
+
+def _is_measured(library: str) -> bool:
+    return results(library).exists()
+
+
+def _counts(library: str) -> str:
+    kept = json.loads(results(library).read_text())
+    failed = [row.get("failed", "") for row in kept["families"].values()]
+    run = len(failed) - failed.count("not run by eager")
+    counts = [kept["listed"], len(failed), run, failed.count(""), *map(failed.count, _KINDS)]
+    return f"| {library} {kept['version']} | {' | '.join(map(str, counts))} |"
+
+
 def library_page(library: str) -> str:
     """A section, empty where the library was not measured."""
-    if not results(library).exists():
+    if not _is_measured(library):
         return ""
     kept = json.loads(results(library).read_text())
     rows: dict[str, Row] = kept["families"]
     run = {name: row for name, row in rows.items() if row.get("failed") != "not run by eager"}
     exact = {name: row for name, row in run.items() if "failed" not in row}
     left = sorted(rows.keys() - run.keys())
-    other = f"; eager does not run {', '.join(left)}" if left else ""
+    other = f". Eager does not run here, or no small model is known of: {', '.join(left)}" if left else ""
     head = _HEAD.format(
         library=library, version=kept["version"], exact=len(exact), run=len(run), other=other,
         measured=len(rows), listed=kept["listed"],

@@ -4,6 +4,7 @@
     python benchmarks/zoo_sweep.py swin "visible zoo" --modes train    # some models or kinds
     python benchmarks/zoo_sweep.py --missing              # go on where a sweep was stopped
     python benchmarks/zoo_sweep.py --library timm    # the smallest model of each family that a library lists
+    python benchmarks/zoo_sweep.py --library all --missing    # of all libraries, each in its turn
 
 A model is measured in a process of its own, with a time limit. Results gather in a JSON file, from which the
 table is made; models that were not asked for keep their rows.
@@ -30,7 +31,7 @@ import fxdp
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from library_entries import LIBRARIES
 from library_sweep import known, sweep
-from library_table import library_page
+from library_table import library_page, library_summary
 from own_process import in_own_process
 from zoo_table import markdown, state
 
@@ -49,11 +50,15 @@ def main() -> int:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     if asked.library:
-        sweep(asked.library, asked.models, timeout=asked.timeout, missing=asked.missing)
-        wrong = any(row.get("failed") in ("wrong", "error") for row in known(asked.library).values())
+        libraries = LIBRARIES if asked.library == "all" else [asked.library]
+        sweep(libraries, asked.models, timeout=asked.timeout, missing=asked.missing)
+        rows = [row for library in libraries for row in known(library).values()]
+        wrong = any(row.get("failed") in ("wrong", "error") for row in rows)
     else:
         wrong = _sweep_catalogue(asked)
-    TABLE.write_text("\n".join([_catalogue(), *filter(None, map(library_page, LIBRARIES))]))
+    TABLE.write_text(
+        "\n".join([_catalogue(), library_summary(LIBRARIES), *filter(None, map(library_page, LIBRARIES))])
+    )
     CONSOLE.print(f"wrote {TABLE}")
     return int(wrong)
 
@@ -92,7 +97,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--modes", nargs="+", default=list(MODES), choices=MODES)
     parser.add_argument("--timeout", type=int, default=300, help="seconds per model")
     parser.add_argument("--missing", action="store_true", help="only what has no result yet")
-    parser.add_argument("--library", choices=LIBRARIES, help="what this library lists, not the catalogue")
+    parser.add_argument("--library", choices=[*LIBRARIES, "all"], help="what it lists, not the catalogue")
     return parser.parse_args()
 
 

@@ -40,12 +40,12 @@ def captured(
     """The module and the inputs that are run, their capture, and how precise they are, in words."""
     if precision == "own":
         module = copy_of(model)
-        return module, inputs, _capture_at(module, inputs, options, batch), "in the model's own types"
+        return module, inputs, capture_at(module, inputs, options, batch), "in the model's own types"
     module, wide = widened(model), widen(inputs)
     reason = _why_not_wide(module, wide, options)
     if reason:
         module, wide = copy_of(model), inputs
-    found = _capture_at(module, wide, options, batch)
+    found = capture_at(module, wide, options, batch)
     if reason:
         return module, wide, found, f"in the model's own types, because it fails in float64 ({reason})"
     return module, wide, found, WIDE
@@ -64,17 +64,18 @@ def _why_not_wide(module: nn.Module, inputs: Any, options: Options) -> str:
     return ""
 
 
-def _capture_at(module: nn.Module, inputs: Any, options: Options, batch: int) -> Captured:
+def capture_at(module: nn.Module, inputs: Any, options: Options, batch: int) -> Captured:
     """A capture that is valid at this batch, where the model's code branches on sizes."""
     args, kwargs = inputs
     hint = 1 if batch == 1 and options.single_device_rng else None
     found = capture_for(module, args, kwargs, options, hint)
-    if _broken(found, inputs, batch) and batch >= 2:
+    if broken_conditions(found, inputs, batch) and batch >= 2:
         found = capture_for(module, args, kwargs, options, hint=batch)
     return found
 
 
-def _broken(found: Captured, inputs: Any, batch: int) -> list[str]:
+def broken_conditions(found: Captured, inputs: Any, batch: int) -> list[str]:
+    """What the model's code asked of sizes, where it does not hold at this batch."""
     tensors = [leaf for leaf in pytree.tree_leaves(inputs) if hasattr(leaf, "shape")]
     sizes = {named_size(name): tensors[i].shape[dim] for name, (i, dim) in found.symbols.items()}
     return [f"{c.expr} at {c.site}" for c in found.conditions if not c.holds({B: batch, **sizes})]
@@ -87,7 +88,7 @@ def check_conditions(found: Captured, inputs: Any, batch: int) -> None:
     ------
     InputError : with each condition and its line.
     """
-    broken = _broken(found, inputs, batch)
+    broken = broken_conditions(found, inputs, batch)
     if broken:
         listing = "\n  ".join(broken)
         raise InputError(

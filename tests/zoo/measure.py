@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from fxdp.capture.captured import Captured
 from fxdp.compiler.program import Program
 from fxdp.ir.mesh import mesh_of
 from fxdp.options import Options
 from fxdp.oracle.precision import tolerances
-from fxdp.oracle.verified_capture import capture_for
+from fxdp.oracle.verified_capture import broken_conditions, capture_at
 from fxdp.oracle.verify import prepare_subject
 from fxdp.oracle.virtual_run import Subject
 from fxdp.reports.communication import communication
@@ -74,18 +75,31 @@ def measure(entry: Entry, mode: str, splits: Sequence[Sequence[int]] = SPLITS) -
     chosen = Options(rng="single-device", batch_dims=entry.batch_dims)
     measured = Measured()
     with keep_float64(), _default_float64(), torch.set_grad_enabled(mode != "no_grad"):
-        found = capture_for(model, (), inputs, chosen)
-        measured.static = found.static
-        for world in dict.fromkeys(len(split) for split in splits):
-            mesh = mesh_of({"dp": world}, "cpu")
-            local, reference = prepare_subject(model, found, mesh, chosen)
-            allowed = tolerances(local.gm, own=False)
-            subject = Subject(model, local.gm, reference, chosen, allowed)
-            _count(measured, local, allowed)
-            for split in splits:
-                if len(split) == world:
-                    measured.errors[str(tuple(split))] = _error(subject, inputs, split)
+        captures: list[Captured] = []
+        subjects: dict[tuple[int, int], Subject] = {}
+        for split in splits:
+            at = _capture_at(captures, model, inputs, chosen, sum(split))
+            measured.static = captures[0].static
+            if (at, len(split)) not in subjects:
+                mesh = mesh_of({"dp": len(split)}, "cpu")
+                local, reference = prepare_subject(model, captures[at], mesh, chosen)
+                allowed = tolerances(local.gm, own=False)
+                subjects[at, len(split)] = Subject(model, local.gm, reference, chosen, allowed)
+                _count(measured, local, allowed)
+            measured.errors[str(tuple(split))] = _error(subjects[at, len(split)], inputs, split)
     return measured
+
+
+def _capture_at(
+    captures: list[Captured], model: nn.Module, inputs: dict[str, Any], options: Options, batch: int
+) -> int:
+    """Which capture is good at a batch; one more is made where the model's code branches on its size."""
+    whole = ((), inputs)
+    for index, found in enumerate(captures):
+        if not broken_conditions(found, whole, batch):
+            return index
+    captures.append(capture_at(model, whole, options, batch))
+    return len(captures) - 1
 
 
 def _count(measured: Measured, local: Program, allowed: dict[str, float]) -> None:
