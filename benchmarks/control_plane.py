@@ -22,6 +22,7 @@ import os
 import resource
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from statistics import median
 
@@ -42,8 +43,11 @@ def main() -> int:
     table = Table("ranks", "joined as", "processes", "connections", "set-up s", "exchange ms", "uneven ms",
                   "sum ms", "CPU ms/rank: exchange", "uneven", "sum", "bytes/rank and exchange",
                   title="measured, TCP on loopback")  # fmt: skip
-    for size in asked.ranks:
-        table.add_row(*_row(size, asked))
+    with closing(_Ranks(Path(__file__).parent.parent)) as ranks:
+        for size in asked.ranks:
+            row = _row(size, asked, ranks)
+            CONSOLE.print(" | ".join(row), highlight=False)  # what is there is not lost with the rest
+            table.add_row(*row)
     CONSOLE.print(table)
     return closed_form(CONSOLE)
 
@@ -60,9 +64,9 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _row(size: int, asked: argparse.Namespace) -> list[str]:
+def _row(size: int, asked: argparse.Namespace, ranks: _Ranks) -> list[str]:
     processes = min(size, asked.processes)
-    found = _measured(size, processes, asked.rounds, Path(__file__).parent.parent)
+    found = ranks.measured(size, processes, asked.rounds)
     kind = "all to all" if size <= 16 else "tree"
     each = [max(one[key] for one in found) for key in ("set-up", "even", "uneven", "sum")]
     cpu = [sum(one[f"{key} CPU"] for one in found) / size for key in ("even", "uneven", "sum")]
@@ -75,37 +79,49 @@ def _row(size: int, asked: argparse.Namespace) -> list[str]:
     ]  # fmt: skip
 
 
-def _measured(size: int, processes: int, rounds: int, checkout: Path) -> list[dict[str, float]]:
-    import torch.distributed as dist
+class _Ranks:
+    """The process of one checkout that has imported torch, and from which ranks are forked."""
 
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    workers = []
-    for number in range(processes):
-        ranks = list(range(number, size, processes))
-        task = {"ranks": ranks, "size": size, "rounds": rounds, "port": store.port}
-        command = [sys.executable, _WORKER, json.dumps(task)]
+    def __init__(self, checkout: Path) -> None:
         environment = {**os.environ, "PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1"}
-        workers.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment))
-    texts = [worker.communicate()[0] for worker in workers]
-    return [one for text in texts for one in json.loads(text)]
+        self._process = subprocess.Popen(
+            [sys.executable, _WORKER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            env=environment,
+        )  # fmt: skip
+
+    def measured(self, size: int, processes: int, rounds: int) -> list[dict[str, float]]:
+        import torch.distributed as dist
+
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        shared = [list(range(number, size, processes)) for number in range(processes)]
+        order = {"processes": shared, "size": size, "rounds": rounds, "port": store.port}
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(json.dumps(order), file=self._process.stdin, flush=True)
+        return json.loads(self._process.stdout.readline())  # type: ignore[no-any-return]
+
+    def close(self) -> None:
+        self._process.communicate()
 
 
 # -- two ranks beside another checkout ---------------------------------------------------------------------
 
 
 def _beside(asked: argparse.Namespace) -> None:
-    here = Path(__file__).parent.parent
+    here = _Ranks(Path(__file__).parent.parent), _Ranks(asked.beside)
     found: dict[str, list[dict[str, float]]] = {"this": [], "other": []}
     for turn in range(asked.turns):
-        order = [("this", here), ("other", asked.beside)]
-        for name, checkout in order if turn % 2 else order[::-1]:
-            one = _measured(2, 2, asked.rounds, checkout)
+        order = list(zip(found, here, strict=True))
+        for name, ranks in order if turn % 2 else order[::-1]:
+            one = ranks.measured(2, 2, asked.rounds)
             found[name].append({key: max(rank[key] for rank in one) for key in one[0]})
     table = Table("us per round, least (median)", "this", str(asked.beside), "this / other, of the least")
     for key in ("even", "even CPU", "uneven", "sum", "sum CPU"):
         these, others = ([one[key] * 1e6 for one in found[name]] for name in ("this", "other"))
         shown = [f"{min(each):.1f} ({median(each):.1f})" for each in (these, others)]
         table.add_row(key, *shown, f"{min(these) / min(others):.3f}")
+    for ranks in here:
+        ranks.close()
     CONSOLE.print(table)
 
 

@@ -1,11 +1,15 @@
-"""Some ranks of a measured control plane, in one process: set-up, exchanges, small sums; the times as JSON.
+"""Ranks of a measured control plane: set-up, exchanges, small sums; the times as JSON.
 
-It imports nothing of the benchmarks, so that it runs beside another checkout of fxdp, too.
+One process imports torch, which takes seconds, and forks for each order the processes that it asks for; so
+256 ranks are there at once. It imports nothing of the benchmarks: it runs beside another checkout, too.
 """
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 import json
+import os
 import resource
 import socket
 import struct
@@ -13,9 +17,52 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
+from types import SimpleNamespace
 from typing import Any
 
 INTEGERS = 8  # of a call: size of the batch, hashes of kinds, numbers and order
+
+
+def _serve() -> None:
+    """Carry out orders, a line of JSON each, until there are none."""
+    _import_all()
+    for line in sys.stdin:
+        order = json.loads(line)
+        children = [_started(order | {"ranks": ranks}) for ranks in order["processes"]]
+        texts = [text for _, output in children for text in output]
+        for pid, output in children:
+            output.close()
+            os.waitpid(pid, 0)
+        print(json.dumps([one for text in texts for one in json.loads(text)]), flush=True)
+
+
+def _started(task: dict[str, Any]) -> tuple[int, Any]:
+    """A process with some of the ranks, and what it prints."""
+    ours, theirs = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.dup2(theirs, 1)
+        try:
+            _work(task)
+            sys.stdout.flush()
+        finally:
+            os._exit(0)
+    os.close(theirs)
+    return pid, os.fdopen(ours)
+
+
+def _import_all() -> None:
+    """What ranks need, so that no fork has to read it."""
+    import_module(f"{_rooms()[0]}.agreement")
+    import_module(f"{_rooms()[1]}.group")
+
+
+@functools.cache
+def _rooms() -> tuple[str, str]:
+    """Where agreement and links are: before there was a room for ranks they had others."""
+    found = importlib.util.find_spec("fxdp.ranks")
+    return ("fxdp.ranks", "fxdp.ranks.links") if found else ("fxdp.runtime", "fxdp.links")
 
 
 def _work(task: dict[str, Any]) -> None:
@@ -35,8 +82,7 @@ def _work(task: dict[str, Any]) -> None:
 def _rank(rank: int, size: int, rounds: int, store: Any, barrier: threading.Barrier) -> dict[str, float]:
     import torch
 
-    from fxdp.ranks.links.group import MessageGroup
-
+    group_of = import_module(f"{_rooms()[1]}.group").MessageGroup
     store.add("ready", 1)
     while store.add("ready", 0) < size:
         time.sleep(0.05)
@@ -49,7 +95,7 @@ def _rank(rank: int, size: int, rounds: int, store: Any, barrier: threading.Barr
     for key, uneven in (("even", 0), ("uneven", 1)):
         found |= _timed(key, rounds, barrier, lambda uneven=uneven: agreement(rank * uneven % 7))
     found["bytes"] = _out_of(control, sent) / (2 * rounds)
-    group = MessageGroup(messages, size, RuntimeError)  # type: ignore[arg-type]
+    group = group_of(messages, size, RuntimeError)
     value = torch.ones(4)
     found |= _timed("sum", rounds, barrier, lambda: group.allreduce([value]).wait())
     agreement(0)
@@ -69,14 +115,16 @@ def _timed(key: str, rounds: int, barrier: threading.Barrier, action: Any) -> di
 
 
 def _joined(rank: int, size: int, store: Any) -> tuple[Any, Any]:
-    from fxdp.ranks.links.control import Control
-    from fxdp.ranks.links.messages import Messages
-    from fxdp.ranks.links.rendezvous import connect_all
-
+    names = ("rendezvous", "control", "messages")
+    meeting, control, messages = (import_module(f"{_rooms()[1]}.{name}") for name in names)
     planes = range(size), range(size)
     if size <= 16:
-        to_all, to_row = connect_all(store, "fxdp/bench/1", rank, planes, "127.0.0.1", 300.0)
-        return Control(rank, to_all, 300.0), Messages(rank, to_row, 300.0)
+        here = "127.0.0.1", 300.0
+        if _rooms()[1] == "fxdp.links":  # one plane at a time
+            found = [meeting.connect_all(store, f"bench/{i}", rank, size, *here) for i in range(2)]
+        else:
+            found = meeting.connect_all(store, "fxdp/bench/1", rank, planes, *here)
+        return control.Control(rank, found[0], 300.0), messages.Messages(rank, found[1], 300.0)
     from fxdp.ranks.tree.tree_control import TreeControl
     from fxdp.ranks.tree.tree_joining import connect_tree
     from fxdp.ranks.tree.tree_messages import TreeMessages
@@ -90,12 +138,9 @@ def _joined(rank: int, size: int, store: Any) -> tuple[Any, Any]:
 
 def agreement_on(control: Any, size: int) -> Any:
     """What a call exchanges, as `module/call_exchange.py` asks for it; an older checkout knows rows alone."""
-    from types import SimpleNamespace
-
-    from fxdp.ranks.agreement import Agreement
-
     links, mesh = SimpleNamespace(control=control), SimpleNamespace(rank=control.rank, world=size)
-    agreement = Agreement(SimpleNamespace(links=links, mesh=mesh))  # type: ignore[arg-type]
+    joined = SimpleNamespace(links=links, mesh=mesh, rank=control.rank, world=size)
+    agreement = import_module(f"{_rooms()[0]}.agreement").Agreement(joined)
 
     def columns(batch: int) -> Any:
         own = (batch, *range(1 << 40, (1 << 40) + INTEGERS - 1))
@@ -125,4 +170,4 @@ def _out_of(control: Any, before: int = 0) -> int:
 if __name__ == "__main__":
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    _work(json.loads(sys.argv[1]))
+    _serve()

@@ -2,6 +2,8 @@
 
     python -m benchmarks.faults                       # 500 of all faults, drawn by a seed; about half an hour
     python -m benchmarks.faults --count 40 --kinds SIGKILL hang --modes pp --seed 7
+    python -m benchmarks.faults --first 50 --count 50 --json 50.json   # in parts, and then one table of all:
+    python -m benchmarks.faults --join 0.json 50.json
 
 Each fault is a run of its own, in processes that are forked from one that has imported torch: two or three
 ranks train, save, load and evaluate, and something happens to one of them. All others must hear of it (or go
@@ -36,6 +38,10 @@ _UNHEARD_S = 20.0
 
 def main() -> int:
     asked = _arguments()
+    if asked.join:
+        verdicts = [verdict for file in asked.join for verdict in _read(file)]
+        CONSOLE.print(_table(verdicts))
+        return _status(verdicts)
     drawn = [
         fault
         for fault in all_faults()
@@ -44,23 +50,31 @@ def main() -> int:
         and (not asked.phases or fault.phase in asked.phases)
     ]
     random.Random(asked.seed).shuffle(drawn)
-    drawn = drawn[: asked.count]
-    verdicts: list[Verdict] = []
+    drawn = drawn[asked.first : asked.first + asked.count]
+    verdicts = []
     pool = RankPool()
     try:
         pool.prepare(warm)
         with tempfile.TemporaryDirectory() as folder:  # Inductor keeps on disk what it compiles here
             pool.spawn(2, disturbed, Fault("nothing", "eval", "inductor", 0), folder, timeout=300)
-        for number, fault in enumerate(drawn, 1):
+        for number, fault in enumerate(drawn, asked.first + 1):
             verdict = _verdict(pool, fault)
             verdicts.append(verdict)
-            CONSOLE.print(f"{number}/{len(drawn)} {_line(verdict)}", highlight=False, markup=False)
+            CONSOLE.print(f"{number} {_line(verdict)}", highlight=False, markup=False)
             asked.json.write_text(json.dumps([asdict(v) for v in verdicts], indent=1))
     finally:
         pool.close()
         if verdicts:
             CONSOLE.print(_table(verdicts))
+    return _status(verdicts)
+
+
+def _status(verdicts: Sequence[Verdict]) -> int:
     return int(any(v.result not in ("ok", "launcher") for v in verdicts))
+
+
+def _read(file: Path) -> list[Verdict]:
+    return [Verdict(**{**each, "fault": Fault(**each["fault"])}) for each in json.loads(file.read_text())]
 
 
 def _arguments() -> argparse.Namespace:
@@ -68,11 +82,13 @@ def _arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--count", type=int, default=500)
+    parser.add_argument("--first", type=int, default=0, help="how many of those drawn to leave out")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kinds", nargs="+", default=[])
     parser.add_argument("--phases", nargs="+", default=[], choices=[*PHASES, "step"])
     parser.add_argument("--modes", nargs="+", default=["dp", "dp3", "pp", "inductor"])
     parser.add_argument("--json", type=Path, default=Path("faults.json"))
+    parser.add_argument("--join", type=Path, nargs="+", help="files of --json, for one table of all")
     return parser.parse_args()
 
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import platform
+import re
 import traceback
 from collections.abc import Iterator
 from types import TracebackType
@@ -44,6 +45,8 @@ _BROKEN = (
 _LATE = "timed out waiting"
 _REFUSED = "__fxdp_refused__"  # on an error that the other ranks know, or have raised as well
 _TOLD = "__fxdp_told__"  # on an error of which there is a notice in the store
+_WHO = "(at fault:"
+_OF_TORCH = re.compile(r"gloo/|nccl|c10d", re.IGNORECASE)
 _TEXT_LIMIT = 6000
 _FRAMES = 6
 
@@ -105,6 +108,10 @@ class guard:  # noqa: N801  (reads as a statement: with guard(joined))
         if isinstance(error, (RefusedError, AgreementError)) or getattr(error, _REFUSED, False):
             return  # only this call fails, on all ranks
         if isinstance(error, RankFailedError):
+            if _is_late(error.__cause__) and (words := _at_fault(links, error.__cause__)):
+                failure = RankFailedError(words)
+                links.stop(links.ending or Ending(links.rank, EndKind.FAILED, words))
+                raise failure from error
             links.stop(links.cause() or Ending(links.rank, EndKind.FAILED, str(error)))
             return
         if links.caller.interrupted and links.ending is not None:  # somebody made another error of it
@@ -122,19 +129,31 @@ class guard:  # noqa: N801  (reads as a statement: with guard(joined))
 
 def convert(links: Links, error: BaseException) -> RankFailedError:
     """The error to raise for a collective that broke with `error`: names the rank at fault and its words."""
-    cause = links.cause()
-    if cause is not None:
-        return RankFailedError(links.words(cause))
-    if len(links.ranks) == 2 and _LATE in str(error).lower():  # of more, torch does not say which one is late
-        return RankFailedError(
-            f"rank {links.control.names[1 - links.rank]} did not come to a collective in time, though its "
-            "process is alive; expected all ranks to make the same calls (set FXDP_TIMEOUT_S if one may "
-            f"need longer)\ntorch: {error}"
-        )
+    if words := _at_fault(links, error):
+        return RankFailedError(words)
     return RankFailedError(
         f"a collective on rank {links.ranks[links.rank]} failed, though all ranks seem to be alive: {error}\n"
         "expected all ranks to make the same calls in the same order (FXDP_TIMEOUT_S: how long to wait)"
     )
+
+
+def _at_fault(links: Links, error: BaseException | None) -> str | None:
+    """Who is at fault that a collective broke, in words; None where nobody is known."""
+    if _is_late(error):  # torch does not say who is
+        if late := links.late():
+            return (
+                f"{late}\nexpected all ranks to make the same calls (set FXDP_TIMEOUT_S if one may need "
+                f"longer)\ntorch: {error}"
+            )
+        if links.ending is None and len(links.ranks) == 2:  # both wait, and not for each other
+            return (
+                f"rank {links.control.names[1 - links.rank]} did not come to a collective in time, though "
+                "its process is alive; expected all ranks to make the same calls (set FXDP_TIMEOUT_S if one "
+                f"may need longer)\ntorch: {error}"
+            )
+        return links.words(links.ending) if links.ending is not None else None
+    cause = links.cause()
+    return None if cause is None else links.words(cause)
 
 
 @contextlib.contextmanager
@@ -180,6 +199,7 @@ def describe(error: BaseException) -> str:
 
 def tell_all(error: BaseException) -> None:
     """Tell the ranks of all meshes why this one ends, and those that wait for it at start-up."""
+    _explain(error)
     for links in speaking_links():
         if links.ending is None:  # those that fell earlier say nothing of where this rank is now
             _add_place(links, error, "after")
@@ -191,11 +211,28 @@ def tell_all(error: BaseException) -> None:
     tell_everywhere(describe(error))
 
 
+def _explain(error: BaseException) -> None:
+    """Note on an error of a collective of the user's own who is at fault: torch seldom says it."""
+    own = isinstance(error, (RankFailedError, AgreementError)) or _WHO in "".join(
+        getattr(error, "__notes__", ())
+    )
+    if own or not (_is_broken_collective(error) and _OF_TORCH.search(str(error))):
+        return
+    for links in speaking_links():
+        if words := _at_fault(links, error):
+            error.add_note(f"{_WHO} {words})")
+            return
+
+
 def _add_place(links: Links, error: BaseException, when: str) -> None:
     """Note on an error which rank it is of, and which call or backward that was in."""
     here, words = links.ranks[links.rank], links.history.words(links.history.now)
     if not any(known.startswith("(on rank ") for known in getattr(error, "__notes__", ())):
         error.add_note(f"(on rank {here}, host {platform.node()}, {when} {words})")
+
+
+def _is_late(error: BaseException | None) -> bool:
+    return isinstance(error, RuntimeError) and _LATE in str(error).lower()
 
 
 def _is_broken_collective(error: BaseException) -> bool:

@@ -11,7 +11,18 @@ from torch._C._distributed_c10d import PrefixStore, ProcessGroup, TCPStore, Work
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.distributed_c10d import _new_process_group_helper, _world
 
-__all__ = ["PrefixStore", "TCPStore", "Work", "flatten_state_dict", "new_named_group", "register_group"]
+__all__ = [
+    "PrefixStore", "TCPStore", "Work", "collectives_begun", "flatten_state_dict", "new_named_group",
+    "register_group",
+]  # fmt: skip
+
+
+def collectives_begun(group: ProcessGroup) -> int:
+    """How many collectives this rank has begun in a group; 0 where its backend does not count."""
+    try:
+        return int(group._get_sequence_number_for_group())  # type: ignore[attr-defined]
+    except RuntimeError:
+        return 0
 
 
 def new_named_group(

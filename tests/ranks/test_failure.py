@@ -281,7 +281,9 @@ def test_guard_without_ranks_leaves_errors_alone() -> None:
 
 def test_of_two_ranks_the_other_one_is_late() -> None:
     control = SimpleNamespace(names=["4", "7 (host b)"])
-    links: Any = SimpleNamespace(cause=lambda: None, ranks=(4, 7), rank=0, control=control)
+    links: Any = SimpleNamespace(
+        cause=lambda: None, late=lambda: None, ending=None, ranks=(4, 7), rank=0, control=control
+    )
     late = str(convert(links, RuntimeError("gloo: Timed out waiting 6000ms for recv operation")))
     assert late.startswith("rank 7 (host b) did not come to a collective in time")
     assert "all ranks seem to be alive: broken" in str(convert(links, RuntimeError("broken")))

@@ -12,16 +12,18 @@ All frames are in `links/frames.py`.
 from __future__ import annotations
 
 import contextlib
+import math
 import socket
 import time
 from collections.abc import Callable, Sequence
 
 from fxdp.errors import RankFailedError, StateError
 from fxdp.ranks.links.ending import Ending, EndKind, as_bytes, as_text
-from fxdp.ranks.links.frames import DATA_BYTES, ROUND, FrameKind, framed
+from fxdp.ranks.links.frames import DATA_BYTES, PLACE_BYTES, ROUND, FrameKind, framed
 from fxdp.ranks.links.wires import Peer, Wires
 
 _PING_S = 0.05
+_AGAIN_S = 3.0  # before a rank says again where it is: mostly all ranks ask at about the same time
 
 
 class RefusedError(RankFailedError):
@@ -40,6 +42,9 @@ class Channel(Wires):
     silent : whether last words were said.
     left : a rank without a connection to this one that has ended its process without an error.
     waits_for : gives what the others are told when this rank has waited for them for a second.
+    is_at : gives what they are told when one of them asks where this rank is.
+    places : when and what the others have said of that, by rank.
+    hops : how many connections lie between two ranks at most.
 
     Raises
     ------
@@ -54,6 +59,10 @@ class Channel(Wires):
         self.names: Sequence[int | str] = range(size)
         self.round = 0
         self.waits_for: Callable[[], bytes] = bytes
+        self.is_at: Callable[[], bytes] = lambda: bytes(PLACE_BYTES)
+        self.places: dict[int, tuple[float, bytes]] = {}
+        self.hops = 1
+        self._placed = -math.inf
         self._timeout_s = timeout_s
         self.silent = False
         self.left: Ending | None = None
@@ -125,6 +134,31 @@ class Channel(Wires):
             "all ranks to make the same calls (set FXDP_TIMEOUT_S if one may need longer)"
         )
 
+    # -- who is where --------------------------------------------------------------------------------------
+
+    def ask(self) -> None:
+        """Ask all ranks where they are, and say it of this one."""
+        self._placed = -math.inf
+        self._say_place(None)
+
+    def _say_place(self, source: Peer | None) -> None:
+        """Answer a rank that asks; `source` is the one from which that came."""
+        now = time.monotonic()
+        if now - self._placed < _AGAIN_S:
+            return
+        self._placed = now
+        own = framed(FrameKind.PLACE, self.is_at(), self.rank)
+        for peer in self.peers:
+            with contextlib.suppress(OSError):
+                if peer is not source and (source is None or self.hops > 1):
+                    self._send(peer, framed(FrameKind.ASKS, b"", self.rank))
+                self._send(peer, own)
+
+    def _hear_place(self, source: Peer, about: int, content: bytes) -> None:
+        """A rank has said where it is."""
+        if 0 <= about < self.size and about != self.rank:
+            self.places[about] = time.monotonic(), content
+
     # -- endings -------------------------------------------------------------------------------------------
 
     def words(self, ending: Ending) -> str:
@@ -176,6 +210,12 @@ class Channel(Wires):
                 peer.rounds.append((kind, content))
             return
         if kind is FrameKind.PING:
+            return
+        if kind is FrameKind.ASKS:
+            self._say_place(peer)
+            return
+        if kind is FrameKind.PLACE:
+            self._hear_place(peer, about, content)
             return
         if kind is FrameKind.WAITS:
             peer.waits = ROUND.unpack_from(content)[0], content[ROUND.size :]

@@ -10,6 +10,8 @@
     PING      are you there?
     WAITS     I wait for this round: its number, and where I am
     MISSING   I am in this round, and whom I miss there beyond you: its number, ranks (by the tree only)
+    ASKS      my wait has run out: where are you? (passed on in a tree)
+    PLACE     where a rank is: `links/roll_call.py` reads it (passed on in a tree)
     (nothing) I was killed                                              end of stream
 
 Lengths are bounded, and kinds known, before anything is kept for a frame.
@@ -24,6 +26,7 @@ from fxdp.ranks.links.ending import TEXT_BYTES, EndKind
 
 DATA_BYTES = 1 << 26  # of one rank's part of a round: texts of a large model take a hundredth
 ROUND = struct.Struct("<q")  # with which a WAITS begins
+PLACE_BYTES = 49  # with which a PLACE begins
 _HEADER = struct.Struct("<BIi")
 
 
@@ -39,9 +42,12 @@ class FrameKind(enum.IntEnum):
     WAITS = 6
     PING = 7
     MISSING = 8
+    ASKS = 9
+    PLACE = 10
 
 
 _KINDS = {int(kind): kind for kind in FrameKind}
+_LEAST = {FrameKind.WAITS: ROUND.size, FrameKind.MISSING: ROUND.size, FrameKind.PLACE: PLACE_BYTES}
 
 
 class NoFrameError(Exception):
@@ -66,9 +72,7 @@ def take_frame(unread: bytearray) -> tuple[FrameKind, int, bytes] | None:
     kind = _KINDS.get(number)
     if kind is None:
         raise NoFrameError(f"a frame of kind {number}")
-    if length > (DATA_BYTES if kind is FrameKind.DATA else TEXT_BYTES) or (
-        kind in (FrameKind.WAITS, FrameKind.MISSING) and length < ROUND.size
-    ):
+    if length > (DATA_BYTES if kind is FrameKind.DATA else TEXT_BYTES) or length < _LEAST.get(kind, 0):
         raise NoFrameError(f"a frame of {length} bytes")
     end = _HEADER.size + length
     if len(unread) < end:

@@ -32,11 +32,12 @@ class Caller:
     ----------
     active : whether a call is under way.
     interrupted : whether an error was raised inside of it.
+    thread : the one that has entered last; 0 before.
     """
 
     def __init__(self) -> None:
         self.active = self.interrupted = False
-        self._thread = 0
+        self.thread = 0
         self._seen: set[int] = set()
         self._at = 0.0
         self._lock = threading.Lock()
@@ -44,8 +45,8 @@ class Caller:
     def enter(self) -> None:
         """This thread begins a call."""
         with self._lock:
-            self._thread = threading.get_ident()
-            self._seen.add(self._thread)
+            self.thread = threading.get_ident()
+            self._seen.add(self.thread)
             self._at = 0.0
             self.active, self.interrupted = True, False
 
@@ -54,7 +55,7 @@ class Caller:
         with self._lock:
             self.active = False
             if self.interrupted:
-                _raise_in(self._thread, None)
+                _raise_in(self.thread, None)
 
     def has_been(self, thread: int | None) -> bool:
         """Whether this thread has ever made a call."""
@@ -67,11 +68,11 @@ class Caller:
             if not self.active or (self._at and now - self._at < _AGAIN_S):
                 return
             self._at, self.interrupted = now, True
-            _raise_in(self._thread, text)
+            _raise_in(self.thread, text)
 
     def frame(self) -> FrameType | None:
         """Where the thread is."""
-        return sys._current_frames().get(self._thread)
+        return sys._current_frames().get(self.thread)
 
 
 def prepare_signal() -> None:

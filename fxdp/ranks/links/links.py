@@ -23,10 +23,13 @@ from fxdp.ranks.links.group import MessageGroup
 from fxdp.ranks.links.history import SAME_ORDER
 from fxdp.ranks.links.interrupt import Caller
 from fxdp.ranks.links.messages import LinkBrokenError, Messages, OutOfOrderError
+from fxdp.ranks.links.roll_call import RollCall
 from fxdp.ranks.links.shared_memory import SharedMemory
 from fxdp.ranks.links.sockets import OpenSocket, cut
 from fxdp.ranks.links.watch import Watch
-from fxdp.torch_compat import register_group
+from fxdp.torch_compat import collectives_begun, register_group
+
+_PURPOSES = ("data", "reduce", "rows", "forward", "backward")
 
 
 class Links:
@@ -74,6 +77,7 @@ class Links:
         name_of = dict(zip(key[0], control.names, strict=True))
         messages.names = [name_of[rank] for rank in key[1]]
         self._sockets = sockets
+        self._roll_call = RollCall(control, self.caller, self.history, self._begun)
         self._watch = Watch(
             control, self.caller, self.history, lambda: self.alive, self._cut, self._give_back
         )
@@ -145,6 +149,14 @@ class Links:
     def cause(self) -> Ending | None:
         """Why a collective broke, waiting a moment for the news; None if no rank said or left anything."""
         return self._watch.cause()
+
+    def late(self) -> str | None:
+        """Who has not come to a collective whose time is up, and where they are; None if nobody is late."""
+        return self._roll_call.late(lambda: self.ending is not None)
+
+    def _begun(self) -> tuple[int, ...]:
+        found = [self._world(), *map(self._find, _PURPOSES)]
+        return tuple(0 if group is None else collectives_begun(group) for group in found)
 
     def close(self) -> None:
         """Say goodbye without an error and give everything back; peers that still wait are told."""

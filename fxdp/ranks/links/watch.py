@@ -133,6 +133,8 @@ class Watch:
                 if descriptor in peers:
                     poll.unregister(descriptor)
                     self._on_hang_up(peers[descriptor])
+            for peer in self._control.peers:  # another rank may ask where this one is
+                self._control.drain(peer)
             self._check_left()
             self._check_left_out()
             self._check_stuck()
@@ -173,7 +175,6 @@ class Watch:
         if not self._caller.active or self.ending is not None:
             return
         for peer in self._control.peers:
-            self._control.drain(peer)
             if peer.waits is None or peer.waits[0] <= self._control.round:
                 continue
             backwards, call = _WHERE.unpack(peer.waits[1])

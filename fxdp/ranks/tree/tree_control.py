@@ -42,6 +42,7 @@ class TreeControl(Channel):
         self._place = place
         self._parent = None if place.parent is None else by_rank[place.parent]
         self._children = [by_rank[child] for child in place.children]
+        self.hops = min(place.size - 1, 2 * place.size.bit_length())  # of a tree of two children each
         self._arrived = np.argsort(np.array(place.order, np.int64))  # for each rank, when its value arrives
         self._own = b""
         self._open = self._risen = self._telling = False
@@ -190,6 +191,13 @@ class TreeControl(Channel):
                 self._tell_missing()
         elif peer.ending is not None:
             self._pass_on(peer.ending, peer)
+
+    def _hear_place(self, source: Peer, about: int, content: bytes) -> None:
+        super()._hear_place(source, about, content)
+        for peer in self.peers:
+            if peer is not source:
+                with contextlib.suppress(OSError):
+                    self._send(peer, framed(FrameKind.PLACE, content, about))
 
     def _hang_up(self, peer: Peer) -> None:
         super()._hang_up(peer)

@@ -1,0 +1,109 @@
+"""A collective of torch's own that waits in vain: all ranks hear who is late, and where that one is."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from fxdp.errors import RankFailedError
+from fxdp.ranks.failure import guard, tell_all
+from fxdp.ranks.joined import Joined
+from fxdp.ranks.resolve import resolve_mesh
+from fxdp.settings import Settings
+from tests.rank_pool import RankPool
+
+_LATE = 2
+
+
+def _sleep_elsewhere(joined: Joined) -> None:
+    end = time.monotonic() + 20
+    while joined.links.ending is None and time.monotonic() < end:
+        time.sleep(0.1)
+
+
+def _hear(joined: Joined, late: Any, others: Any) -> str:
+    """What this rank is told; the late one does another thing than the others."""
+    try:
+        with guard(joined):
+            (late if joined.mesh.rank == _LATE else others)()
+    except RankFailedError as error:
+        return str(error)
+    return "nothing"
+
+
+def _late_in_every_way() -> list[str]:
+    short = Settings(timeout_s=3.0)
+    heard = []
+    for way in ("elsewhere", "another collective", "stopped"):
+        joined = resolve_mesh(None, "cpu", short)
+        value = torch.ones(1000)
+
+        def reduce(group: Any = joined.links.group, value: torch.Tensor = value) -> None:
+            dist.all_reduce(value, group=group)
+
+        def late(way: str = way, joined: Joined = joined, value: torch.Tensor = value) -> None:
+            if way == "elsewhere":
+                _sleep_elsewhere(joined)
+            elif way == "another collective":
+                dist.all_reduce(value, group=joined.links.reduce_group)
+            else:
+                os.kill(os.getpid(), signal.SIGSTOP)
+
+        heard.append(_hear(joined, late, reduce))
+    return heard
+
+
+def _check(heard: list[str]) -> None:
+    elsewhere, another, stopped = heard
+    assert "rank 2 did not come to a collective in time\n  rank 2 is at " in elsewhere
+    assert "in _sleep_elsewhere (in no call of a compiled module)\nexpected all ranks" in elsewhere
+    assert "rank 2 waits for a collective: another one than the others\n  rank 2 is at" in another
+    assert "called at" in another
+    assert "test_roll_call.py" in another
+    assert "rank 2 did not come to a collective in time and did not answer where it is" in stopped
+
+
+def test_all_hear_who_is_late_and_where(ranks: RankPool) -> None:
+    outcomes = ranks.spawn(3, _late_in_every_way, timeout=40)
+    for outcome in outcomes[:_LATE]:
+        _check(outcome.result or [outcome.output])
+
+
+def test_they_hear_it_through_a_tree(ranks: RankPool) -> None:
+    outcomes = ranks.spawn(4, _late_by_tree, environment={"FXDP_TREE_ABOVE": "1"}, timeout=40)
+    for rank in (0, 1, 3):
+        assert "rank 2 did not come to a collective in time\n  rank 2 is at " in outcomes[rank].result
+
+
+def _late_by_tree() -> str:
+    joined = resolve_mesh(None, "cpu", Settings(timeout_s=2.0, tree_above=1))
+    value = torch.ones(1000)
+    group = joined.links.group
+    return _hear(joined, lambda: _sleep_elsewhere(joined), lambda: dist.all_reduce(value, group=group))
+
+
+def _own_collective() -> list[str]:
+    """A collective that fxdp knows nothing of, outside of its calls."""
+    joined = resolve_mesh(None, "cpu")
+    group = dist.new_group(timeout=timedelta(seconds=2))
+    if joined.mesh.rank == _LATE:
+        _sleep_elsewhere(joined)
+        return [str(joined.links.words(joined.links.ending))]
+    try:
+        dist.all_reduce(torch.ones(4), group=group)
+    except RuntimeError as error:
+        tell_all(error)
+        return list(error.__notes__)
+    return []
+
+
+def test_an_error_of_a_collective_of_the_users_says_who_is_at_fault(ranks: RankPool) -> None:
+    outcomes = ranks.spawn(3, _own_collective, timeout=40)
+    for outcome in outcomes:
+        assert "rank 2 did not come to a collective in time" in "".join(outcome.result), outcome.output
