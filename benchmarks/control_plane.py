@@ -31,7 +31,7 @@ from rich.table import Table
 
 from benchmarks.control_node import closed_form
 
-CONSOLE = Console(width=max(Console().width, 100))
+CONSOLE = Console(width=max(Console().width, 160))
 _WORKER = Path(__file__).with_name("control_rank.py")
 
 
@@ -58,6 +58,7 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--ranks", nargs="*", type=int, default=[2, 4, 8, 16, 17, 32, 64, 128, 256])
     parser.add_argument("--processes", type=int, default=32, help="beyond, ranks share processes as threads")
+    parser.add_argument("--tree-above", type=int, default=16, help="more ranks are joined as a tree")
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--turns", type=int, default=7, help="of each checkout, with --beside")
     parser.add_argument("--beside", type=Path, help="another checkout, for two ranks")
@@ -66,8 +67,8 @@ def _arguments() -> argparse.Namespace:
 
 def _row(size: int, asked: argparse.Namespace, ranks: _Ranks) -> list[str]:
     processes = min(size, asked.processes)
-    found = ranks.measured(size, processes, asked.rounds)
-    kind = "all to all" if size <= 16 else "tree"
+    found = ranks.measured(size, processes, asked.rounds, asked.tree_above)
+    kind = "all to all" if size <= asked.tree_above else "tree"
     each = [max(one[key] for one in found) for key in ("set-up", "even", "uneven", "sum")]
     cpu = [sum(one[f"{key} CPU"] for one in found) / size for key in ("even", "uneven", "sum")]
     connections = max(one["connections"] for one in found)
@@ -89,12 +90,15 @@ class _Ranks:
             env=environment,
         )  # fmt: skip
 
-    def measured(self, size: int, processes: int, rounds: int) -> list[dict[str, float]]:
+    def measured(
+        self, size: int, processes: int, rounds: int, tree_above: int
+    ) -> list[dict[str, float]]:
         import torch.distributed as dist
 
         store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         shared = [list(range(number, size, processes)) for number in range(processes)]
         order = {"processes": shared, "size": size, "rounds": rounds, "port": store.port}
+        order["above"] = tree_above
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         print(json.dumps(order), file=self._process.stdin, flush=True)
@@ -113,7 +117,7 @@ def _beside(asked: argparse.Namespace) -> None:
     for turn in range(asked.turns):
         order = list(zip(found, here, strict=True))
         for name, ranks in order if turn % 2 else order[::-1]:
-            one = ranks.measured(2, 2, asked.rounds)
+            one = ranks.measured(2, 2, asked.rounds, asked.tree_above)
             found[name].append({key: max(rank[key] for rank in one) for key in one[0]})
     table = Table("us per round, least (median)", "this", str(asked.beside), "this / other, of the least")
     for key in ("even", "even CPU", "uneven", "sum", "sum CPU"):

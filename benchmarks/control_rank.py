@@ -73,13 +73,15 @@ def _work(task: dict[str, Any]) -> None:
 
     def run(rank: int) -> dict[str, float]:
         store = dist.TCPStore("127.0.0.1", task["port"], is_master=False, wait_for_workers=False)
-        return _rank(rank, size, task["rounds"], dist.PrefixStore("bench", store), barrier)
+        return _rank(rank, size, task, dist.PrefixStore("bench", store), barrier)
 
     with ThreadPoolExecutor(len(ranks)) as pool:
         print(json.dumps(list(pool.map(run, ranks))))
 
 
-def _rank(rank: int, size: int, rounds: int, store: Any, barrier: threading.Barrier) -> dict[str, float]:
+def _rank(
+    rank: int, size: int, task: dict[str, Any], store: Any, barrier: threading.Barrier
+) -> dict[str, float]:
     import torch
 
     group_of = import_module(f"{_rooms()[1]}.group").MessageGroup
@@ -87,7 +89,8 @@ def _rank(rank: int, size: int, rounds: int, store: Any, barrier: threading.Barr
     while store.add("ready", 0) < size:
         time.sleep(0.05)
     begin = time.perf_counter()
-    control, messages = _joined(rank, size, store)
+    control, messages = _joined(rank, size, store, task["above"])
+    rounds = task["rounds"]
     found = {"set-up": time.perf_counter() - begin, "connections": 2 * len(control.peers)}
     agreement = agreement_on(control, size)
     agreement(0)
@@ -114,11 +117,11 @@ def _timed(key: str, rounds: int, barrier: threading.Barrier, action: Any) -> di
     }
 
 
-def _joined(rank: int, size: int, store: Any) -> tuple[Any, Any]:
+def _joined(rank: int, size: int, store: Any, above: int) -> tuple[Any, Any]:
     names = ("rendezvous", "control", "messages")
     meeting, control, messages = (import_module(f"{_rooms()[1]}.{name}") for name in names)
     planes = range(size), range(size)
-    if size <= 16:
+    if size <= above:
         here = "127.0.0.1", 300.0
         if _rooms()[1] == "fxdp.links":  # one plane at a time
             found = [meeting.connect_all(store, f"bench/{i}", rank, size, *here) for i in range(2)]
@@ -129,9 +132,9 @@ def _joined(rank: int, size: int, store: Any) -> tuple[Any, Any]:
     from fxdp.ranks.tree.tree_joining import connect_tree
     from fxdp.ranks.tree.tree_messages import TreeMessages
 
-    joint = connect_tree(store, "fxdp/bench/1", rank, planes, "127.0.0.1", 300.0, lambda: None, 25.0, 16)
+    joint = connect_tree(store, "fxdp/bench/1", rank, planes, "127.0.0.1", 300.0, lambda: None, 25.0, above)
     to_all, to_row = joint.connections
-    assert joint.places[1] is not None
+    assert joint.places[1] is not None  # as large as the whole
     control = TreeControl(rank, joint.places[0], to_all, 300.0)
     return control, TreeMessages(rank, joint.places[1], to_row, 300.0)
 

@@ -144,6 +144,7 @@ def _launch(env: Mapping[str, str]) -> Launch | None:
         return None
     world_size = _integer(env, "WORLD_SIZE", 1, 1, _MOST_RANKS)
     missing = [name for name in _LAUNCH_VARIABLES if not env.get(name) and name != "LOCAL_RANK"]
+    rank = _integer(env, "RANK", 0, 0, world_size - 1)
     if missing and world_size == 1:
         return None
     if missing:
@@ -152,7 +153,6 @@ def _launch(env: Mapping[str, str]) -> Launch | None:
             f"expected all of {', '.join(_LAUNCH_VARIABLES)}: launch with torchrun, or call "
             "torch.distributed.init_process_group yourself before fxdp.compile"
         )
-    rank = _integer(env, "RANK", 0, 0, world_size - 1)
     shared = env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     return Launch(
         rank=rank,

@@ -19,6 +19,8 @@ def test_torchrun() -> None:
 
 def test_world_of_one_without_address_is_no_launch() -> None:
     assert Settings.from_environment({"RANK": "0", "WORLD_SIZE": "1"}).launch is None
+    with pytest.raises(MeshError, match="RANK is '5'; expected an integer from 0 to 0"):
+        Settings.from_environment({"RANK": "5", "WORLD_SIZE": "1"})
 
 
 def test_missing_variable_is_named() -> None:

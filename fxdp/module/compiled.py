@@ -29,7 +29,7 @@ from fxdp.module.served import Served
 from fxdp.module.sharded_optimizers import ShardedOptimizers
 from fxdp.module.sharded_parameters import share_values
 from fxdp.module.strategies import WantsRowsError, begins_dealt, deal_out
-from fxdp.module.wrappers import refuse_surroundings
+from fxdp.module.wrappers import refuse_surroundings, refuse_transforms
 from fxdp.options import Options
 from fxdp.ranks.failure import guard
 from fxdp.ranks.hooks import install_hook
@@ -51,6 +51,7 @@ class CompiledModule(Inspected):
         self, module: nn.Module, mesh: DeviceMesh | Mapping[str, int] | None, options: Options
     ) -> None:
         check_model(module)
+        refuse_transforms("made")
         super().__init__(module)
         self._forward = signed(CompiledModule.__dict__["forward"], module, options.loss_fn is not None)
         self._options = options

@@ -80,17 +80,27 @@ def refuse_surroundings(model: nn.Module) -> None:
     InputError : it does.
     StateError : a transform of torch.func, or a tracer, calls it.
     """
-    if transform := running_transform():
-        raise StateError(
-            f"a compiled module was called inside of {transform}, which cannot look into its programs; "
-            "expected calls on plain tensors: transform or export the model itself, compiled.module"
-        )
+    refuse_transforms("called")
     ddp = running_ddp()
     if ddp is None or not torch.is_grad_enabled():
         return
     reduced = {id(p) for p in ddp.parameters() if p.requires_grad}
     if any(id(p) in reduced for p in model.parameters()):
         raise _refused(f"DistributedDataParallel({type(ddp.module).__name__}), of which it is a part")
+
+
+def refuse_transforms(done: str) -> None:
+    """Refuse to be `done`, as called, inside of what transforms code.
+
+    Raises
+    ------
+    StateError : a transform of torch.func, or a tracer, runs.
+    """
+    if transform := running_transform():
+        raise StateError(
+            f"a compiled module was {done} inside of {transform}, which cannot look into its programs; "
+            "expected calls on plain tensors: transform or export the model itself, compiled.module"
+        )
 
 
 def _refused(what: str) -> InputError:

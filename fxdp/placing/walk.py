@@ -221,6 +221,9 @@ class Walk:
         wanted: list[Placement] = []
         for value, slot in zip(node.args[0], known.results, strict=True):  # type: ignore[arg-type]
             placement = R
+            known_slot = note(value).slot
+            if isinstance(known_slot, Tangent) and value not in self.values:
+                self._place_tangent(value, known_slot)  # of a parameter that the model returns as it is
             if isinstance(slot, Output):
                 placement = self.delivered(value)  # type: ignore[assignment]
             elif isinstance(slot, (Gradient, Mutation)) and isinstance(slot.of, Input):

@@ -14,6 +14,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import fxdp
+from fxdp.errors import StateError
 
 
 @pytest.fixture(autouse=True)
@@ -75,3 +76,11 @@ def test_hooks_of_users_are_welcome() -> None:
     compiled.register_forward_pre_hook(lambda module, args: seen.append(args))
     compiled(torch.ones(2, 3))
     assert seen[0][0].sum() == 6
+
+
+def test_nothing_is_compiled_inside_of_a_transform() -> None:
+    def compiled_anew(x: Tensor) -> Tensor:
+        return fxdp.compile(nn.Linear(2, 1))(x).sum()
+
+    with pytest.raises(StateError, match=r"was made inside of torch\.func \(grad\)"):
+        torch.func.grad(compiled_anew)(torch.ones(3, 2))

@@ -288,3 +288,17 @@ def test_a_write_of_a_buffer_that_the_program_lost_is_found(monkeypatch: pytest.
     report = verify(mlp(), X)
     wrong = {str(row) for run in report.splits for row in run.wrong}
     assert wrong == {"buffer 1.running_mean is missing"}
+
+
+class _ReturnsParameter(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.scale = nn.Linear(4, 2), nn.Parameter(torch.ones(3))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.linear(x), self.scale
+
+
+def test_a_parameter_may_be_returned_as_it_is() -> None:
+    report = verify(_ReturnsParameter(), X)
+    assert report.ok, report

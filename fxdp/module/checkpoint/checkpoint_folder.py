@@ -10,13 +10,28 @@ So a folder under the name that was asked for, or under `.previous`, is whole, w
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata
 
+from fxdp.errors import InputError
+
 _METADATA = ".metadata"  # torch writes it last
+
+
+def path_of(given: object) -> Path:
+    """What a user gave as a path, from the root on.
+
+    Raises
+    ------
+    InputError : it is none.
+    """
+    if not isinstance(given, (str, os.PathLike)) or not str(given) or "\0" in str(given):
+        raise InputError(f"the path of a checkpoint is {given!r}, expected text or a Path")
+    return Path(given).absolute()
 
 
 def new_folder(path: Path) -> Path:

@@ -30,6 +30,7 @@ from torch.distributed.tensor import DTensor
 from fxdp.errors import InputError, StateError
 from fxdp.ir.model_tensors import dealing_of, held
 from fxdp.ir.ops.parameter_rows import dealt_range
+from fxdp.module.checkpoint.checkpoint_folder import path_of
 from fxdp.module.checkpoint.saving import joined_of, together
 from fxdp.module.compiled import CompiledModule
 from fxdp.ranks.agreement import gather_objects
@@ -63,11 +64,13 @@ def save_safetensors(path: Path | str, compiled: CompiledModule) -> None:
     StateError : the file could not be written; the one before is as it was.
     RankFailedError : another rank failed or died.
     """
-    joined, file = joined_of(compiled), Path(path).absolute()
+    joined, file = joined_of(compiled), path_of(path)
     state = compiled.state_dict()
     together(joined, _fault(compiled, state), InputError)
     kept, tied = _kept_names(compiled._model, state)
     part = file.with_name(file.name + ".new")
+    there = joined.index == 0 and file.is_dir()
+    together(joined, f"{file} is a folder; expected the name of a file" if there else None, InputError)
     fault = None
     try:
         output = part.open("wb") if joined.index == 0 else None

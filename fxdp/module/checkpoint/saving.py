@@ -17,7 +17,14 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.optim import Optimizer
 
 from fxdp.errors import FxdpError, InputError, StateError
-from fxdp.module.checkpoint.checkpoint_folder import begin, find, new_folder, publish, read_metadata
+from fxdp.module.checkpoint.checkpoint_folder import (
+    begin,
+    find,
+    new_folder,
+    path_of,
+    publish,
+    read_metadata,
+)
 from fxdp.module.checkpoint.checkpoint_state import differences, state_of, take, wanted_by
 from fxdp.module.compiled import CompiledModule
 from fxdp.ranks.agreement import gather_objects
@@ -47,7 +54,7 @@ def save(
     StateError : the checkpoint could not be written; the one before is as it was.
     RankFailedError : another rank failed or died.
     """
-    joined, folder = joined_of(compiled), Path(path).absolute()
+    joined, folder = joined_of(compiled), path_of(path)
     together(joined, begin(folder) if joined.index == 0 else None, InputError)
     state = {**state_of(compiled, optimizer), "step": step}
     try:
@@ -77,7 +84,7 @@ def load(path: Path | str, compiled: CompiledModule, optimizer: Optimizer | None
     RankFailedError : another rank failed or died.
     """
     joined = joined_of(compiled)
-    folder = Path(gather_objects(joined, str(find(Path(path).absolute())))[0])
+    folder = Path(gather_objects(joined, str(find(path_of(path))))[0])
     metadata, fault = read_metadata(folder)
     together(joined, fault, InputError)
     assert metadata is not None

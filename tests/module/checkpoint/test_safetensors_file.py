@@ -94,9 +94,19 @@ class _More(nn.Linear):
         (_More(2, 2), "m", "_extra_state: a str"),
         (nn.ParameterDict({"w": torch.zeros(2, dtype=torch.complex128)}), "m", r"w: torch\.complex128"),
         (nn.Linear(2, 2), "none/m", "not writable"),
-        (nn.Linear(2, 2), "", "cannot be renamed"),
+        (nn.Linear(2, 2), "", "is a folder; expected the name of a file"),
     ],
 )
 def test_what_cannot_be_written(model: nn.Module, place: str, words: str, tmp_path: Path) -> None:
     with pytest.raises((InputError, StateError), match=words):
         fxdp.save_safetensors(tmp_path / "in" / place if place else tmp_path, fxdp.compile(model))
+
+
+@pytest.mark.parametrize("path", [None, 3, "", "a\0b"])
+def test_what_is_no_path_is_refused(path: Any) -> None:
+    compiled = fxdp.compile(nn.Linear(2, 2))
+    for use in (lambda: fxdp.save(path, compiled), lambda: fxdp.load(path, compiled)):
+        with pytest.raises(InputError, match="the path of a checkpoint is "):
+            use()
+    with pytest.raises(InputError, match="the path of a checkpoint is "):
+        fxdp.save_safetensors(path, compiled)
