@@ -21,11 +21,13 @@ _ROWS = {rows.start_gather_rows: "gather_rows", rows.start_scatter_rows: "scatte
 
 @dataclass
 class Traffic(TorchDispatchMode):
-    """Inside, each collective and its bytes of whole values, and how many buckets are gathered at once."""
+    """Inside, each collective and its bytes of whole values, and what is gathered at once."""
 
     calls: list[tuple[str, int]] = field(default_factory=list)
     most_buckets: int = 0
-    _alive: list[tuple[int, StorageWeakRef]] = field(default_factory=list)
+    most_bytes: int = 0
+    """The most of whole values at once, under way or there."""
+    _alive: list[tuple[int, int, StorageWeakRef]] = field(default_factory=list)
     _bucket_of: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -48,9 +50,11 @@ class Traffic(TorchDispatchMode):
         """A bucket is there as long as what is pending of it, or its whole values."""
         storage = value.untyped_storage()
         self._bucket_of[storage._cdata] = bucket
-        self._alive = [(b, ref) for b, ref in self._alive if not ref.expired()]
-        self._alive.append((bucket, StorageWeakRef(storage)))
-        self.most_buckets = max(self.most_buckets, len({b for b, _ in self._alive}))
+        self._alive = [one for one in self._alive if not one[-1].expired()]
+        self._alive.append((bucket, value.nbytes, StorageWeakRef(storage)))
+        alive = {b: size for b, size, _ in self._alive}
+        self.most_buckets = max(self.most_buckets, len(alive))
+        self.most_bytes = max(self.most_bytes, sum(alive.values()))
 
     @property
     def sent(self) -> int:

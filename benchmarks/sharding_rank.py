@@ -98,6 +98,7 @@ class _Trainer:
             "calls": len(traffic.calls),
             "kinds": {kind: traffic.of(kind) for kind, _ in traffic.calls},
             "buckets": traffic.most_buckets,
+            "bytes": traffic.most_bytes,
         }
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import groupby, pairwise
 from typing import Any, TypeAlias
 
 import torch
@@ -12,13 +13,13 @@ from torch import fx
 from fxdp.ir import conversions
 from fxdp.ir.graphs import reachable
 from fxdp.ir.level import Level
-from fxdp.ir.link_cost import bucket_of
+from fxdp.ir.link_cost import bucket_of, few_runs
 from fxdp.ir.mesh import Mesh
 from fxdp.ir.notes import Cause, Note, Reason, members_of, note, tensor_operands, tensor_type
 from fxdp.ir.ops.parameter_rows import elements_each, rows_each
 from fxdp.ir.packing import elements
 from fxdp.ir.placements import Placement
-from fxdp.ir.row_buckets import parameter_of
+from fxdp.ir.row_buckets import parameter_of, readers, wait_of
 from fxdp.ir.types import TensorType, type_bytes
 
 aten = torch.ops.aten
@@ -33,6 +34,10 @@ class _Member:
     value: fx.Node
     steps: tuple[fx.Node, ...]
     """Each conversion and its wait, in order; the last one's users read the result."""
+    first: int
+    """The position of the op that makes a bucket of this value due."""
+    last: int
+    """That of the last op of the phase for which it must be there; `first` where it stays anyway."""
 
     @property
     def type(self) -> TensorType:
@@ -46,41 +51,69 @@ class _Member:
 
 _Key: TypeAlias = "tuple[torch.dtype, bool, str | None, bool]"
 """What travels together has one dtype, phase, axis and lifetime: a flat value lives as long as any of it."""
+_Bucket: TypeAlias = list[_Member]
 
 
-def _members(graph: fx.Graph, target: Callable[..., Any]) -> list[_Member]:
+def _gathers(graph: fx.Graph) -> list[_Member]:
+    """In the order of use."""
+    position = {node: i for i, node in enumerate(graph.nodes)}
     found = []
-    for node in graph.find_nodes(op="call_function", target=target):
-        steps = [node, _only_user(node)]
+    for start in graph.find_nodes(op="call_function", target=conversions.gather_rows):
+        done = wait_of(start)
+        reads = readers(done)
+        at = [position[reader] for reader in reads]
+        stays = any(r.op == "output" or note(r).backward != note(start).backward for r in reads)
+        found.append(_Member(start.args[0], (start, done), min(at), min(at) if stays else max(at)))
+    return sorted(found, key=lambda member: (member.first, position[member.steps[-1]]))
+
+
+def _scatters(graph: fx.Graph) -> list[_Member]:
+    """In the order in which the gradients are made."""
+    position = {node: i for i, node in enumerate(graph.nodes)}
+    found = []
+    for start in graph.find_nodes(op="call_function", target=conversions.scatter_rows):
+        steps = [start, wait_of(start)]
         following = list(steps[-1].users)
         # on two axes the rows are summed along the other one next, which has as good a use for buckets
         if len(following) == 1 and following[0].target is conversions.sum_rows:
-            steps += [following[0], _only_user(following[0])]
-        found.append(_Member(node.args[0], tuple(steps)))
-    return found
+            steps += [following[0], wait_of(following[0])]
+        made = position[start.args[0]]
+        found.append(_Member(start.args[0], tuple(steps), made, made))
+    return sorted(found, key=lambda member: member.first)
 
 
-def _only_user(node: fx.Node) -> fx.Node:
-    (user,) = node.users
-    return user
-
-
-def _cut(members: Iterable[_Member], limit: int, kept: frozenset[str]) -> list[list[_Member]]:
-    """Buckets of at most `limit` bytes, in order, of what may travel together; a larger value has its own."""
-    done: list[list[_Member]] = []
-    open_: dict[_Key, tuple[list[_Member], int]] = {}
+def _cut(members: Iterable[_Member], room: int, kept: frozenset[str]) -> list[_Bucket]:
+    """Buckets of what may travel together, in order."""
+    alike: dict[_Key, list[_Member]] = {}
     for member in members:
         stays = member.steps[0].target is conversions.gather_rows and parameter_of(member.value).name in kept
         key = member.type.dtype, note(member.steps[0]).backward, member.axis, stays
-        bucket, filled = open_.get(key, ([], 0))
-        size = type_bytes(member.type)
-        if bucket and filled + size > limit:
-            bucket, filled = [], 0
-        if not bucket:
-            done.append(bucket)
-        bucket.append(member)
-        open_[key] = bucket, filled + size
-    return done
+        alike.setdefault(key, []).append(member)
+    buckets = [bucket for each in alike.values() for bucket in _by_lifetime(each, room)]
+    return sorted(buckets, key=lambda bucket: bucket[0].first)
+
+
+def _by_lifetime(members: list[_Member], room: int) -> list[_Bucket]:
+    """Buckets that are done with when the next is due; what is not, a tied weight, has others of its own.
+
+        used at     w: 1, 9     a: 2     b: 3     c: 4
+        together    [w a][b c]        a stays till 9, and while c is used b does, too
+        apart       [w] [a b][c]      w alone does
+    """
+    long = set[_Member]()
+    while True:
+        buckets = _in_order([m for m in members if m not in long], room)
+        over = [m for bucket, due in pairwise(buckets) for m in bucket if m.last >= due[0].first]
+        if not over:
+            return buckets + _in_order([m for m in members if m in long], room)
+        long.update(over)
+
+
+def _in_order(members: list[_Member], room: int) -> list[_Bucket]:
+    """Buckets of about `room` bytes; what one op reads together stays together."""
+    together = [list(group) for _, group in groupby(members, key=lambda member: member.first)]
+    runs = few_runs([sum(type_bytes(m.type) for m in group) for group in together], room)
+    return [[member for group in together[run] for member in group] for run in runs]
 
 
 class _Writer:
@@ -190,11 +223,14 @@ class BucketRows:
 
     Buckets follow the order of use in the forward, that in the backward, and the order in which gradients are
     made, each for itself. Inside of a bucket parameters stand in the model's order: as they lie in memory.
+    Values that are still read when the next bucket is due, as a tied weight is, go into buckets of their own,
+    so that no others stay with them.
 
     Parameters
     ----------
-    bucket_bytes : the most bytes of whole values in one bucket; None: 25 MiB, or less where the ranks' link
-        asks for it.
+    bucket_bytes : bytes of whole values in one bucket; None: 25 MiB, or less where the ranks' link asks for
+        it. So many at most, or the least more that makes them `ceil(bytes / bucket_bytes)` buckets, which is
+        less than twice as many; what one op reads is not taken apart, so a larger value has its own.
     kept : the names of parameters whose whole values stay from the forward to the backward, where others go.
     """
 
@@ -211,16 +247,17 @@ class BucketRows:
             return gm
         graph, writer = gm.graph, _Writer(gm.graph, mesh)
         position = {node: i for i, node in enumerate(graph.nodes)}
-        gathers = sorted(_members(graph, conversions.gather_rows), key=lambda m: position[m.steps[-1]])
+        gathers = _gathers(graph)
         for bucket in _cut(gathers, self._room(gathers, mesh), self.kept):
-            cause, first_use = _gather_cause(bucket), bucket[0].steps[-1]
+            cause = _gather_cause(bucket)
+            first_use = min((m.steps[-1] for m in bucket), key=position.__getitem__)
             # as they lie in memory: side by side they are a view, and packing them copies nothing
             bucket.sort(key=lambda m: position[m.value])
             with graph.inserting_before(first_use):
                 flat = writer.travel(bucket, cause)[-1]
                 writer.cut_out(flat, bucket, whole=True)
             writer.erase(bucket)
-        scatters = sorted(_members(graph, conversions.scatter_rows), key=lambda m: position[m.value])
+        scatters = _scatters(graph)
         end = _to_the_end(graph, {m.steps[-1] for m in scatters})
         for bucket in _cut(scatters, self._room(scatters, mesh), self.kept):
             with graph.inserting_before(bucket[-1].value.next):

@@ -67,13 +67,20 @@ class _Schedule:
             for source in user.all_input_nodes:
                 earlier = position.get(source, len(position)) < position[end] and source not in own
                 # only data ties a start to its moment: what reads nothing may be moved to the very front
-                if earlier and _is_tensor(source) and (not backward or source in self._later):
+                there = _is_tensor(source) and source.target not in conversions.COLLECTIVES
+                if earlier and there and (not backward or source in self._later):
                     return [source]
         return self._nearest(end, position) if backward else []
 
     def _nearest(self, end: fx.Node, position: dict[fx.Node, int]) -> list[fx.Node]:
         """The last value of the backward before a node: what is used there depends on no tangent itself."""
-        found = [n for n in self._later if position.get(n, len(position)) < position[end] and _is_tensor(n)]
+        # a conversion is none: sums of gradients are put into buckets and moved to the end after this
+        found = [
+            n for n in self._later
+            if position.get(n, len(position)) < position[end]
+            and _is_tensor(n)
+            and n.target not in conversions.CONVERSIONS
+        ]  # fmt: skip
         return [max(found, key=position.__getitem__)] if found else self._tangents[:1]
 
     def scatters(self) -> None:
@@ -140,6 +147,8 @@ def _add_after(start: fx.Node, values: Iterable[fx.Node]) -> None:
 @dataclass(frozen=True)
 class ScheduleRows:
     """After it a bucket is gathered while the one before it is used, and no more than two are there at once.
+
+    Beside them stay buckets of what is read all along, as `bucket-rows` has put together.
 
     before: `%gather_rows_1 = gather_rows([%w2], (8,), ())` right before the first use of `%w2`
     after:  `%gather_rows_1 = gather_rows([%w2], (8,), (%x, %gather_rows))` before the first use of the bucket

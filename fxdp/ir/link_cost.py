@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 LARGEST = 25 * 1024 * 1024
@@ -36,3 +37,32 @@ def bucket_of(total: int, given: int | None, link: LinkCost | None) -> int:
     if given is not None:
         return given
     return LARGEST if link is None else link.bucket(total)
+
+
+def few_runs(sizes: Sequence[int], bucket: int) -> list[slice]:
+    """Cut a row of things that stay whole into runs for a bucket each, no more than `ceil(sum / bucket)`.
+
+    A run has `bucket` bytes at most, or the least more with which there are so few: less than twice as many.
+    A larger thing has a run of its own.
+
+        sizes  [3, 3, 3, 2], bucket 4     11 bytes: 3 runs
+        runs   [3] [3] [3] [2]            of 4 bytes, and of 5 [3] [3] [3 2]
+    """
+    allowed = -(-sum(sizes) // bucket)
+    # more room never makes more runs, so the least that does is found by halving
+    low, high = bucket, 2 * bucket
+    while low < high:
+        room = (low + high) // 2
+        low, high = (low, room) if len(_filled(sizes, room)) <= allowed else (room + 1, high)
+    return _filled(sizes, low)
+
+
+def _filled(sizes: Sequence[int], room: int) -> list[slice]:
+    """Runs of what fits into the room, in order."""
+    runs, start, filled = list[slice](), 0, 0
+    for i, size in enumerate(sizes):
+        if i > start and filled + size > room:
+            runs.append(slice(start, i))
+            start, filled = i, 0
+        filled += size
+    return [*runs, slice(start, len(sizes))] if sizes else []

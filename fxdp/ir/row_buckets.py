@@ -16,6 +16,7 @@ from torch import fx
 
 from fxdp.ir import conversions
 from fxdp.ir.notes import note
+from fxdp.ir.op_kinds import is_view
 from fxdp.ir.slots import Parameter
 
 
@@ -33,6 +34,14 @@ def wait_of(start: fx.Node) -> fx.Node:
 def pieces(flat: fx.Node) -> set[fx.Node]:
     """The slices and views that are cut out of a bucket's flat value."""
     return {view for piece in flat.users for view in piece.users} | set(flat.users)
+
+
+def readers(value: fx.Node) -> set[fx.Node]:
+    """The ops that read a value, or read it through views of it."""
+    found = set[fx.Node]()
+    for user in value.users:
+        found |= readers(user) if is_view(user.target) and user.users else {user}
+    return found
 
 
 def whole_values(start: fx.Node) -> list[tuple[fx.Node, fx.Node]]:

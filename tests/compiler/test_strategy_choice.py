@@ -50,9 +50,9 @@ def test_the_first_that_fits_is_taken_and_says_why() -> None:
     assert replicate > optimizer > kept > shard
     assert "a rank: replicate, the cheapest that fits" in _chosen(replicate)[0]
     assert "a rank: optimizer, the cheapest that fits" in _chosen(replicate - 1)[0]
-    assert "all 8 buckets whole until the backward, the cheapest" in _chosen(optimizer - 1)[0]
-    assert "the last 5 of 8 buckets whole until the backward" in _chosen((kept + shard) // 2)[0]
-    assert "the last 5 of 8 buckets" in _chosen(shard)[0], "they are gone before the peak"
+    assert "all 5 buckets whole until the backward, the cheapest" in _chosen(optimizer - 1)[0]
+    assert "the last 2 of 5 buckets whole until the backward" in _chosen((kept + shard) // 2)[0]
+    assert "the last 2 of 5 buckets" in _chosen(shard)[0], "they are gone before the peak"
     none = _chosen(shard - 1)
     assert "a rank: shard, none fits; it needs least" in none[0]
     assert [line.split(":")[0].strip() for line in none[1:]] == ["replicate", "optimizer", "shard"]
@@ -93,3 +93,13 @@ def test_a_container_has_less_than_its_host(monkeypatch: pytest.MonkeyPatch, tmp
     for text, expected in (("1000\n", 900), ("max\n", host)):
         said.write_text(text)
         assert memory.device_memory("cpu") == expected
+
+
+def test_a_plan_under_torchrun_shares_the_host_as_a_run_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    alone = memory.own_memory("cpu")
+    assert alone == memory.device_memory("cpu")
+    torchrun = {"RANK": 0, "WORLD_SIZE": 6, "LOCAL_WORLD_SIZE": 3, "MASTER_ADDR": "here", "MASTER_PORT": 1}
+    for name, value in torchrun.items():
+        monkeypatch.setenv(name, str(value))
+    assert memory.own_memory("cpu") == alone // 3

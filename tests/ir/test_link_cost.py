@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
-from fxdp.ir.link_cost import LARGEST, LinkCost, bucket_of
+from fxdp.ir.link_cost import LARGEST, LinkCost, bucket_of, few_runs
 
 MB = 1 << 20
 
@@ -30,3 +32,27 @@ def test_noise_does_not_change_a_bucket() -> None:
 def test_what_the_user_says_counts_and_without_a_link_buckets_are_large() -> None:
     assert bucket_of(10 * MB, 7, LinkCost(1e-3, 8e-9)) == 7
     assert bucket_of(10 * MB, None, None) == LARGEST
+
+
+@pytest.mark.parametrize(
+    ("sizes", "runs"),
+    [
+        ([3, 3, 3, 2], [[3], [3], [3, 2]]),  # 11 bytes are 3 buckets of 4
+        ([1, 1, 1, 1, 1], [[1, 1, 1, 1], [1]]),  # as many as fit, where that is few enough
+        ([1, 90, 1, 2, 2], [[1], [90], [1, 2], [2]]),  # a large one keeps no others
+        ([3, 6], [[3], [6]]),
+        ([3, 4, 3, 4], [[3], [4], [3], [4]]),
+        ([0, 0], [[0, 0]]),
+        ([], []),
+    ],
+)
+def test_what_is_not_cut_apart_travels_in_few_runs(sizes: list[int], runs: list[list[int]]) -> None:
+    assert [sizes[run] for run in few_runs(sizes, 4)] == runs
+
+
+def test_runs_are_few_and_short() -> None:
+    for sizes in itertools.product((1, 2, 3, 5, 8), repeat=5):
+        runs = [sizes[run] for run in few_runs(sizes, 4)]
+        assert tuple(itertools.chain(*runs)) == sizes
+        assert len(runs) <= -(-sum(sizes) // 4)
+        assert all(sum(run) < 8 for run in runs if len(run) > 1)

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import re
+
+import pytest
 import torch
 from expecttest import assert_expected_inline
 from torch import fx
@@ -73,6 +76,37 @@ def test_a_bucket_has_room_for_so_many_bytes() -> None:
     gm = BucketRows(bucket_bytes=20).run(two_layers(), mesh())
     starts = [n for n in gm.graph.nodes if n.target in conversions.ORDERED]
     assert [len(n.args[0]) for n in starts] == [1, 1, 1, 1, 1]  # a, b forward; b backward; two gradients
+
+
+def _chain(order: str) -> fx.GraphModule:
+    """`x` times parameters of 20 bytes, by their letters; `+` adds the two that follow in one op."""
+    g, made = Sketch(), dict[str, fx.Node]()
+    for name in sorted(set(order) - {"+"}):
+        made[name] = g.add(Parameter(name), "f32[5]", Rows())
+    x = g.add(Input(0, "x"), "f32[B, 5]", S(0))
+    for each in re.findall(r"\+..|.", order):
+        op = aten.addcmul.default if len(each) > 1 else aten.mul.Tensor
+        read = [made[name] for name in each.removeprefix("+")]
+        x = g.call(op, x, *read, type="f32[B, 5]", at=S(0), reads=(S(0), *[R] * len(read)))
+    return InsertCollectives().run(g.returns({Output(0): x}), mesh())
+
+
+@pytest.mark.parametrize(
+    ("order", "room", "buckets"),
+    [
+        ("wabcw", 40, "ab c w"),  # read first and last: nothing stays with it
+        ("wabvcwdv", 40, "vw ab cd"),
+        ("wab", 40, "aw b"),
+        ("wwab", 40, "aw b"),  # done with when the next is due
+        ("a+bc", 40, "a bc"),  # what one op reads is not taken apart
+        ("abcde", 30, "ab cd e"),  # few, though of more bytes than asked for
+    ],
+)
+def test_buckets_by_lifetime(order: str, room: int, buckets: str) -> None:
+    gm = BucketRows(bucket_bytes=room).run(_chain(order), mesh())
+    starts = gm.graph.find_nodes(op="call_function", target=conversions.gather_rows)
+    found = ["".join(n.name for n in start.args[0]) for start in starts]
+    assert sorted(found) == sorted(buckets.split())
 
 
 def test_along_one_of_two_axes_a_bucket_is_summed_once() -> None:
