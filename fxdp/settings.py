@@ -37,10 +37,15 @@ class Launch:
     local_rank: int
     master_addr: str
     master_port: int
-    several_hosts: bool = True
-    """Whether some of them may be on other hosts, as where nobody says how many are on this one."""
+    ranks_here: int = 0
+    """How many of them are on this host; 0 where nobody says."""
     restarts: int = 0
     """How often torchrun has started them before with the same store, in which their last words still are."""
+
+    @property
+    def several_hosts(self) -> bool:
+        """Whether some of them may be on other hosts."""
+        return self.ranks_here < self.world_size
 
 
 @dataclass(frozen=True)
@@ -160,7 +165,7 @@ def _launch(env: Mapping[str, str]) -> Launch | None:
         local_rank=_integer(env, "LOCAL_RANK", rank, 0, _MOST_RANKS),
         master_addr=env["MASTER_ADDR"],
         master_port=_integer(env, "MASTER_PORT", 0, 1, 65_535),
-        several_hosts=_integer(env, "LOCAL_WORLD_SIZE", 0, 0, _MOST_RANKS) < world_size,
+        ranks_here=_integer(env, "LOCAL_WORLD_SIZE", 0, 0, _MOST_RANKS),
         restarts=_integer(env, "TORCHELASTIC_RESTART_COUNT", 0, 0, _MOST_RESTARTS) if shared else 0,
     )
 

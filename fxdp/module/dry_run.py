@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from fxdp.capture.driver import capture_request
 from fxdp.capture.refusals.input_layouts import check_layouts
 from fxdp.capture.sites import Origin
-from fxdp.compiler.device_memory import device_memory
+from fxdp.compiler.device_memory import own_memory
 from fxdp.compiler.partial_plan import partial_plan
 from fxdp.compiler.prepare import is_cut
 from fxdp.compiler.program import Program
@@ -123,7 +123,7 @@ def local_program(
     check_layouts(captured, call.inputs, whole_draws=options.single_device_rng)
     seconds = time.perf_counter() - start
     sizes = {"B": call.batch * data.size}
-    limit = device_memory(device) if options.strategy == "auto" else None
+    limit = own_memory(device) if options.strategy == "auto" else None
     local = choose(captured, data, options, sizes, options.memory_limit or limit)
     local.seconds = {"capture": seconds, **local.seconds}
     return local, sizes

@@ -30,9 +30,6 @@ from fxdp.ranks.failure import guard
 from fxdp.ranks.joined import Joined
 from fxdp.ranks.raw_bytes import pack, packed_size, unpack
 
-_DTYPES = {dtype_name(d): d for d in vars(torch).values() if isinstance(d, torch.dtype)}
-"""By the name that other ranks are told."""
-
 _Type: TypeAlias = "tuple[tuple[int, ...], torch.dtype, str]"
 """Shape, dtype and type of device."""
 
@@ -230,5 +227,7 @@ def _told(kind: _Type) -> tuple[tuple[int, ...], str, str]:
 
 
 def _understood(told: tuple[tuple[int, ...], str, str]) -> _Type:
-    shape, dtype, device = told
-    return shape, _DTYPES[dtype], device
+    shape, name, device = told
+    dtype = getattr(torch, name)
+    assert isinstance(dtype, torch.dtype)
+    return shape, dtype, device

@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from fxdp.capture.captured import Captured
 from fxdp.capture.refusals.input_layouts import check_layouts
-from fxdp.compiler.device_memory import device_memory
+from fxdp.compiler.device_memory import own_memory
 from fxdp.compiler.program import Program
 from fxdp.compiler.strategy_choice import choose
 from fxdp.errors import InputError, VerifierError
@@ -125,7 +125,7 @@ def prepare_subject(
     """
     reference = replace(found, gm=Canonicalize().run(copy_graph(found.gm), mesh))
     own = replace(found, gm=copy_graph(found.gm))
-    limit = options.memory_limit or (device_memory(mesh.device_type) if options.strategy == "auto" else None)
+    limit = options.memory_limit or (own_memory(mesh.device_type) if options.strategy == "auto" else None)
     return choose(own, mesh, options, {"B": batch}, limit, cut=False), reference
 
 
