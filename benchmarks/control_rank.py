@@ -7,7 +7,6 @@ One process imports torch, which takes seconds, and forks for each order the pro
 from __future__ import annotations
 
 import functools
-import importlib.util
 import json
 import os
 import resource
@@ -18,6 +17,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -61,7 +61,10 @@ def _import_all() -> None:
 @functools.cache
 def _rooms() -> tuple[str, str]:
     """Where agreement and links are: before there was a room for ranks they had others."""
-    found = importlib.util.find_spec("fxdp.ranks")
+    import fxdp
+
+    # by its files: where fxdp is installed, too, Python would find rooms of that one
+    found = Path(fxdp.__file__).with_name("ranks").is_dir()
     return ("fxdp.ranks", "fxdp.ranks.links") if found else ("fxdp.runtime", "fxdp.links")
 
 

@@ -22,7 +22,8 @@ class Kind(StrEnum):
     WEIGHT_GRADIENT = "W"
 
 
-_WORD = re.compile(r"(\d+)([FBIW])(\d+)")
+_WORD = re.compile(r"([0-9]{1,9})([FBIW])([0-9]{1,9})")  # digits as torch writes them
+_SHOWN = 40
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -42,7 +43,8 @@ class Action:
         found = _WORD.fullmatch(word.strip())
         if found is None:
             raise ScheduleError(
-                f"`{word}` is no action: expected stage, one of F, B, I, W, and micro-batch, such as `0F2`"
+                f"`{word[:_SHOWN]}` is no action: expected stage, one of F, B, I, W, and micro-batch, such "
+                "as `0F2`"
             )
         return Action(int(found[1]), Kind(found[2]), int(found[3]))
 

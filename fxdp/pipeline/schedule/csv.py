@@ -18,17 +18,22 @@ from pathlib import Path
 
 from fxdp.errors import ScheduleError
 from fxdp.pipeline.schedule.action import Action
-from fxdp.pipeline.schedule.schedule import Schedule
+from fxdp.pipeline.schedule.schedule import Schedule, listed
 
 _COMMUNICATION = re.compile(r"\d+(SEND_F|RECV_F|SEND_B|RECV_B|UNSHARD|RESHARD|REDUCE_GRAD)\d*")
 _OVERLAPPED = re.compile(r"\(([^()]*)\)OVERLAP_F_B")
+_BYTES = 1 << 26
 
 
 def read(path: Path) -> Schedule:
     """The schedule in a file; `ScheduleError` if it cannot be read or is not complete."""
     try:
+        if path.exists() and not path.is_file():  # a pipe would be waited for
+            raise OSError("it is no plain file")
+        if path.stat().st_size > _BYTES:
+            raise OSError(f"it has more than {_BYTES:,} bytes")
         text = path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise ScheduleError(f"schedule {path} cannot be read: {error}") from error
     return parse(text, str(path))
 
@@ -42,16 +47,17 @@ def parse(text: str, name: str = "csv") -> Schedule:
     """
     rows: list[tuple[Action, ...]] = []
     faults: list[str] = []
-    for rank, cells in enumerate(_cells(text)):
+    for rank, cells in enumerate(_cells(text, name)):
         row: list[Action] = []
         for word in (word for cell in cells for word in _words(cell)):
             try:
                 row.append(Action.parse(word))
             except ScheduleError as error:
-                faults.append(f"  row {rank}: {error}")
+                faults.append(f"row {rank}: {error}")
         rows.append(tuple(row))
     if faults:
-        raise ScheduleError(f"schedule {name} has words that are none of torch's:\n" + "\n".join(faults))
+        shown = "\n  ".join(listed(faults))
+        raise ScheduleError(f"schedule {name} has words that are none of torch's:\n  {shown}")
     return _schedule(name, tuple(rows))
 
 
@@ -60,9 +66,12 @@ def write(schedule: Schedule) -> str:
     return "".join(",".join(map(str, row)) + "\n" for row in schedule.ranks)
 
 
-def _cells(text: str) -> Iterator[list[str]]:
+def _cells(text: str, name: str) -> Iterator[list[str]]:
     """Rows of cells; blank lines at the end are no ranks."""
-    return csv.reader(text.rstrip().splitlines())
+    try:
+        yield from csv.reader(text.rstrip().splitlines())
+    except csv.Error as error:  # e.g. a cell of more than 128 KiB
+        raise ScheduleError(f"schedule {name} is no table of actions: {error}") from error
 
 
 def _words(cell: str) -> Iterator[str]:

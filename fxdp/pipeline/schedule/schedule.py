@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from fxdp.errors import ScheduleError
 from fxdp.pipeline.schedule.action import Action, Kind, backward, forward, input_gradient, weight_gradient
 from fxdp.pipeline.schedule.timeline import Costs, Timeline, run
+
+_LISTED = 16  # faults that are told: a file may have a million
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,7 @@ class Schedule:
 
     def __post_init__(self) -> None:
         if faults := list(_faults(self)):
-            shown = "\n".join(f"  {fault}" for fault in faults)
+            shown = "\n".join(f"  {fault}" for fault in listed(faults))
             raise ScheduleError(
                 f"schedule {self.name} of {self.stages} stages, {self.microbatches} micro-batches and "
                 f"{len(self.ranks)} ranks is not complete:\n{shown}\n"
@@ -84,6 +86,12 @@ class Schedule:
         return tuple(most)
 
 
+def listed(faults: Sequence[str]) -> list[str]:
+    """The first of many faults."""
+    more = [f"and {len(faults) - _LISTED:,} more"] if len(faults) > _LISTED else []
+    return [*faults[:_LISTED], *more]
+
+
 def _faults(schedule: Schedule) -> Iterator[str]:
     if schedule.stages < 1 or schedule.microbatches < 1:
         yield "there must be at least one stage and one micro-batch"
@@ -108,9 +116,10 @@ def _faults_of_counts(schedule: Schedule) -> Iterator[str]:
     for action, times in count.items():
         if times > 1:
             yield f"{action} occurs {times} times"
+    trains = schedule.trains  # which looks at all actions
     for stage in range(schedule.stages):
         for microbatch in range(schedule.microbatches):
-            yield from _faults_of_one(count, stage, microbatch, schedule.trains)
+            yield from _faults_of_one(count, stage, microbatch, trains)
 
 
 def _faults_of_one(count: Counter[Action], stage: int, microbatch: int, trains: bool) -> Iterator[str]:

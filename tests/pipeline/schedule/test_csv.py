@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 
 import pytest
@@ -50,11 +52,29 @@ def test_torch_writes_what_we_read(tmp_path: Path) -> None:
         ("0F0,0F1,0F99999999", r"has 100000000 micro-batches, but nothing of 2, 3, 4 and 99999994 more"),
         ("0F0,0B0\n\n1F0,1B0", "has nothing in row 1"),
         ("0F0,0B0\n0F1,0B1", "0F1 is on rank 1, but its stage is on rank 0"),
+        ("0F\u0661,0B0", "`0F\u0661` is no action"),
+        ("0F" + "1" * 5000, "row 0: `0F1{38}` is no action"),
+        ("x" * 200_000, "is no table of actions: field larger than"),
+        (",".join(["x"] * 100), r"(row 0: `x` is no action.*\n  ){16}and 84 more"),
     ],
 )
 def test_bad_texts(text: str, message: str) -> None:
     with pytest.raises(ScheduleError, match=message):
         parse(text)
+
+
+def test_a_long_schedule_is_checked_in_linear_time() -> None:
+    count = 4096
+    forwards, backwards = (",".join(f"0{kind}{i}" for i in range(count)) for kind in "FB")
+    begin = time.process_time()
+    assert parse(f"{forwards},{backwards}").microbatches == count
+    assert time.process_time() - begin < 5
+
+
+def test_what_is_no_plain_file_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.csv")
+    with pytest.raises(ScheduleError, match="cannot be read: it is no plain file"):
+        make(str(tmp_path / "pipe.csv"), 2, 2, 2)
 
 
 def test_files(tmp_path: Path) -> None:
