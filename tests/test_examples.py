@@ -7,33 +7,39 @@ import io
 import os
 import re
 import runpy
-import subprocess
 import sys
+import warnings
 from pathlib import Path
 from unittest import mock
 
 import pytest
 import torch.distributed as dist
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from tests.rank_pool import RankPool, free_port
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 
 
+def _run(name: str, *options: str) -> None:
+    """Run an example in this process as torchrun would."""
+    with (
+        mock.patch.object(sys, "argv", [name, *options]),
+        mock.patch.object(sys, "path", [str(EXAMPLES), *sys.path]),
+    ):
+        runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+
+
 def _shown(name: str, *options: str) -> str:
-    """What an example prints, run in this process as torchrun would."""
+    """What an example prints."""
     variables = {}
     if dist.is_initialized():
         rank, ranks = str(dist.get_rank()), str(dist.get_world_size())
         variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks}
         variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}  # not used: there is a process group
     shown = io.StringIO()
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(mock.patch.object(sys, "argv", [name, *options]))
-        stack.enter_context(mock.patch.object(sys, "path", [str(EXAMPLES), *sys.path]))
-        stack.enter_context(mock.patch.dict(os.environ, variables))
-        stack.enter_context(contextlib.redirect_stdout(shown))
-        runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+    with mock.patch.dict(os.environ, variables), contextlib.redirect_stdout(shown):
+        _run(name, *options)
     return shown.getvalue()
 
 
@@ -137,21 +143,28 @@ def _curve(shown: str) -> list[tuple[int, float]]:
     return [(int(step), float(loss)) for step, loss in re.findall(r"step (\d+): loss (\S+)\n", shown)]
 
 
+def _torchrun(name: str, *options: str) -> None:
+    """The example on two ranks, as torchrun runs it; by its Python interface, which can fork ranks."""
+    endpoint = f"127.0.0.1:{free_port()}"
+    config = LaunchConfig(
+        1, 1, 2, max_restarts=1, run_id="none", rdzv_backend="static", rdzv_endpoint=endpoint,
+        rdzv_configs={"rank": 0}, start_method="fork", monitor_interval=0.1,
+    )  # fmt: skip
+    warnings.simplefilter("default")  # a program's own
+    elastic_launch(config, _run)(name, *options)
+
+
 def test_torchrun_begins_again_after_a_killed_rank_and_on_fewer_ranks(
     ranks: RankPool, tmp_path: Path
 ) -> None:
     example, options = "train_elastic.py", ["--compute=eager", f"--folder={tmp_path / 'killed'}"]
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--max-restarts=1"]
-    command += [f"--master-port={free_port()}", str(EXAMPLES / example), *options]
-    variables = {**os.environ, "PYTHONPATH": str(EXAMPLES.parent)}
-    restarted = subprocess.run(
-        [*command, "--steps=12", "--kill-after=7"], env=variables, capture_output=True, text=True, timeout=200
-    )
-    assert restarted.returncode == 0, restarted.stderr
+    killed = [*options, "--steps=12", "--kill-after=7"]
+    (restarted,) = ranks.spawn(1, _torchrun, example, *killed, init=False, timeout=200)
+    assert restarted.status == 0, restarted.output
     (fewer,) = ranks.run(1, _shown, example, *options, "--steps=14")
     (whole,) = ranks.run(1, _shown, example, options[0], f"--folder={tmp_path / 'whole'}", "--steps=14")
-    begun = re.findall(r"going on .*", restarted.stdout + fewer)
+    begun = re.findall(r"going on .*", restarted.output + fewer)
     assert begun == [f"going on after step {step} with {n} ranks" for step, n in ((0, 2), (5, 2), (10, 1))]
-    found, expected = _curve(restarted.stdout + fewer), dict(_curve(whole))
+    found, expected = _curve(restarted.output + fewer), dict(_curve(whole))
     assert [step for step, _ in found] == [*range(1, 8), *range(6, 13), *range(11, 15)]
     assert [loss for _, loss in found] == pytest.approx([expected[step] for step, _ in found], rel=1e-9)

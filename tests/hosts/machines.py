@@ -14,6 +14,7 @@ import contextlib
 import ctypes
 import itertools
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -106,17 +107,14 @@ class Machines:
             _run(f"{where}tc qdisc add dev {device} root handle 1: htb default 1")
             _run(f"{where}tc class add dev {device} parent 1: classid 1:1 {rate}")
 
-    def kill(self, host: int, script: str, local_rank: int) -> None:
-        """SIGKILL to the process on a host that runs a script as this of its ranks."""
+    def kill(self, host: int, process: int) -> None:
+        """SIGKILL to the process of this id on a host."""
         space = os.stat(f"/run/netns/{self.name(host)}").st_ino
-        for process in Path("/proc").glob("[0-9]*"):
+        for status in Path("/proc").glob("[0-9]*/status"):
             with contextlib.suppress(OSError):
-                command = (process / "cmdline").read_bytes().split(b"\0")
-                here = (process / "ns/net").stat().st_ino == space
-                if not here or not any(part.endswith(script.encode()) for part in command[1:3]):
-                    continue
-                if f"LOCAL_RANK={local_rank}".encode() in (process / "environ").read_bytes().split(b"\0"):
-                    os.kill(int(process.name), signal.SIGKILL)
+                here = (status.parent / "ns/net").stat().st_ino == space
+                if here and re.search(rf"^NSpid:.*\t{process}$", status.read_text(), re.M):
+                    os.kill(int(status.parent.name), signal.SIGKILL)
 
     def open(self, mbit: float | None) -> None:
         _remove_those_of_the_dead()

@@ -47,9 +47,8 @@ class _Run:
     def start(self, *options: str) -> list[dict[str, Any]]:
         endpoint = f"{self.machines.name(0)}:29400"
         command = [
-            sys.executable, "-m", "torch.distributed.run", f"--nnodes={self.machines.count}",
-            f"--nproc-per-node={self.each}", "--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}",
-            "--rdzv-id=1", str(_ROOT / "tests/hosts/training.py"), str(self.folder), *options,
+            sys.executable, str(_ROOT / "tests/hosts/training.py"), str(self.machines.count), str(self.each),
+            endpoint, str(self.folder), *options,
         ]  # fmt: skip
         for host in range(self.machines.count):
             self.machines.start(
@@ -149,9 +148,9 @@ def test_memory_is_shared_by_those_who_share_it(two: _Started) -> None:
 
 
 def test_a_killed_rank_of_another_host_is_named(two: _Started) -> None:
-    run, _ = two
+    run, seen = two
     run.ended = time.time()
-    run.machines.kill(1, "training.py", local_rank=1)
+    run.machines.kill(1, seen[3]["process"])
     for seconds, text in run.news([0, 1, 2], 30).values():
         assert seconds < _ON_TIME_S + _BUSY_S
         assert text.startswith(f"rank 3 (host {run.machines.name(1)}) ended without an error message"), text

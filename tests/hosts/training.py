@@ -1,6 +1,9 @@
 """What runs on the hosts under torchrun: a few exact steps, then steps until a host or a rank is lost.
 
-python training.py FOLDER     writes FOLDER/RANK.json after the steps, FOLDER/RANK.end when it ends
+python training.py HOSTS RANKS_OF_EACH ENDPOINT FOLDER [stages]
+                              writes FOLDER/RANK.json after the steps, FOLDER/RANK.end when it ends
+
+It is torchrun itself, by its Python interface, as that can fork ranks: each would import torch otherwise.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from torch.nn import functional as F
 
 import fxdp
@@ -35,8 +39,16 @@ def batch() -> tuple[Tensor, Tensor]:
     return x, torch.randint(3, (11,), generator=generator)
 
 
-def main() -> None:
-    folder, rank, world = Path(sys.argv[1]), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+def run_host(hosts: str, each: str, endpoint: str, *arguments: str) -> None:
+    config = LaunchConfig(
+        int(hosts), int(hosts), int(each), rdzv_backend="c10d", rdzv_endpoint=endpoint, run_id="1",
+        max_restarts=0, start_method="fork",
+    )  # fmt: skip
+    elastic_launch(config, run_rank)(*arguments)
+
+
+def run_rank(path: str, *options: str) -> None:
+    folder, rank, world = Path(path), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     compiled = fxdp.compile(make(), loss_fn=F.cross_entropy, compute="eager")
     optimizer = torch.optim.SGD(compiled.parameters(), lr=0.1)
     x, y = (part.tensor_split(world)[rank] for part in batch())
@@ -49,8 +61,8 @@ def main() -> None:
         return loss.item()  # type: ignore[no-any-return]
 
     losses = [step() for _ in range(STEPS)]
-    found = _seen(*live_links(), losses=losses)
-    if "stages" in sys.argv:
+    found = _seen(*live_links(), losses=losses, process=os.getpid())
+    if "stages" in options:
         found["memory of a stage"] = _memory_of_a_stage()
     (folder / f"{rank}.json").write_text(json.dumps(found))
     try:
@@ -85,4 +97,4 @@ def _memory_of_a_stage() -> bool:
 
 
 if __name__ == "__main__":
-    main()
+    run_host(*sys.argv[1:])
