@@ -76,14 +76,7 @@ class Options:
             if not isinstance(getattr(self, name), bool)
         ]
         faults += self._reshard_faults()
-        if not (self.bucket_mb is None or _is_size(self.bucket_mb)):
-            faults.append(f"bucket_mb is {_shown(self.bucket_mb)}, expected a size in MiB above 0")
-        if not (self.memory_limit is None or _is_count(self.memory_limit, most=sys.maxsize)):
-            given = _shown(self.memory_limit)
-            faults.append(f"memory_limit is {given}, expected the bytes that a rank may hold, as 16 * 2**30")
-        if not _is_count(self.check_replicas, least=0, most=sys.maxsize):
-            given = _shown(self.check_replicas)
-            faults.append(f"check_replicas is {given}, expected a number of calls, or 0 for never")
+        faults += self._number_faults()
         faults += self._budget_faults()
         names: object = self.recompute
         if not isinstance(names, (list, tuple)) or not all(isinstance(n, str) and n for n in names):
@@ -115,6 +108,18 @@ class Options:
             f"or on each. To gather among {value} ranks, deal them out to {value}: a mesh of dp_replicate "
             f"and dp_shard={value}"
         ]
+
+    def _number_faults(self) -> list[str]:
+        faults = []
+        if not (self.bucket_mb is None or _is_size(self.bucket_mb)):
+            faults.append(f"bucket_mb is {_shown(self.bucket_mb)}, expected a size in MiB above 0")
+        if not (self.memory_limit is None or _is_count(self.memory_limit, most=sys.maxsize)):
+            given = _shown(self.memory_limit)
+            faults.append(f"memory_limit is {given}, expected the bytes that a rank may hold, as 16 * 2**30")
+        if not _is_count(self.check_replicas, least=0, most=sys.maxsize):
+            given = _shown(self.check_replicas)
+            faults.append(f"check_replicas is {given}, expected a number of calls, or 0 for never")
+        return faults
 
     def _budget_faults(self) -> list[str]:
         budget: Any = self.activation_memory_budget

@@ -99,12 +99,16 @@ class guard:  # noqa: N801  (reads as a statement: with guard(joined))
                 links.turn.release()
             links.stop(links.cause() or Ending(links.rank, EndKind.FAILED, str(error)))
             raise
-        if error is not None and links.history.order != self._order:
-            _add_place(links, error, "in")
-        if error is None:
-            if links.ending is not None:  # e.g. aborted NCCL kernels end without an error
-                raise RankFailedError(links.words(links.ending))
-            return
+        if error is not None:
+            if links.history.order != self._order:
+                _add_place(links, error, "in")
+            self._end(links, error)
+        elif links.ending is not None:  # e.g. aborted NCCL kernels end without an error
+            raise RankFailedError(links.words(links.ending))
+
+    @staticmethod
+    def _end(links: Links, error: BaseException) -> None:
+        """Stop with an error that ends the program, told to the others; raise one that says more, if any."""
         if isinstance(error, (RefusedError, AgreementError)) or getattr(error, _REFUSED, False):
             return  # only this call fails, on all ranks
         if isinstance(error, RankFailedError):

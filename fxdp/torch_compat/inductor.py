@@ -105,15 +105,9 @@ def joint_passes_for_inference(
 
 
 def compile_with_inductor(
-    gm: fx.GraphModule,
-    inputs: Sequence[Any],
-    fake_mode: FakeTensorMode,
-    *,
-    backward: bool,
-    inference: bool,
-    fixed: int,
-    in_order: bool = False,
-) -> tuple[Callable[[list[Any]], Any], list[tuple[Any, ...] | None]]:
+    gm: fx.GraphModule, inputs: Sequence[Any], fake_mode: FakeTensorMode, *, backward: bool, inference: bool,
+    fixed: int, in_order: bool = False,
+) -> tuple[Callable[[list[Any]], Any], list[tuple[Any, ...] | None]]:  # fmt: skip
     """Compile one half; the callable takes a list. Also the strides of its outputs, where Inductor knows.
 
     The first `fixed` inputs are parameters and the like, whose addresses do not change between steps. With

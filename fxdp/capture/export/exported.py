@@ -58,12 +58,7 @@ class Exported:
 
 
 def export(
-    program: FlatModule,
-    batch: BatchDims,
-    hint: int,
-    *,
-    symbolic: bool,
-    dynamic: bool = False,
+    program: FlatModule, batch: BatchDims, hint: int, *, symbolic: bool, dynamic: bool = False
 ) -> Exported:
     """Export the program at a batch of `hint`; with `symbolic` sizes are symbols, with `dynamic` all are."""
     inputs = program.inputs

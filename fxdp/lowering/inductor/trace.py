@@ -94,42 +94,65 @@ def joint_function(
     lays_out = traces_channels_last(device)
 
     def joint(primals: Sequence[Any], tangents: Sequence[Any]) -> list[Any]:
-        env: dict[fx.Node, Any] = dict(zip(placeholders, [*primals, *tangents], strict=True))
-        weights: dict[fx.Node, Tensor] = {}
-        as_bytes: set[fx.Node] = set()
-        numbers: set[fx.Node] = set()
-        drawn: Tensor | None = None
+        run = _Run(dict(zip(placeholders, [*primals, *tangents], strict=True)), lays_out)
         for number, node in enumerate(gm.graph.nodes):
-            if node.op != "call_function":
-                continue
-            args, kwargs = fx.map_arg((node.args, node.kwargs), env.__getitem__)
-            # Inductor would lay them out itself, but after the trace: the strides of what is saved would then
-            # be known only when the forward is compiled
-            if lays_out and node.target is aten.convolution.default:
-                weight = weights[node.args[1]] = channels_last(args[1])
-                args = (channels_last(args[0]), weight, *args[2:])
-            elif lays_out and node.target is aten.convolution_backward.default:
-                args = (*args[:2], weights.get(node.args[2], args[2]), *args[3:])
-            if node.target in _TAKE_A_NUMBER and args[0].dtype == torch.bool:
-                args = (args[0].to(torch.uint8), *args[1:])
-                as_bytes.add(node)
-            # each draw reads the one before it: only data keeps Inductor from changing their order
-            if node.target in _FORMATS:
-                env[node] = args[0]
-            elif is_twin(node.target):
-                made = node.target(*args[:-1], drawn)
-                drawn = made if isinstance(made, Tensor) else made[0]
-                env[node] = made if node.users else drawn
-            else:
-                with marked(node, number):
-                    env[node] = node.target(*args, **kwargs)
-                if node.target is _READ or numbers.intersection(node.all_input_nodes):
-                    env[node] = _read_again(env[node], numbers, node)
-                if not as_bytes.isdisjoint(node.all_input_nodes):
-                    env[node] = env[node].to(torch.bool)
-        return [None if n is None else env[n] for n in order]
+            if node.op == "call_function":
+                run.env[node] = run.call(node, number)
+        return [None if n is None else run.env[n] for n in order]
 
     return joint
+
+
+class _Run:
+    """One run of an emitted graph, node by node, as the trace shall see it."""
+
+    def __init__(self, env: dict[fx.Node, Any], lays_out: bool) -> None:
+        self.env = env
+        self._lays_out = lays_out
+        self._weights: dict[fx.Node, Tensor] = {}
+        self._as_bytes: set[fx.Node] = set()
+        self._numbers: set[fx.Node] = set()
+        self._drawn: Tensor | None = None
+
+    def call(self, node: fx.Node, number: int) -> Any:
+        """The value of a node, the `number`th of its graph, once those that it reads are in `env`."""
+        args, kwargs = fx.map_arg((node.args, node.kwargs), self.env.__getitem__)
+        if node.target in _FORMATS:
+            return args[0]
+        if is_twin(node.target):
+            return self._draw(node, args)
+        args = self._sendable(node, self._laid_out(node, args) if self._lays_out else args)
+        with marked(node, number):
+            value = node.target(*args, **kwargs)  # type: ignore[operator]
+        if node.target is _READ or self._numbers.intersection(node.all_input_nodes):
+            value = _read_again(value, self._numbers, node)
+        return value if self._as_bytes.isdisjoint(node.all_input_nodes) else value.to(torch.bool)
+
+    def _laid_out(self, node: fx.Node, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The arguments, those of a convolution channels-last.
+
+        Inductor would lay them out itself, but after the trace: the strides of what is saved would then be
+        known only when the forward is compiled.
+        """
+        if node.target is aten.convolution.default:
+            weight = self._weights[node.args[1]] = channels_last(args[1])  # type: ignore[index]
+            return (channels_last(args[0]), weight, *args[2:])
+        if node.target is aten.convolution_backward.default:
+            return (*args[:2], self._weights.get(node.args[2], args[2]), *args[3:])  # type: ignore[arg-type]
+        return args
+
+    def _sendable(self, node: fx.Node, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The arguments, a bool that is to travel as bytes."""
+        if node.target not in _TAKE_A_NUMBER or args[0].dtype != torch.bool:
+            return args
+        self._as_bytes.add(node)
+        return (args[0].to(torch.uint8), *args[1:])
+
+    def _draw(self, node: fx.Node, args: tuple[Any, ...]) -> Any:
+        """A draw, which reads the one before it: only data keeps Inductor from changing their order."""
+        made = node.target(*args[:-1], self._drawn)  # type: ignore[operator]
+        self._drawn = made if isinstance(made, Tensor) else made[0]
+        return made if node.users else self._drawn
 
 
 def _read_again(value: Any, numbers: set[fx.Node], node: fx.Node) -> Any:
