@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import product
 from typing import Any
 from unittest import mock
 
@@ -145,6 +147,28 @@ def _runs() -> None:
     _run(("dp",), [3, 3], uneven=False)
     _run(("dp",), [4, 2], microbatches=2)
     _run(("pp",), [6], microbatches=2)
+
+
+def _alone() -> None:
+    """One rank has nothing to gather, and must not miss what was written either."""
+    torch.set_default_dtype(torch.float64)
+    axes = [("dp_shard",), ("pp", "dp")] if dist.is_initialized() else []
+    meshes = [init_device_mesh("cpu", (1,) * len(a), mesh_dim_names=a) for a in axes]
+    for mesh, strategy in product((None, *meshes), ("shard", "optimizer", "auto")):
+        model, whole = Words(), _batch(0, 6)
+        twin = copy.deepcopy(model)
+        with captured_once(KNOWN.setdefault(__name__, {})):
+            compiled = fxdp.compile(model, mesh, strategy=strategy, compute="eager")
+            for edit in EDITS:
+                for net in (compiled, twin):
+                    edit(net)
+                with torch.no_grad():
+                    assert difference(compiled(*whole), twin(*whole)) <= 1e-12, (strategy, edit.__name__)
+
+
+def test_one_rank_sees_each_change(ranks: RankPool) -> None:
+    _alone()
+    ranks.run(1, _alone)
 
 
 def test_a_gather_follows_each_change(ranks: RankPool) -> None:

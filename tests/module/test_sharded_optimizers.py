@@ -107,8 +107,8 @@ def _model() -> Net:
     return Net()
 
 
-def _shard(model: nn.Module) -> fxdp.CompiledModule:
-    return fxdp.compile(model, _mesh(), strategy="shard", compute="eager")
+def _shard(model: nn.Module, strategy: str = "shard") -> fxdp.CompiledModule:
+    return fxdp.compile(model, _mesh(), strategy=strategy, compute="eager")
 
 
 def _give_gradients(compiled: nn.Module, twin: nn.Module, step: int, *, all_of_them: bool = False) -> None:
@@ -181,11 +181,11 @@ def _batches() -> list[tuple[Tensor, Tensor]]:
     return [(whole, whole[:3] if dist.get_rank() == 0 else whole[3:]) for whole in wholes]
 
 
-def _loop() -> tuple[float, float]:
+def _loop(make: Maker, strategy: str) -> tuple[float, float]:
     """Clipping, a scheduler, an average of the parameters and a gradient scaler, as on one device."""
     model, twin = _model(), _model()
-    nets = (_shard(model), twin)
-    optimizers = [optim.AdamW(net.parameters(), 0.01) for net in nets]
+    nets = (_shard(model, strategy), twin)
+    optimizers = [make(net.parameters()) for net in nets]
     schedulers = [optim.lr_scheduler.StepLR(o, 2, 0.5) for o in optimizers]
     averages = [AveragedModel(net, multi_avg_fn=get_ema_multi_avg_fn(0.9)) for net in nets]
     scalers = [torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2) for _ in nets]
@@ -322,7 +322,9 @@ def _several() -> float:
 
 def _around() -> None:
     assert _several() == 0.0
-    assert max(_loop()) <= 1e-12
+    assert max(_loop(OPTIMIZERS["adamw"], "shard")) <= 1e-12
+    for name in ("adamw", "adafactor", "muon"):
+        assert max(_loop(OPTIMIZERS[name], "optimizer")) <= 1e-12, name
     assert _hooks_and_closures() == 0.0
     assert max(_made_before()) == 0.0
     for name in ("adamw", "adafactor", "muon"):
