@@ -126,7 +126,9 @@ def _table(title: str, found: dict[str, Any], first: dict[str, Any]) -> Table:
             f"{first[variant]['wall']:.1f} s" if variant in first else "",
         )  # fmt: skip
     plain = f"; plain optimizer.step() {min(found['plain']) * 1e3:.2f} ms" if found["plain"] else ""
-    shown.caption = f"x: times {BASELINE}{plain}"
+    most = variants.get(SHARDED, {}).get("traffic", {}).get("bytes", 0)
+    at_once = f"; {SHARDED} has {format_bytes(most)} gathered at once" if most else ""
+    shown.caption = f"x: times {BASELINE}{plain}{at_once}"
     return shown
 
 
