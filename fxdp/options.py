@@ -251,7 +251,7 @@ def _folder_faults(value: Any) -> list[str]:
     """What speaks against a folder, as far as every rank can tell: one of them writes it."""
     if value is None:
         return []
-    if not isinstance(value, (str, Path)) or not str(value):
+    if not isinstance(value, (str, Path)) or not str(value) or "\0" in str(value):
         return [f"dump_dir is {_shown(value)}, expected the path of a folder, as text or a Path"]
     folder = Path(value)
     there = next((p for p in (folder, folder.parent) if p.exists()), None)

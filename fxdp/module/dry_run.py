@@ -10,7 +10,9 @@ from typing import Any
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from fxdp.capture.captured import Captured
 from fxdp.capture.driver import capture_request
+from fxdp.capture.python_values import DecidesError
 from fxdp.capture.refusals.input_layouts import check_layouts
 from fxdp.capture.sites import Origin
 from fxdp.compiler.device_memory import own_memory
@@ -20,8 +22,9 @@ from fxdp.compiler.program import Program
 from fxdp.compiler.records import tell_program
 from fxdp.compiler.strategy_choice import choose
 from fxdp.errors import CaptureError
+from fxdp.ir.mesh import Mesh
 from fxdp.ir.mesh_text import parse_mesh
-from fxdp.module.call import check_arguments, request_of
+from fxdp.module.call import Call, check_arguments, request_of
 from fxdp.module.model_checks import check_model, device_type
 from fxdp.module.reader import CallReader
 from fxdp.options import Options
@@ -109,13 +112,12 @@ def local_program(
     check_arguments(args, kwargs)
     check_model(model)
     device = device_type(model)
-    call = CallReader(model, options.batch_dims, device).read(args, kwargs)
+    reader = CallReader(model, options.batch_dims, device)
+    call = reader.read(args, kwargs)
     data = resolve_mesh(mesh, device).mesh
     start = time.perf_counter()
-    couple = data.size * options.microbatches > 1
-    request = request_of(model, call.inputs, options, cut=is_cut(data, options), couple=couple)
     try:
-        captured = capture_request(request if origin is None else replace(request, origin=origin))
+        call, captured = _captured(model, reader, (args, kwargs), data, options, origin)
     except CaptureError as error:
         batch, lines = call.batch * data.size, origin or Origin.here(options.loss_fn)
         error.plan = partial_plan(model, data, options, batch, error, lines)
@@ -127,3 +129,22 @@ def local_program(
     local = choose(captured, data, options, sizes, options.memory_limit or limit)
     local.seconds = {"capture": seconds, **local.seconds}
     return local, sizes
+
+
+def _captured(
+    model: nn.Module,
+    reader: CallReader,
+    inputs: tuple[tuple[Any, ...], dict[str, Any]],
+    mesh: Mesh,
+    options: Options,
+    origin: Origin | None,
+) -> tuple[Call, Captured]:
+    """The call and its capture, with those Python values as constants on which the code decides."""
+    couple = mesh.size * options.microbatches > 1
+    while True:
+        call = reader.read(*inputs)
+        request = request_of(model, call.inputs, options, cut=is_cut(mesh, options), couple=couple)
+        try:
+            return call, capture_request(request if origin is None else replace(request, origin=origin))
+        except DecidesError as error:
+            call.values.decide(error.names)

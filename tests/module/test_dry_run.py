@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import fxdp
+from fxdp.module.dry_run import local_program
+from fxdp.options import Options
 
 
 def test_a_mesh_in_words_is_that_of_its_sizes() -> None:
@@ -23,3 +25,20 @@ def test_a_mesh_that_cannot_be_read_shows_the_grammar(asks: object) -> None:
     words = r"""mesh="2x4": got '2x4', expected axis=size(.|\n)*as in  mesh="dp=4\""""
     with pytest.raises(fxdp.MeshError, match=words):
         asks(nn.Linear(4, 3), (torch.randn(3, 4),), mesh="2x4")  # type: ignore[operator]
+
+
+class _ByMode(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor, mode: str) -> Tensor:
+        return self.linear(x) * (2 if mode == "twice" else 3)
+
+
+def test_a_value_on_which_the_code_decides_is_a_constant_of_the_plan() -> None:
+    for mode, factor in (("twice", 2), ("thrice", 3)):
+        inputs = (torch.ones(4, 4), mode)
+        program, _ = local_program(_ByMode(), inputs, {}, {"dp": 2}, Options())
+        assert factor in [value for node in program.gm.graph.nodes for value in node.args]
+        assert "on mesh(dp=2)" in str(fxdp.plan(_ByMode(), inputs, mesh={"dp": 2}))

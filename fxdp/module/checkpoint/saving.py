@@ -55,6 +55,7 @@ def save(
     RankFailedError : another rank failed or died.
     """
     joined, folder = joined_of(compiled), path_of(path)
+    _check_optimizer(optimizer)
     together(joined, begin(folder) if joined.index == 0 else None, InputError)
     state = {**state_of(compiled, optimizer), "step": step}
     try:
@@ -84,6 +85,7 @@ def load(path: Path | str, compiled: CompiledModule, optimizer: Optimizer | None
     RankFailedError : another rank failed or died.
     """
     joined = joined_of(compiled)
+    _check_optimizer(optimizer)
     folder = Path(gather_objects(joined, str(find(path_of(path))))[0])
     metadata, fault = read_metadata(folder)
     together(joined, fault, InputError)
@@ -111,6 +113,14 @@ def joined_of(compiled: Any) -> Joined:
     if not isinstance(compiled, CompiledModule):
         raise InputError(f"expected what fxdp.compile returned, got a {type(compiled).__name__}")
     return compiled._joined
+
+
+def _check_optimizer(optimizer: object) -> None:
+    if optimizer is not None and not isinstance(optimizer, Optimizer):
+        raise InputError(
+            f"the optimizer is a {type(optimizer).__name__}, expected the torch.optim.Optimizer that steps "
+            "on the model's parameters, or None"
+        )
 
 
 def _write(joined: Joined, folder: Path, state: dict[str, Any]) -> None:

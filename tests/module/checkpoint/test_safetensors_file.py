@@ -110,3 +110,12 @@ def test_what_is_no_path_is_refused(path: Any) -> None:
             use()
     with pytest.raises(InputError, match="the path of a checkpoint is "):
         fxdp.save_safetensors(path, compiled)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", torch.optim.SGD, 3])
+def test_what_is_no_optimizer_is_refused(optimizer: Any, tmp_path: Path) -> None:
+    compiled = fxdp.compile(nn.Linear(2, 2))
+    with pytest.raises(InputError, match=r"the optimizer is a (str|type|int), expected the torch\.optim"):
+        fxdp.save(tmp_path / "run", compiled, optimizer)
+    with pytest.raises(InputError, match="the optimizer is a "):
+        fxdp.load(tmp_path / "run", compiled, optimizer)
