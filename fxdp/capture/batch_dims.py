@@ -121,7 +121,7 @@ def _spread(
 
 def _leaf_dim(path: str, given: Any, leaf: torch.Tensor) -> int | None:
     """The batch dim of one tensor, counted from the front."""
-    if given is None or leaf.dim() == 0:
+    if given is None or leaf.dim() == 0:  # a prefix over several tensors may name a dim that numbers lack
         return None
     if given is LEFT_OUT:
         return 0

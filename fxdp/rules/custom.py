@@ -195,5 +195,6 @@ def _misfits(target: OpOverload, inputs: Sequence[str], results: Sequence[str]) 
 
 
 def _kind(inputs: Sequence[str], results: Sequence[str]) -> Kind:
+    # a label that no result has is summed over
     used = {c for text in inputs for c in text if c.isalpha()}
     return "contracted" if any(used - set(text) for text in results) else "batched"

@@ -102,6 +102,7 @@ def _common_size(places: _Places, broadcast: bool) -> Dim | None:
     if len(sizes) != 1:
         return None
     size = sizes.pop()
+    # a dim of fixed size has nothing to do with samples: no rank has a part of it
     return size if batch_factor(size) is not None else None
 
 

@@ -28,7 +28,7 @@ class BatchSymbols:
 
     def among(self, sizes: Iterable[int | torch.SymInt]) -> bool:
         """Whether one of the sizes depends on the batch."""
-        if self.symbols is None:
+        if self.symbols is None:  # spelled out as sums, an op that couples nothing is as exact
             return True
         return any(
             not self.symbols.isdisjoint(size.node.expr.free_symbols)

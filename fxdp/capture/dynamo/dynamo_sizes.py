@@ -44,6 +44,7 @@ class TracedSizes:
 
     def bind(self, inputs: Sequence[GraphInput], dims: Sequence[int | None]) -> None:
         """Find each symbol, in a batch dim if it is in one."""
+        # batch dims first: a size that is one, too, must be read off where the global batch tells it
         for wanted in (True, False):
             for given, dim in zip(inputs, dims, strict=True):
                 for i, size in enumerate(_shape(given)):
@@ -78,6 +79,7 @@ class TracedSizes:
         mixed = [(g, dim) for g, dim in pairs if self.of(_shape(g)[dim]) in other]
         if not fixed and not mixed:
             return
+        # once only: a size that the code itself fixes is a number again after each trace
         if not all(has_symbols_asked(given.example, dim) for given, dim in pairs):
             ask_for_symbols([(given.example, dim) for given, dim in pairs])
         given, dim = (fixed or mixed)[0]

@@ -41,6 +41,7 @@ class Sizes:
         raw = value if isinstance(value, sympy.Basic) else value.node.expr
         found = self._cache.get(raw)
         if found is None:
+            # a set has another order in each process, and all ranks must number their symbols alike
             for symbol in sorted(raw.free_symbols, key=str):
                 self._bind_unbacked(symbol)
             found = self._cache[raw] = raw.xreplace(self._mapping)
@@ -80,6 +81,7 @@ class Sizes:
     def _bind_batch(self, size: Any) -> None:
         """Let the symbol of this batch dim be `B` (or what makes the dim `B`)."""
         raw = size.node.expr
+        # a batch of samples in pairs is 2*s0 to torch: then the symbol is B/2, and the size still B
         for symbol in raw.free_symbols - self._mapping.keys():
             self._mapping[symbol] = B if raw == symbol else sympy.solve(raw - B, symbol)[0]
 
@@ -118,4 +120,5 @@ class Sizes:
 
 def _symbol(name: str) -> sympy.Symbol:
     """The canonical symbol of a further dynamic size."""
+    # positive, so that B*s0 == B*s1 can be divided by B
     return sympy.Symbol(name, integer=True, positive=True)

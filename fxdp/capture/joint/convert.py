@@ -92,10 +92,12 @@ class _Converter:
             elif node.op == "get_attr" and isinstance(attribute_of(self.raw.gm, node), torch.Tensor):
                 found.append((self._constant(node), node))
         for slot, node in sorted(found, key=lambda pair: self.slots.rank(pair[0])):
+            # a call passes inputs and tangents by place: those that nobody reads keep theirs
             if node.users or isinstance(slot, (Input, Tangent)):
                 self._placeholder(slot, node)
 
     def _placeholder(self, slot: Slot, node: fx.Node) -> None:
+        # of a tied parameter torch has a placeholder for each name, fxdp one
         made = next((m for m in self.copies.values() if note(m).slot == slot), None)
         if made is None:
             made = self.graph.placeholder(identifier(_slot_name(slot)))

@@ -144,9 +144,8 @@ def _tensor_lines(gm: fx.GraphModule) -> Iterable[str]:
         for name, tensor in named(remove_duplicate=False):
             yield f"{named.__name__} {name} {first.setdefault(id(tensor), name)} {_tensor_text(tensor)}"
     bytes_left = _LARGEST
-    buffers = {
-        id(b) for b in gm.buffers()
-    }  # nobody's values are read while fakes are traced, but constants' are
+    # nobody's values are read while fakes are traced, but constants' are
+    buffers = {id(b) for b in gm.buffers()}
     for name, tensor in _constants(gm).items():
         if id(tensor) in buffers:
             continue

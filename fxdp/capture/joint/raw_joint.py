@@ -86,6 +86,7 @@ class _Differentiated(nn.Module):
         seen = {id(tensor) for tensor in (*tensors, *self.parameters())}
         cloned = set()
         for index, output in enumerate(outputs):
+            # torch would give back a view of the aliased value, made outside of the graph
             if output.requires_grad and (output._base is not None or output.is_leaf or id(output) in seen):
                 outputs[index] = output.clone()
                 cloned.add(index)

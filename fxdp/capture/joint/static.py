@@ -77,6 +77,7 @@ class _Fit:
     def run(self) -> None:
         """Compare node by node; replace what differs."""
         rows = [list(graph.gm.graph.nodes) for graph in self.graphs]
+        # not strict: the line where the traces part tells more than how long each is
         for nodes in zip(*rows, strict=False):
             if len({(node.op, node.name, node.target) for node in nodes}) > 1:
                 ops = sorted({str(node.target) for node in nodes})
@@ -111,6 +112,7 @@ class _Fit:
             return type(first)(self._merge(parts, user, where) for parts in zip(*values, strict=True))
         if isinstance(first, dict) and all(isinstance(v, dict) and v.keys() == first.keys() for v in values):
             return {key: self._merge([value[key] for value in values], user, where) for key in first}
+        # by type, too: 1, 1.0 and True are equal to Python
         if all(type(value) is type(first) and value == first for value in values):
             return first
         return self._size_node(fit_number(self.batches, values, where), user)

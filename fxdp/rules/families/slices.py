@@ -76,6 +76,8 @@ def kept_blocks(op: Op, size: Dim, outer: Dim) -> Dim | None:
         return outer if whole and _strides_evenly(start, step, size, outer) else None
     if whole and (start is None or start == 0):
         return outer
+    # Each rank has rows of every block: [a a | b b] is [a b] on both of two ranks. What keeps whole blocks
+    # keeps blocks of each rank; a cut through a block would leave some ranks all of it and others none.
     block = exact_quotient(size, outer)
     if block is None or not isinstance(outer, int):
         return None
@@ -88,6 +90,7 @@ def _block_number(bound: Any, block: Dim, outer: int) -> int | None:
     number = exact_quotient(bound, block)
     if not isinstance(number, int):
         return None
+    # as Python counts: negative from the end, and never beyond either end
     return min(max(number + outer if number < 0 else number, 0), outer)
 
 
@@ -97,6 +100,7 @@ def _strides_evenly(start: Any, step: Any, size: Dim, outer: Dim) -> bool:
     first = 0 if start is None else start
     if not (isinstance(step, int) and isinstance(inner, int) and isinstance(first, int)):
         return False
+    # a rank's part of a block is a multiple of `inner` long, however many samples it has
     return inner % step == 0 and 0 <= first < step
 
 

@@ -6,14 +6,13 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 
 from fxdp.errors import RankFailedError
 from fxdp.ranks.links.messages import LinkBrokenError, Messages
+from tests.ranks.tree.small_trees import together
 
 
 @pytest.fixture
@@ -40,11 +39,6 @@ def _ranks(size: int, timeout_s: float = 10.0) -> Iterator[list[Messages]]:
             messages.close()
 
 
-def _together(ranks: list[Messages], action: Callable[[Messages], Any]) -> list[Any]:
-    with ThreadPoolExecutor(len(ranks)) as pool:
-        return list(pool.map(action, ranks))
-
-
 def _value(rank: int, number: int, size: int) -> bytes:
     return bytes([16 * rank + number]) * size
 
@@ -54,7 +48,7 @@ def test_every_rank_gets_the_others_values(three: list[Messages]) -> None:
         parts = messages.finish(messages.start(memoryview(_value(messages.rank, 1, 5))))
         return {rank: bytes(part) for rank, part in parts.items()}
 
-    for rank, parts in enumerate(_together(three, action)):
+    for rank, parts in enumerate(together(three, action)):
         assert parts == {other: _value(other, 1, 5) for other in range(3) if other != rank}
     assert [r.rounds for r in three] == [1] * 3
 
@@ -67,7 +61,7 @@ def test_rounds_may_be_finished_in_any_order(three: list[Messages]) -> None:
             messages.finish(one)
         return [bytes(one.parts[(messages.rank + 1) % 3]) for one in begun]
 
-    for rank, values in enumerate(_together(three, action)):
+    for rank, values in enumerate(together(three, action)):
         assert values == [_value((rank + 1) % 3, n, n) for n in range(4)]
 
 
@@ -78,7 +72,7 @@ def test_values_larger_than_all_buffers_do_not_block(three: list[Messages]) -> N
         begun = [messages.start(memoryview(_value(messages.rank, n, size))) for n in range(2)]
         return [messages.finish(one)[(messages.rank + 1) % 3][-1] for one in begun]
 
-    assert _together(three, action) == [[16 * ((rank + 1) % 3) + n for n in range(2)] for rank in range(3)]
+    assert together(three, action) == [[16 * ((rank + 1) % 3) + n for n in range(2)] for rank in range(3)]
 
 
 @pytest.mark.parametrize("leaves", ["before", "meanwhile", "half-way"])

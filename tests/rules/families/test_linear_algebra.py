@@ -8,32 +8,9 @@ import pytest
 import torch
 
 from tests.rules.harness import T, check, shown
+from tests.rules.samples.algebra import factor, pivots, spd
 
 aten = torch.ops.aten
-
-
-def spd(*shape: Any) -> T:
-    """Positive definite matrices, each its own."""
-
-    def fill(size: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
-        root = torch.randn(size, dtype=torch.float64, generator=generator)
-        return root @ root.mT + 2 * torch.eye(size[-1], dtype=torch.float64)
-
-    return T(*shape, fill=fill)
-
-
-def factor(*shape: Any, upper: bool = False) -> T:
-    """Well-conditioned triangles."""
-
-    def fill(size: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
-        full = torch.rand(size, dtype=torch.float64, generator=generator) + 2 * torch.eye(size[-1])
-        return full.triu() if upper else full.tril()
-
-    return T(*shape, fill=fill)
-
-
-def pivots(*shape: Any) -> T:
-    return T(*shape, dtype=torch.int32, fill=lambda size, _: torch.arange(1, size[-1] + 1).expand(size))
 
 
 A = spd("B", 3, 3)
