@@ -123,7 +123,7 @@ class _Search:
     def _most_kept(self, buckets: list[list[str]]) -> Iterator[Attempt]:
         """The most of the last buckets that may stay for the backward: all, or else found by halving."""
         fits, too_many, best = 0, len(buckets) + 1, None
-        tried = len(buckets)
+        tried = len(buckets)  # all at first: where they fit, that is the one attempt
         while too_many - fits > 1:
             names = [name for bucket in buckets[len(buckets) - tried :] for name in bucket]
             found = replace(self._attempt("shard", frozenset(names)), kept=tried, of=len(buckets))
@@ -136,6 +136,7 @@ class _Search:
             yield best
 
     def _attempt(self, strategy: str, kept: frozenset[str] = frozenset()) -> Attempt:
+        # passes rewrite their graph, and each attempt begins with what was captured
         captured = replace(self.captured, gm=copy_graph(self.captured.gm))
         options = replace(self.options, strategy=strategy)
         program = prepare(captured, self.mesh, options, cut=self.cut, kept=kept)

@@ -107,6 +107,7 @@ class _Half:
         self.calls = [n for n in calls if n.target in _SEEDS] + [n for n in calls if n.target not in _SEEDS]
 
     def _is_free(self, node: fx.Node) -> bool:
+        # what the half itself returns must be made by some segment
         if node.op != "call_function" or self._output in node.users:
             return False
         number = isinstance(node.meta.get("val"), (torch.SymInt, int))
@@ -141,6 +142,7 @@ class _Half:
         for i in range(len(calls) + 1):
             across += starts[i] - ends[i]
             crossing.append(across)
+        # a turn leaves the beginning of the first layer over: without a begun one at the end it costs a layer
         turns = range(run.period if run.count > _LEAST else run.more + 1)
         turn = min(turns, key=lambda t: crossing[run.start + t + run.period])
         covered = run.period * run.count + run.more - turn
