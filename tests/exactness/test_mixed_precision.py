@@ -76,7 +76,15 @@ def _train(split: list[int], **options: Any) -> tuple[float, float, set[str]]:
     return worst, max(difference(a, b) for a, b in pairs), dtypes
 
 
-@pytest.mark.parametrize("options", [{"strategy": "shard"}, {"strategy": "replicate", "compute": "eager"}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"strategy": "shard"},
+        {"strategy": "replicate", "compute": "eager"},
+        {"strategy": "optimizer", "compute": "eager"},
+        {"strategy": "auto", "memory_limit": 4300, "compute": "eager"},  # too little for whole parameters
+    ],
+)
 def test_training_equals_one_device_that_casts(ranks: RankPool, options: dict[str, Any]) -> None:
     """In float64, so that all that differs is the rounding of gradients to the parameters' float32."""
     for worst_loss, worst_parameter, dtypes in ranks.run(2, _train, [4, 1], **options):
