@@ -9,22 +9,31 @@ what they asked is asked of the global batch. The ranks compare their graphs at 
 `fullgraph=True` is demanded: without it torch runs what it cannot trace as ordinary code, on one rank's part
 of the batch, and parameters that are used there would get this rank's gradients; no backend is told of it.
 The refusal lists each place where torch breaks off, with its line and reason.
+
+`options={"graph_breaks": True}` is the user's promise that this code treats samples one by one. Then each
+graph is a program of its own (`module/between_graphs.py`), and what of the promise can be checked is.
 """
 
 from __future__ import annotations
 
 import difflib
 import inspect
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from torch import fx
 
 import fxdp
+from fxdp.capture.dynamo.break_report import BreakReport
+from fxdp.capture.dynamo.crossing_rows import CrossingRows
 from fxdp.capture.dynamo.dynamo_breaks import breaks_in_words
-from fxdp.capture.dynamo.dynamo_frame import BrokenFrameError, title_of, whole_frame
+from fxdp.capture.dynamo.dynamo_frame import BrokenFrameError, frame_under_way, function_of, title_of
 from fxdp.capture.dynamo.dynamo_graph import read_graph
+from fxdp.capture.dynamo.dynamo_inputs import batch_dim
+from fxdp.module.between_graphs import BetweenGraphs
 from fxdp.module.traced_call import TracedCall, TracedOptions
+from fxdp.torch_compat import TracedFrame, graph_end, outer_call
 
 
 def backend(
@@ -34,19 +43,51 @@ def backend(
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Callable[..., Any]:
-    """What `torch.compile` calls with each graph; `options` are those of `fxdp.compile`, and `mesh`.
+    """What `torch.compile` calls with each graph.
 
-    A graph that is refused becomes a function that raises: an error from here would be torch's, and it may
-    be told to go on without a backend.
+    `options` are those of `fxdp.compile`, `mesh` and `graph_breaks`. A graph that is refused becomes a
+    function that raises: an error from here would be torch's, and it may be told to go on without a backend.
     """
     try:
         chosen = _chosen(mode, options)
-        frame = whole_frame()
-        read = read_graph(gm, frame, chosen.options.batch_dims)
-        chosen.check_losses(read.losses)
+        frame = frame_under_way(chosen.graph_breaks)
+        return _whole(gm, frame, chosen) if frame.whole else _one_of_several(gm, frame, chosen)
     except fxdp.InputError as error:
         return _Refusing(error)
+
+
+def _whole(gm: fx.GraphModule, frame: TracedFrame, chosen: TracedOptions) -> TracedCall:
+    """A call that is one graph."""
+    prefix = chosen.options.batch_dims
+    read = read_graph(gm, frame, lambda given: batch_dim(given, prefix, frame))
+    chosen.check_losses(read.losses)
     return TracedCall(read, chosen, title_of(frame))
+
+
+def _one_of_several(gm: fx.GraphModule, frame: TracedFrame, chosen: TracedOptions) -> TracedCall:
+    """A graph of a call that torch may break into several.
+
+    Raises
+    ------
+    InputError : an option that whole calls have only; a value between graphs that cannot be told.
+    """
+    chosen.check_parts()
+    call, end = outer_call(), graph_end(gm)
+    if call is None:
+        raise fxdp.InputError(
+            "graph_breaks=True: the call was not made by what torch.compile returns; expected that"
+        )
+    model = call.model
+    rows = CrossingRows.of(call, chosen.options.batch_dims)
+    tensors = () if model is None else (*model.named_parameters(), *model.named_buffers())
+    read = read_graph(gm, frame, rows.dim, {id(tensor): name for name, tensor in tensors})
+    title = title_of(frame) if model is None else type(model).__name__
+    report = BreakReport.of(call, title)
+    number = report.add(function_of(frame), end, tuple(rows.made))
+    last = end is None and call.outermost
+    held = None if model is None else weakref.ref(model)
+    between = BetweenGraphs(report, last, frozenset(rows.passed), held)
+    return TracedCall(read, chosen, f"{title}, graph {number}", between)
 
 
 def _chosen(mode: str | None, given: Mapping[str, Any] | None) -> TracedOptions:
@@ -57,7 +98,7 @@ def _chosen(mode: str | None, given: Mapping[str, Any] | None) -> TracedOptions:
     InputError : unknown ones, with those that are near; those that need the model itself.
     """
     named = dict(given or {})
-    known = list(inspect.signature(fxdp.compile).parameters)[1:]
+    known = [*list(inspect.signature(fxdp.compile).parameters)[1:], "graph_breaks"]
     unknown = [_nearest(name, known) for name in named if name not in known]
     if unknown:
         raise fxdp.InputError(f'torch.compile(backend="fxdp", options=...): {"; ".join(unknown)}')

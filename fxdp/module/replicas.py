@@ -52,7 +52,7 @@ class Replicas:
         self._whole = options.gradients == "everywhere" or joined.mesh.pipeline.size == 1
         self._names: dict[Parameter | Buffer, None] = {}
         self._last = 0
-        self._asked = False
+        self._asked = self._now = False
 
     def read_by(self, program: Program) -> None:
         """From now on compare what this program reads."""
@@ -61,9 +61,9 @@ class Replicas:
             if isinstance(slot, (Parameter, Buffer)) and self._whole:
                 self._names[slot] = None
 
-    def ask(self) -> None:
-        """Compare at the next call, if the last time was some calls ago."""
-        self._asked = True
+    def ask(self, *, now: bool = False) -> None:
+        """Compare at the next call, if the last time was some calls ago; or `now`."""
+        self._asked, self._now = True, self._now or now
 
     def due(self, call: int) -> bool:
         """Whether the call of this number compares; the same on all ranks."""
@@ -71,7 +71,7 @@ class Replicas:
 
     def wants(self, call: int) -> bool:
         """Whether this rank asks the others to compare at this call."""
-        return self._asked and self._every > 0 and call - self._last >= _SELDOM
+        return self._asked and self._every > 0 and (self._now or call - self._last >= _SELDOM)
 
     def compare(self, number: int, call: Call) -> None:
         """Compare; all ranks do this together.
@@ -81,7 +81,7 @@ class Replicas:
         AgreementError : names the first tensor that is not the same everywhere, and the ranks.
         InputError : inputs that should be the same are not.
         """
-        before, self._last, self._asked = self._last, number, False
+        before, self._last, self._asked, self._now = self._last, number, False, False
         tensors = self._tensors()
         own = checksums([*tensors.values()])
         rows = self._agreement.exchange((_mixed(own), *self._inputs(call)))

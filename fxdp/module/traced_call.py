@@ -19,6 +19,7 @@ from fxdp.capture.batch_dims import RowsPerSample
 from fxdp.capture.dynamo.dynamo_graph import ReadGraph
 from fxdp.capture.dynamo.traced_model import TracedModel
 from fxdp.errors import AgreementError, InputError
+from fxdp.module.between_graphs import BetweenGraphs
 from fxdp.module.cache import Recent
 from fxdp.module.compiled import CompiledModule
 from fxdp.options import Options
@@ -35,6 +36,8 @@ class TracedOptions:
 
     mesh: Any
     options: Options
+    graph_breaks: bool = False
+    """Whether torch may break a call into several graphs."""
 
     @classmethod
     def named(cls, given: Mapping[str, Any]) -> TracedOptions:
@@ -45,8 +48,10 @@ class TracedOptions:
         InputError : values that no option has.
         """
         named = dict(given)
-        mesh = named.pop("mesh", None)
-        return cls(mesh, Options.named(named))
+        mesh, graph_breaks = named.pop("mesh", None), named.pop("graph_breaks", False)
+        if not isinstance(graph_breaks, bool):
+            raise InputError(f"graph_breaks is {graph_breaks!r}, expected True or False")
+        return cls(mesh, Options.named(named), graph_breaks)
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -71,6 +76,25 @@ class TracedOptions:
         if options.pad is not None and not isinstance(options.pad, (int, float)):
             return "pad= is a container, but a graph has its inputs one by one"
         return ""
+
+    def check_parts(self) -> None:
+        """Refuse what no call can have that is broken into several graphs.
+
+        Raises
+        ------
+        InputError : names it.
+        """
+        options = self.options
+        alone = {
+            "microbatches=": options.microbatches > 1,
+            "stages=": options.stages not in (None, 1),
+            "pad=": options.pad is not None,
+        }
+        if given := [name for name, is_given in alone.items() if is_given]:
+            raise InputError(
+                f"torch breaks the call into several graphs, for which there is no {', '.join(given)}: it is "
+                "for whole calls, with their loss; expected fullgraph=True with it, or fxdp.compile(model)"
+            )
 
     def check_losses(self, losses: int) -> None:
         """In micro-batches and stages the backward runs inside of the call, for one loss.
@@ -108,6 +132,8 @@ class TracedCall:
     read: ReadGraph
     chosen: TracedOptions
     title: str
+    between: BetweenGraphs | None = None
+    """Where torch breaks the call into several graphs, what this one does for the others."""
 
     def __call__(self, *arguments: Any) -> list[Any]:
         """What the graph returns, of the global batch."""
@@ -127,8 +153,11 @@ class TracedCall:
                 )
         compiled, model = self._compiled(tensors)
         model.add(graph)
+        if self.between is not None:
+            self.between.enter(compiled, inputs, self.read.dims)
         try:
-            return list(compiled(**inputs))
+            outputs = list(compiled(**inputs))
+            return outputs if self.between is None else self.between.leave(compiled, outputs)
         except AgreementError as error:
             if "graph " in str(error):  # each rank has it: they differ in what the call was traced to
                 agree(compiled._joined, graph.lines, "graphs of torch.compile")
@@ -150,4 +179,7 @@ class TracedCall:
         model = type(self.title, (TracedModel,), {})(tensors)
         batch_dims = ((), dict(self.read.dims))
         options = Options(**{**vars(self.chosen.options), "batch_dims": batch_dims})
-        return CompiledModule(model, self.chosen.mesh, options), model, self.chosen.mesh
+        compiled = CompiledModule(model, self.chosen.mesh, options)
+        if self.between is not None:
+            self.between.prepare(compiled, tensors)
+        return compiled, model, self.chosen.mesh

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -132,30 +132,44 @@ class Bound:
         return _Step.apply(self, even, values, *leaves)  # type: ignore[no-untyped-call,no-any-return]
 
     def backward(
-        self, saved: list[Any], grads: Sequence[Tensor | None], outputs: Sequence[Like], even: bool
+        self,
+        saved: list[Any],
+        grads: Sequence[Tensor | None],
+        outputs: Sequence[Like],
+        even: bool,
+        fed: Collection[int] = (),
     ) -> Any:
-        """One gradient or None per input, from what autograd brings for the outputs."""
+        """One gradient or None per input, from what autograd brings for the outputs.
+
+        Outputs that are `fed` to another compiled module have gradients of its loss, not of one outside.
+        """
         zero = frozenset([i for i, slot in enumerate(self.tangents) if grads[slot.output] is None])
         backward = self.halves.backward(zero)
-        tangents = [self._tangent(self.tangents[i], grads, outputs, even) for i in backward.tangents]
+        slots = [self.tangents[i] for i in backward.tangents]
+        self._warn_outside([s for s in slots if s.output not in fed and grads[s.output] is not None], even)
+        tangents = [self._tangent(slot, grads, outputs) for slot in slots]
         inputs = [*[saved[i] for i in self.halves.saved_order], *tangents]
         saved.clear()  # the callee empties `inputs`, so that activations are freed as they are used up
         with self._generator(self.seeded_backward), ranged("backward", self.messages[1]):
             return backward.run(inputs)
 
     def _tangent(
-        self, slot: TangentSlot, grads: Sequence[Tensor | None], outputs: Sequence[Like], even: bool
+        self, slot: TangentSlot, grads: Sequence[Tensor | None], outputs: Sequence[Like]
     ) -> Tensor:
         grad = grads[slot.output]
         if grad is None:
             shape, device = outputs[slot.output]
             return torch.zeros(shape, dtype=slot.dtype, device=device)
         if slot.sharded and self.world > 1:
+            grad = grad / self.world
+        return grad.contiguous()
+
+    def _warn_outside(self, slots: Sequence[TangentSlot], even: bool) -> None:
+        """Say what a loss outside of compiled modules means, for outputs that such a loss reads."""
+        if self.world > 1 and any(slot.sharded for slot in slots):
             self._warn_once(_AVERAGED, self.world)
             if not even:
                 self._warn_once(_UNEVEN)
-            grad = grad / self.world
-        return grad.contiguous()
 
     def _warn_once(self, text: str, *values: int) -> None:
         if text not in self._warned:
@@ -178,6 +192,7 @@ class _Step(torch.autograd.Function):
                 i for i, v in enumerate(saved) if not isinstance(v, Tensor)
             )
         ctx.program, ctx.even, ctx.call = program, even, program.moment()
+        ctx.fed = set()  # outputs that enter another compiled module: runtime/chains.py
         ctx.numbers = [saved.pop(i) for i in reversed(numbers)]
         ctx.save_for_backward(*saved)
         ctx.shapes = [(o.shape, o.device) for o in outputs]
@@ -193,7 +208,7 @@ class _Step(torch.autograd.Function):
         for position, number in zip(program.number_positions or (), reversed(ctx.numbers), strict=True):
             saved.insert(position, number)
         with torch.no_grad(), program.guarded(ctx.call):
-            results = list(program.backward(saved, grads, ctx.shapes, ctx.even))
+            results = list(program.backward(saved, grads, ctx.shapes, ctx.even, ctx.fed))
             for position, parameter in program.sharded:
                 if (gradient := results[position]) is not None:
                     results[position] = rows_like(parameter, gradient)

@@ -10,11 +10,11 @@ by the ranks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fxdp.runtime.bound import STEP_BACKWARD
 
@@ -24,24 +24,41 @@ def chained(tensors: Sequence[Tensor], batch_dims: Sequence[int | None], world: 
     if world == 1 or not torch.is_grad_enabled():
         return tensors
     return [
-        _Times.apply(t, world) if dim is not None and _from_compiled(t) else t  # type: ignore[no-untyped-call]
+        _Times.apply(t, world) if dim is not None and _feeds(t) else t  # type: ignore[no-untyped-call]
         for t, dim in zip(tensors, batch_dims, strict=True)
     ]
 
 
-def _from_compiled(tensor: Tensor) -> bool:
-    """Whether a tensor was computed from an output of a compiled module."""
-    waiting: list[Any] = [tensor.grad_fn]
-    seen: set[Any] = {None}
-    while waiting:
-        node = waiting.pop()
-        if node in seen:
-            continue
+def parameters_behind(tensor: Tensor) -> Iterator[nn.Parameter]:
+    """The parameters from which ordinary code computed a tensor, since compiled modules gave results."""
+    for node, _ in _behind(tensor):
+        if isinstance(found := getattr(node, "variable", None), nn.Parameter):  # where gradients accumulate
+            yield found
+
+
+def _feeds(tensor: Tensor) -> bool:
+    """Whether a tensor was computed from results of compiled modules, which are noted as such."""
+    fed = False
+    for node, output in _behind(tensor):
         if isinstance(node, STEP_BACKWARD):
-            return True
-        seen.add(node)
-        waiting += [source for source, _ in node.next_functions]
-    return False
+            step: Any = node
+            step.fed.add(output)
+            fed = True
+    return fed
+
+
+def _behind(tensor: Tensor) -> Iterator[tuple[Any, int]]:
+    """The autograd nodes from which a tensor was computed, with their outputs, back to compiled modules."""
+    waiting: list[tuple[Any, int]] = [(tensor.grad_fn, tensor.output_nr)]
+    seen: set[tuple[Any, int]] = set()
+    while waiting:
+        node, output = waiting.pop()
+        if node is None or (node, output) in seen:
+            continue
+        seen.add((node, output))
+        yield node, output
+        if not isinstance(node, STEP_BACKWARD):
+            waiting += node.next_functions
 
 
 class _Times(torch.autograd.Function):

@@ -14,6 +14,7 @@ from fxdp.torch_compat.execution import *  # noqa: F403
 from fxdp.torch_compat.exporting import *  # noqa: F403
 from fxdp.torch_compat.inductor import *  # noqa: F403
 from fxdp.torch_compat.operators import *  # noqa: F403
+from fxdp.torch_compat.outer_call import *  # noqa: F403
 from fxdp.torch_compat.quick_sizes import *  # noqa: F403
 from fxdp.torch_compat.symbolic import *  # noqa: F403
 from fxdp.torch_compat.wrapping import *  # noqa: F403

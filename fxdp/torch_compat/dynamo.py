@@ -30,6 +30,7 @@ __all__ = [
     "has_symbols_asked",
     "input_source",
     "run_traced",
+    "skipped_function",
     "traced_frame",
 ]
 
@@ -99,10 +100,15 @@ def graph_breaks(frame: TracedFrame) -> tuple[int, tuple[GraphBreak, ...]]:
         torch.compile(function, backend=as_it_is)(*args, **kwargs)
     breaks = [GraphBreak(r.reason, tuple(r.user_stack)) for r in graph_break_reasons[known:]]
     for text in counters["unimplemented"]:
-        skipped = _SKIPPED.search(text)
-        if text not in texts and skipped is not None:
-            breaks.append(GraphBreak(text, (), skipped["function"]))
+        if text not in texts and (skipped := skipped_function(text)):
+            breaks.append(GraphBreak(text, (), skipped))
     return graphs, tuple(breaks)
+
+
+def skipped_function(text: str) -> str:
+    """The function that Dynamo leaves out, by what it writes of that; empty for other texts."""
+    found = _SKIPPED.search(text)
+    return found["function"] if found is not None else ""
 
 
 def _call_of(frame: TracedFrame) -> tuple[FunctionType, list[Any], dict[str, Any]]:
@@ -138,6 +144,8 @@ def ask_for_symbols(dims: Iterable[tuple[Tensor, int]]) -> NoReturn:
     """From within a backend: let Dynamo trace the frame once more, with symbols as these sizes."""
     for tensor, dim in dims:
         torch._dynamo.maybe_mark_dynamic(tensor, dim)
+    # with symbols other ops may be in the graph where it broke before: those places are to be found anew
+    InstructionTranslator.current_tx().speculation_log.clear()
     # the one way in which torch lets a backend send a frame back: Inductor does so for Python floats
     raise TensorifyScalarRestartAnalysis(restart_reason="fxdp: batch dims as symbols")
 

@@ -27,20 +27,22 @@ def breaks_in_words(frame: TracedFrame) -> str:
     ends = [found for found in breaks if not found.left_out]
     if not breaks:
         return "\nTorch makes one graph of this call: add fullgraph=True"
-    lines = [f"graph {k} of {max(graphs, len(ends))} ends at {_end(b)}" for k, b in enumerate(ends, 1)]
-    lines += [f"no graph of {b.left_out}: {_reason(b)}" for b in breaks if b.left_out]
+    many = max(graphs, len(ends))
+    lines = [f"graph {k} of {many} ends at {end_in_words(b)}" for k, b in enumerate(ends, 1)]
+    lines += [f"no graph of {b.left_out}: {reason_in_words(b)}" for b in breaks if b.left_out]
     return "\nWhere torch breaks off this call:\n  " + "\n  ".join(lines)
 
 
-def _end(found: GraphBreak) -> str:
+def end_in_words(found: GraphBreak) -> str:
+    """The user's line at which a graph ends, and why."""
     frames = [frame for frame in found.stack if is_user_file(frame.filename)] or list(found.stack)
     if not frames:
-        return f"a place that torch does not tell: {_reason(found)}"
+        return f"a place that torch does not tell: {reason_in_words(found)}"
     last = frames[-1]
-    return f"{Site(last.filename, last.lineno or 0, last.line or '')}: {_reason(found)}"
+    return f"{Site(last.filename, last.lineno or 0, last.line or '')}: {reason_in_words(found)}"
 
 
-def _reason(found: GraphBreak) -> str:
+def reason_in_words(found: GraphBreak) -> str:
     """The last thing that went wrong, in one line."""
     said = found.reason.rpartition("another graph break occurred: ***")[2].strip()
     first = said.partition("\n")[0]

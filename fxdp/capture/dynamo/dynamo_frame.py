@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import re
+
 from torch import nn
 
 from fxdp.errors import InputError
 from fxdp.torch_compat import TracedFrame, running_ddp, traced_frame
+
+_REMEDY = (
+    '; options={"graph_breaks": True} compiles each graph as a program of its own, by which you promise that '
+    "what runs between them treats samples one by one and reads no parameter"
+)
 
 
 class BrokenFrameError(InputError):
@@ -16,8 +23,8 @@ class BrokenFrameError(InputError):
         super().__init__(message)
 
 
-def whole_frame() -> TracedFrame:
-    """What Dynamo is tracing.
+def frame_under_way(graph_breaks: bool) -> TracedFrame:
+    """What Dynamo is tracing; it may be a part of a call only where the user allows graph breaks.
 
     Raises
     ------
@@ -30,14 +37,15 @@ def whole_frame() -> TracedFrame:
             'the backend "fxdp" is for torch.compile, which tells it of the model; expected '
             "fxdp.compile(model) elsewhere"
         )
-    if not frame.whole or frame.suppressed:
-        expected = "fullgraph=True" if not frame.whole else "torch._dynamo.config.suppress_errors = False"
+    broken = not frame.whole and not graph_breaks
+    if broken or frame.suppressed:
+        expected = "fullgraph=True" if broken else "torch._dynamo.config.suppress_errors = False"
         raise BrokenFrameError(
             frame,
             f'torch.compile(model, backend="fxdp"): expected {expected}. Without it torch runs what it '
             "cannot trace as ordinary code, on this rank's part of the batch alone: losses would be this "
             "rank's, and parameters used there would get this rank's gradients. fxdp.compile(model) takes "
-            "models that torch.compile cannot trace as a whole",
+            "models that torch.compile cannot trace as a whole" + (_REMEDY if broken else ""),
         )
     if (ddp := running_ddp()) is not None:
         raise InputError(
@@ -46,6 +54,12 @@ def whole_frame() -> TracedFrame:
             "communication"
         )
     return frame
+
+
+def function_of(frame: TracedFrame) -> str:
+    """What the user calls the function, of which the frame may be what follows a break."""
+    name = getattr(frame.code, "co_qualname", frame.code.co_name).rpartition("<locals>.")[2]
+    return re.sub(r"(torch_dynamo_resume_in_)+(.*?)(_at_\d+)+$", r"\2", name)
 
 
 def title_of(frame: TracedFrame) -> str:

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 from torch.utils.checkpoint import checkpoint
 
-from fxdp.capture.dynamo.dynamo_inputs import GraphInput, batch_dim, read_input
+from fxdp.capture.dynamo.dynamo_inputs import GraphInput, read_input
 from fxdp.capture.dynamo.dynamo_sizes import TracedSizes, is_read
 from fxdp.capture.dynamo.traced_model import GraphOperand, TracedGraph
 from fxdp.capture.python_values import stable_text
 from fxdp.errors import InputError
 from fxdp.torch_compat import TracedFrame, forget_sizes
+
+_NO_NAMES: Mapping[int, str] = {}
 
 
 @dataclass(frozen=True)
@@ -34,8 +36,15 @@ class ReadGraph:
     """How many scalars with a gradient it returns."""
 
 
-def read_graph(gm: fx.GraphModule, frame: TracedFrame, prefix: Any) -> ReadGraph:
+def read_graph(
+    gm: fx.GraphModule,
+    frame: TracedFrame,
+    dim_of: Callable[[GraphInput], int | None],
+    names: Mapping[int, str] = _NO_NAMES,
+) -> ReadGraph:
     """The graph as capture takes it; where it has no symbols as its batch sizes, torch traces it anew.
+
+    `dim_of` tells the batch dim of an input, `names` what the model calls a tensor of its own, by its `id`.
 
     Raises
     ------
@@ -43,8 +52,9 @@ def read_graph(gm: fx.GraphModule, frame: TracedFrame, prefix: Any) -> ReadGraph
     """
     nodes = gm.graph.find_nodes(op="placeholder")
     sizes = TracedSizes(nodes, frame)
-    inputs = [read_input(node, frame) for node in nodes if node not in sizes.symbols]
-    dims = _dims(inputs, prefix, frame)
+    read = [read_input(node, frame) for node in nodes if node not in sizes.symbols]
+    inputs = [_renamed(given, names) for given in read]
+    dims = [dim_of(given) if given.operand.kind == "input" else None for given in inputs]
     sizes.bind(inputs, dims)
     sizes.check_batch(inputs, dims)
     guards = tuple(sizes.guards())
@@ -61,9 +71,10 @@ def read_graph(gm: fx.GraphModule, frame: TracedFrame, prefix: Any) -> ReadGraph
     return ReadGraph(traced, tuple(kept), named, numbers, _losses(gm))
 
 
-def _dims(inputs: Sequence[GraphInput], prefix: Any, frame: TracedFrame) -> list[int | None]:
-    own = [given.operand.kind == "input" for given in inputs]
-    return [batch_dim(g, prefix, frame) if is_own else None for g, is_own in zip(inputs, own, strict=True)]
+def _renamed(given: GraphInput, names: Mapping[int, str]) -> GraphInput:
+    if given.operand.kind != "model" or id(given.example) not in names:
+        return given
+    return replace(given, operand=given.operand._replace(name=names[id(given.example)]))
 
 
 def _losses(gm: fx.GraphModule) -> int:

@@ -1,0 +1,215 @@
+"""What one graph of a call does for the others where torch breaks the call into several.
+
+    graph 1  --  h, this rank's rows  -->  Python  -->  graph 2    gradients of the global loss, as between
+                                                                   compiled modules: runtime/chains.py
+    graph 1  --  scale, whole         -->  Python  -->  graph 2    Python may have used it on this rank's
+                                                                   rows: its gradient is the ranks' mean
+
+Python between graphs must read no parameters, whose gradients nobody would sum over the ranks. That is seen
+where its results enter a graph, where a parameter gets a gradient that no graph reads, and, of one that is
+read by graphs and by Python after the last, by its values after the first step.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from fxdp.capture.captured import OutputLeaf
+from fxdp.capture.dynamo.break_report import BreakReport
+from fxdp.capture.dynamo.crossing_rows import Lies, lies_of, note_lies
+from fxdp.compiler.program import Program
+from fxdp.errors import InputError, StateError
+from fxdp.ir.notes import note, tensor_type
+from fxdp.ir.ops.collectives import finish, start_all_reduce
+from fxdp.ir.placements import Shard
+from fxdp.ir.sizes import LOCAL, B
+from fxdp.ir.slots import Output
+from fxdp.lowering.eager import results
+from fxdp.module.compiled import CompiledModule
+from fxdp.module.served import Served
+from fxdp.ranks.failure import guard
+from fxdp.ranks.joined import Joined
+from fxdp.runtime.chains import parameters_behind
+
+_log = logging.getLogger("fxdp")
+_WATCHED = "_fxdp_watched"
+
+
+@dataclass
+class BetweenGraphs:
+    """One graph of several: what it takes from those before it, and leaves to those after it."""
+
+    report: BreakReport
+    last: bool
+    """Whether the call ends with it: what it returns is the caller's alone."""
+    passed: frozenset[str]
+    """The inputs that are no arguments of the call."""
+    model: weakref.ref[nn.Module] | None
+    _served: Served | None = None
+    _lies: tuple[Lies | None, ...] = ()
+    _ran: bool = False
+
+    def prepare(self, compiled: CompiledModule, tensors: Mapping[str, Tensor]) -> None:
+        """Before the first call of a compiled module that reads these parameters and buffers.
+
+        Raises
+        ------
+        InputError : a mesh with stages.
+        """
+        joined = compiled._joined
+        if joined.mesh.pipeline.size > 1:
+            raise InputError(
+                "graph_breaks=True with a mesh axis pp: stages run the backward inside of one call, which "
+                "has the loss; expected a mesh of data axes, or fullgraph=True"
+            )
+        if joined.mesh.world == 1:
+            return
+        for name, tensor in tensors.items():
+            _watch_of(tensor, name).read = True
+        model = None if self.model is None else self.model()
+        for name, parameter in () if model is None else model.named_parameters():
+            _watch_of(parameter, name).begin(parameter)
+
+    def enter(
+        self, compiled: CompiledModule, inputs: Mapping[str, Any], dims: Mapping[str, int | None]
+    ) -> None:
+        """Before a call.
+
+        Raises
+        ------
+        InputError : an input that lies otherwise than when the graph was traced, or was computed from
+            parameters outside of all graphs.
+        """
+        if self._ran and not torch.is_grad_enabled():
+            self._tell(compiled)
+        if compiled._calls == 1:  # after the first step parameters tell whose gradients were not summed
+            compiled._replicas.ask(now=True)
+        for name in self.passed:
+            lies = lies_of(inputs[name])
+            if lies is not None and lies != Lies(dims[name]):
+                raise InputError(
+                    f"{name} came from another graph than when torch.compile traced what follows, and lies "
+                    "otherwise on the ranks; expected the same of both ways through the model's code"
+                )
+            used = parameters_behind(inputs[name]) if torch.is_grad_enabled() else iter(())
+            if (parameter := next(used, None)) is not None:
+                raise InputError(_used(name, parameter))
+
+    def leave(self, compiled: CompiledModule, outputs: Sequence[Any]) -> list[Any]:
+        """What the graph returns, for the graphs after it."""
+        first, self._ran = not self._ran, True
+        joined, served = compiled._joined, compiled._served
+        assert served is not None
+        if self.last:
+            self._tell(compiled)
+            return list(outputs)
+        if served is not self._served:
+            self._served, self._lies = served, output_lies(served.program)
+        pairs = zip(outputs, self._lies, strict=True)
+        values = [self._left(value, lies, joined) for value, lies in pairs]
+        differentiable = (v for v in values if isinstance(v, Tensor) and v.requires_grad)
+        if first and (value := next(differentiable, None)) is not None:
+            # nobody says when a call ends that Python ends; when its backward begins all its graphs are known
+            value.register_hook(lambda _: self._tell(compiled))  # type: ignore[no-untyped-call]
+        return values
+
+    def _left(self, value: Any, lies: Lies | None, joined: Joined) -> Any:
+        if lies is None or not isinstance(value, Tensor):
+            return value
+        if lies.dim is None and value.requires_grad and joined.mesh.world > 1:
+            value = _MeanGradient.apply(value, joined)  # type: ignore[no-untyped-call]
+        note_lies(value, lies)
+        return value
+
+    def _tell(self, compiled: CompiledModule) -> None:
+        news = self.report.news() if self.report.told < len(self.report.graphs) else ""
+        if news and compiled._joined.index == 0:  # it is the same on all ranks
+            _log.warning(news)
+
+
+def output_lies(program: Program) -> tuple[Lies | None, ...]:
+    """How each leaf of what a program returns lies; None for what is no tensor."""
+    pairs, alone = results(program.gm.graph), program.mesh.size == 1
+    found = {slot.index: _lies(node, alone) for slot, node in pairs if isinstance(slot, Output)}
+    leaves = program.captured.leaves
+    return tuple(found[leaf.index] if isinstance(leaf, OutputLeaf) else None for leaf in leaves)
+
+
+def _lies(node: fx.Node, alone: bool) -> Lies:
+    placement, shape = note(node).placement, tensor_type(node).shape
+    if alone:  # nothing is split, but torch must not make a constant of the batch size
+        return Lies(next((dim for dim, size in enumerate(shape) if size in (B, LOCAL)), None))
+    if not isinstance(placement, Shard):
+        return Lies(None)
+    return Lies(placement.dim, placement.outer != 1 or shape[placement.dim] not in (B, LOCAL))
+
+
+def _used(name: str, parameter: nn.Parameter) -> str:
+    watched: _Watched | None = parameter.__dict__.get(_WATCHED)
+    called = watched.name if watched is not None else f"a parameter of shape {tuple(parameter.shape)}"
+    return (
+        f"{name} was computed from {called} by Python between two graphs of torch.compile, on this rank's "
+        "rows alone, and nobody would sum that gradient over the ranks; expected parameters to be read "
+        "inside of graphs: move the break, or use fxdp.compile(model)"
+    )
+
+
+@dataclass
+class _Watched:
+    """A parameter of a broken call, kept on it."""
+
+    name: str
+    read: bool = False
+    """Whether a graph reads it, and so reduces its gradient."""
+    watched: bool = False
+
+    def begin(self, parameter: Tensor) -> None:
+        """Look at its gradients from now on."""
+        if not self.watched and parameter.requires_grad:
+            self.watched = True
+            parameter.register_post_accumulate_grad_hook(self)  # type: ignore[no-untyped-call]
+
+    def __call__(self, parameter: Tensor) -> None:
+        if not self.read:
+            raise StateError(
+                f"{self.name} got a gradient, but no graph of torch.compile reads it: what uses it runs as "
+                "ordinary code on each rank's rows, and nobody sums its gradient over the ranks. Expected "
+                'code that torch.compile can trace there (TORCH_LOGS="graph_breaks" shows why not), or '
+                "fxdp.compile(model)"
+            )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Watched, (self.name,)  # a model that is loaded elsewhere is watched by nobody
+
+
+def _watch_of(parameter: Tensor, name: str) -> _Watched:
+    found: _Watched = parameter.__dict__.setdefault(_WATCHED, _Watched(name))
+    return found
+
+
+class _MeanGradient(torch.autograd.Function):
+    """The same tensor, whole on each rank; its gradient is the mean of the ranks' own.
+
+    A graph that reads it gives the same gradient on all ranks, and the mean is that. What Python makes of it
+    and this rank's rows gets a gradient times the ranks where it enters a graph (`runtime/chains.py`), and
+    the mean is the sum over all rows.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, joined: Joined) -> Tensor:
+        ctx.joined = joined
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        joined: Joined = ctx.joined
+        with guard(joined):
+            total = finish(start_all_reduce(gradient.contiguous(), "sum", joined.mesh.group()))
+        return total / joined.mesh.size, None

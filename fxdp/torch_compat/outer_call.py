@@ -1,0 +1,103 @@
+"""Of a call under way of what `torch.compile` returned: its arguments, its model, and where in it one is.
+
+    compiled(x)                                   the call of an OptimizedModule
+      compile_wrapper(x)                          of torch; holds the arguments
+        forward                                   running, up to its first break
+          torch_dynamo_resume_in_forward_at_12    what follows: Dynamo traces it when it is called
+            the backend                           asked for that trace's graph
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch._dynamo import convert_frame, eval_frame
+from torch._dynamo.exc import format_frame_info
+from torch._dynamo.resume_execution import TORCH_DYNAMO_RESUME_IN_PREFIX
+from torch._dynamo.utils import counters
+
+from fxdp.torch_compat.dynamo import GraphBreak, skipped_function
+
+__all__ = ["OuterCall", "frames_left_out", "graph_end", "outer_call"]
+
+_MODULE_CALL = nn.Module.__call__.__code__.co_filename
+_BACKEND = torch._TorchCompileWrapper
+
+
+@dataclass(frozen=True)
+class OuterCall:
+    """The call of what `torch.compile` returned, inside of which a backend is asked for a graph."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    model: nn.Module | None
+    """The module that was compiled; None for a function."""
+    keeper: Any
+    """An object of torch's that is the same for all graphs of one `torch.compile`, and nothing else's."""
+    running: tuple[str, ...]
+    """The functions under way in it, from the innermost, as `GraphBreak.left_out` calls them."""
+    outermost: bool
+    """Whether the graph is of the compiled function itself, and not of one that it calls in between."""
+
+
+def outer_call() -> OuterCall | None:
+    """From within a backend: the call under way; None where torch does not show it."""
+    frames = list(_frames())
+    wrapper = next((i for i, frame in enumerate(frames) if _is_wrapper(frame)), None)
+    if wrapper is None:
+        return None
+    keeper = next((f.f_locals["self"] for f in frames[:wrapper] if isinstance(_self(f), _BACKEND)), None)
+    around = (_self(frame) for frame in frames[wrapper:])
+    compiled = next((found for found in around if isinstance(found, eval_frame.OptimizedModule)), None)
+    held = frames[wrapper].f_locals
+    model = None if compiled is None else compiled._orig_mod
+    running = _running(frames[:wrapper])
+    names = tuple(format_frame_info(frame.f_code) for frame in running)
+    resumed = all(f.f_code.co_name.startswith(TORCH_DYNAMO_RESUME_IN_PREFIX) for f in running[:-1])
+    return OuterCall(held["args"], held["kwargs"], model, keeper, names, resumed)
+
+
+def _frames() -> Iterator[FrameType]:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _self(frame: FrameType) -> Any:
+    return frame.f_locals.get("self")
+
+
+def _is_wrapper(frame: FrameType) -> bool:
+    code = frame.f_code
+    return code.co_filename == eval_frame.__file__ and {"args", "kwargs"} <= set(code.co_varnames)
+
+
+def _running(inner: list[FrameType]) -> list[FrameType]:
+    """What runs of the compiled function and what it calls.
+
+    `inner` are the frames inside of torch's wrapper, from the innermost: first the backend's and torch's own.
+    """
+    traces = [i for i, frame in enumerate(inner) if frame.f_code.co_filename == convert_frame.__file__]
+    running = inner[traces[-1] + 1 :] if traces else []
+    while running and running[-1].f_code.co_filename == _MODULE_CALL:
+        running.pop()
+    return running
+
+
+def graph_end(gm: fx.GraphModule) -> GraphBreak | None:
+    """Where a graph of Dynamo breaks off, and why; None for one that ends with its function."""
+    reason: Any = gm.compile_subgraph_reason
+    return GraphBreak(reason.reason, tuple(reason.user_stack)) if reason.graph_break else None
+
+
+def frames_left_out() -> tuple[GraphBreak, ...]:
+    """The functions that Dynamo has given up so far: they run as they are."""
+    texts = counters["unimplemented"]
+    return tuple(GraphBreak(text, (), name) for text in texts if (name := skipped_function(text)))
