@@ -27,7 +27,15 @@ from types import TracebackType
 from fxdp.errors import AgreementError, FxdpError, RankFailedError, StateError
 from fxdp.ir.user_lines import show_user_lines
 from fxdp.ranks.joined import Joined
-from fxdp.ranks.links import Ending, EndKind, Links, RefusedError, speaking_links, tell_everywhere
+from fxdp.ranks.links import (
+    Ending,
+    EndKind,
+    LateError,
+    Links,
+    RefusedError,
+    speaking_links,
+    tell_everywhere,
+)
 from fxdp.ranks.resolve import ensure_alive
 
 _BROKEN = (
@@ -116,7 +124,8 @@ class guard:  # noqa: N801  (reads as a statement: with guard(joined))
                 failure = RankFailedError(words)
                 links.stop(links.ending or Ending(links.rank, EndKind.FAILED, words))
                 raise failure from error
-            links.stop(links.cause() or Ending(links.rank, EndKind.FAILED, str(error)))
+            known = links.ending if isinstance(error, LateError) else links.cause()
+            links.stop(known or Ending(links.rank, EndKind.FAILED, str(error)))
             return
         if links.caller.interrupted and links.ending is not None:  # somebody made another error of it
             links.stop(links.ending)

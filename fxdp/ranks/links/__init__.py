@@ -1,7 +1,7 @@
 """What joins the ranks of a mesh: process groups for tensors, and a control channel for everything else."""
 
 from fxdp.ranks.links.channel import Channel, RefusedError
-from fxdp.ranks.links.ending import Ending, EndKind, harmless, not_understood
+from fxdp.ranks.links.ending import Ending, EndKind, LateError, harmless, not_understood
 from fxdp.ranks.links.links import Links
 from fxdp.ranks.links.live import find_links, live_links, speaking_links
 from fxdp.ranks.links.notices import tell_everywhere
@@ -11,6 +11,7 @@ __all__ = [
     "Channel",
     "EndKind",
     "Ending",
+    "LateError",
     "Links",
     "RefusedError",
     "add_group",

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from fxdp.errors import RankFailedError, StateError
-from fxdp.ranks.links.ending import Ending, EndKind, as_bytes, as_text
+from fxdp.ranks.links.ending import Ending, EndKind, LateError, as_bytes, as_text
 from fxdp.ranks.links.frames import DATA_BYTES, PLACE_BYTES, ROUND, FrameKind, framed
 from fxdp.ranks.links.wires import Peer, Wires
 
@@ -105,7 +105,7 @@ class Channel(Wires):
                 self._tell_where(waiting)
             deadline = deadline or time.monotonic() + self._timeout_s
             if time.monotonic() > deadline:
-                raise RankFailedError(self._late(waiting))
+                raise LateError(self._late(waiting))
 
     def _check_size(self, data: bytes) -> None:
         if len(data) > DATA_BYTES:

@@ -6,8 +6,14 @@ import enum
 import unicodedata
 from dataclasses import dataclass
 
+from fxdp.errors import RankFailedError
+
 TEXT_LIMIT = 6000  # characters of an error that other ranks are told
 TEXT_BYTES = 1 << 16  # of any text between ranks: more is cut off, and refused where it comes
+
+
+class LateError(RankFailedError):
+    """A rank did not come in time, though it is alive: it is named, and no news of it need be waited for."""
 
 
 class EndKind(enum.IntEnum):

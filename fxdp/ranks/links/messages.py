@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from fxdp.errors import RankFailedError
+from fxdp.ranks.links.ending import LateError
 from fxdp.ranks.links.history import History
 
 HEADER = struct.Struct("<IIq")  # number of the round, bytes of the value, the moment it belongs to
@@ -169,7 +170,7 @@ class Messages:
             now = time.perf_counter()
             start = start or now
             if now > start + self._timeout_s:
-                raise RankFailedError(self._late(waiting or self._peers, expected))
+                raise LateError(self._late(waiting or self._peers, expected))
             if now > start + _SPIN_S:
                 for peer in waiting:  # one that sent less would be waited for in vain
                     check_header(peer, expected)
