@@ -28,7 +28,6 @@ class Traffic(TorchDispatchMode):
     most_bytes: int = 0
     """The most of whole values at once, under way or there."""
     _alive: list[tuple[int, int, StorageWeakRef]] = field(default_factory=list)
-    _bucket_of: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -42,14 +41,11 @@ class Traffic(TorchDispatchMode):
             self.calls.append((func._schema.name.partition("::")[2], size))
         if func is rows.start_gather_rows:
             self._holds(result, len(self.calls))
-        elif func is rows.finish_gather_rows:
-            self._holds(result, self._bucket_of[args[0].untyped_storage()._cdata])
         return result
 
     def _holds(self, value: Tensor, bucket: int) -> None:
-        """A bucket is there as long as what is pending of it, or its whole values."""
+        """A bucket is there as long as its whole values, which a gather writes where they stay."""
         storage = value.untyped_storage()
-        self._bucket_of[storage._cdata] = bucket
         self._alive = [one for one in self._alive if not one[-1].expired()]
         self._alive.append((bucket, value.nbytes, StorageWeakRef(storage)))
         alive = {b: size for b, size, _ in self._alive}

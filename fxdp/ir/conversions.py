@@ -208,7 +208,7 @@ TABLE: tuple[Conversion, ...] = (
         price=lambda size, gathered: gathered,
         on_ranks=rows.gathered_rows,
         start=lambda at, x, each, after: (rows.start_gather_rows, (x, each, at.world, at.group, after)),
-        finish=lambda at, pending, each, after: (rows.finish_gather_rows, (pending, each, at.world)),
+        finish=lambda at, pending, each, after: (collectives.finish, (pending,)),
         words="gathered for use", ways=("group", "memory"),
         along=lambda have, want: rows_axis(have),
         suits=lambda have, want: not has_terms(have),

@@ -7,13 +7,22 @@ from contextlib import contextmanager
 from datetime import timedelta
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, ProcessGroup, TCPStore, Work, _register_process_group
+from torch import Tensor
+from torch._C._distributed_c10d import (
+    PrefixStore,
+    ProcessGroup,
+    TCPStore,
+    Work,
+    _register_process_group,
+    _register_work,
+    _resolve_process_group,
+)
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.distributed_c10d import _new_process_group_helper, _world
 
 __all__ = [
     "PrefixStore", "TCPStore", "Work", "collectives_begun", "flatten_state_dict", "new_named_group",
-    "register_group",
+    "register_group", "start_gathers",
 ]  # fmt: skip
 
 
@@ -69,3 +78,15 @@ def _not_split_from(world: ProcessGroup, some: bool) -> Iterator[None]:
 def register_group(name: str, group: ProcessGroup) -> None:
     """Let functional collectives find `group` by its name, until torch's own groups are destroyed."""
     _register_process_group(name, group)  # type: ignore[arg-type]
+
+
+def start_gathers(whole: Tensor, outputs: Sequence[Tensor], inputs: Sequence[Tensor], group: str) -> None:
+    """Start gathering several tensors into parts of `whole`, for which `wait_tensor` waits then.
+
+    The functional op for several tensors would give each memory of its own.
+    """
+    found = _resolve_process_group(group)  # type: ignore[arg-type]
+    # torch's name before 2.13 is the second
+    names = ("all_gather_single_coalesced", "allgather_into_tensor_coalesced")
+    start = next(getattr(found, name) for name in names if hasattr(found, name))
+    _register_work(whole, start(list(outputs), list(inputs)))

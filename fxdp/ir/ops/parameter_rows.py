@@ -8,8 +8,8 @@
 In a pipeline the rows of a data rank are dealt out once more, over its pipeline ranks, as DTensor deals a dim
 along two axes: rank 0's a0 a1 a2 as a0 a1 and a2. The ranks of a stage have them sent before they gather.
 
-The four ops are opaque to a compiler. Each `start_*` reads what must be there before it begins (`after`): the
-one before it, so that all ranks start them in one order, and a value of the computation, so that nobody
+The three ops are opaque to a compiler. Each `start_*` reads what must be there before it begins (`after`):
+the one before it, so that all ranks start them in one order, and a value of the computation, so that nobody
 gathers earlier than planned. Only data keeps a compiler from changing an order, or from taking a gather of
 the backward for the equal one of the forward and keeping its result.
 """
@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from fxdp.ir.ops.library import aten, library
-from fxdp.torch_compat import OpOverload
+from fxdp.torch_compat import OpOverload, start_gathers
 
 _c10d = torch.ops._c10d_functional
 
@@ -63,10 +63,15 @@ def own_rows(value: Tensor, ranks: int, rank: int) -> Tensor:
 
 
 def side_by_side(rows: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
-    """Values one after another, each padded to its size: the very memory, where they lie so already."""
+    """Values one after another, each padded to its size: the very memory, where they lie so in a larger one.
+
+    A value that has its memory for itself is copied: it may be a cast, whose memory compiled code gives to
+    another value while the gather is under way.
+    """
     first, where = rows[0], rows[0].storage_offset()
     storage, place = first.untyped_storage(), where
-    lie_so = (where + sum(sizes)) * first.itemsize <= storage.nbytes()
+    size_here = sum(sizes) * first.itemsize
+    lie_so = where * first.itemsize + size_here <= storage.nbytes() and size_here < storage.nbytes()
     for value, size in zip(rows, sizes, strict=True):
         here = value.untyped_storage().data_ptr() == storage.data_ptr() and value.storage_offset() == place
         lie_so = lie_so and here and value.is_contiguous()
@@ -83,14 +88,10 @@ def side_by_side(rows: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
 def _start_gather(
     rows: Sequence[Tensor], sizes: Sequence[int], world: int, group: str, after: Sequence[Tensor]
 ) -> Tensor:
-    return _c10d.all_gather_into_tensor(side_by_side(rows, sizes), world, group)  # type: ignore[no-any-return]
-
-
-def _finish_gather(pending: Tensor, sizes: Sequence[int], world: int) -> Tensor:
-    by_rank = _c10d.wait_tensor(pending).view(world, sum(sizes))
-    whole = torch.empty_like(pending)
-    parts = [part.view(world, -1) for part in torch.split(whole, [world * size for size in sizes])]
-    torch.split_with_sizes_copy(by_rank, list(sizes), dim=1, out=parts)
+    whole = rows[0].new_empty(world * sum(sizes))
+    own = torch.split(side_by_side(rows, sizes), list(sizes))
+    # each parameter by itself, in one call: carriers put its rows where they stay
+    start_gathers(whole, torch.split(whole, [world * size for size in sizes]), own, group)
     return whole
 
 
@@ -140,12 +141,10 @@ start_gather_rows = _define(
     "start_gather_rows(Tensor[] rows, int[] sizes, int world, str group, Tensor[] after) -> Tensor",
     _start_gather, _gather_shape,
 )  # fmt: skip
-"""Start gathering the ranks' rows of several parameters, of which each rank gives `sizes` elements."""
-finish_gather_rows = _define(
-    "finish_gather_rows(Tensor pending, int[] sizes, int world) -> Tensor",
-    _finish_gather, lambda pending, sizes, world: torch.empty_like(pending),
-)  # fmt: skip
-"""Wait for them; the whole parameters one after another, each with its padding at its end."""
+"""Start gathering the ranks' rows of several parameters, of which each rank gives `sizes` elements.
+
+What is waited for are the whole parameters one after another, each with its padding at its end.
+"""
 start_scatter_rows = _define(
     "start_scatter_rows(Tensor[] values, int[] sizes, int world, str group, Tensor[] after) -> Tensor",
     _start_scatter, _scatter_shape,
@@ -166,7 +165,7 @@ STARTS = frozenset({start_gather_rows, start_scatter_rows})
 def gathered_rows(
     values: Sequence[Any], sizes: Sequence[int], each: Sequence[int] = (), after: object = ()
 ) -> list[Tensor]:
-    """The whole of a parameter; of lists of them what `finish_gather_rows` gives."""
+    """The whole of a parameter; of lists of them what is waited for after `start_gather_rows`."""
     world = len(values)
     if not each:
         return [torch.cat(list(values))] * world

@@ -23,14 +23,14 @@ _WAITS = ("wait_tensor",)
 
 def collectives(graph: fx.Graph) -> list[str]:
     """The names of the nodes that start collectives, in the order in which they run."""
-    return [node.name for node in graph.nodes if _starts(node)]
+    return [node.name for node in graph.nodes if starts_collective(node)]
 
 
 def put_in_order(gm: fx.GraphModule, names: Sequence[str]) -> None:
     """Run the collectives in the order of `names`, each after what it needs; nothing moves without need."""
     graph = gm.graph
     place = {name: i for i, name in enumerate(names)}
-    wanted = sorted(filter(_starts, graph.nodes), key=lambda node: place.get(node.name, len(place)))
+    wanted = sorted(filter(starts_collective, graph.nodes), key=lambda node: place.get(node.name, len(place)))
     if [node.name for node in wanted] == collectives(graph):
         return
     inputs = graph.find_nodes(op="placeholder")
@@ -60,7 +60,7 @@ def must_stay(graph: fx.Graph) -> bool:
     """
     under_way: set[fx.Node] = set()
     for node in graph.nodes:
-        if _starts(node):
+        if starts_collective(node):
             under_way.add(node)
         under_way.difference_update(node.all_input_nodes if _waits(node) else ())
         if len(under_way) > 1 or node.target in STARTS:
@@ -68,11 +68,17 @@ def must_stay(graph: fx.Graph) -> bool:
     return False
 
 
+def communicates(node: fx.Node) -> bool:
+    """Whether a call starts a collective, or waits for one."""
+    return starts_collective(node) or any(map(starts_collective, node.all_input_nodes))
+
+
 def _waits(node: fx.Node) -> bool:
     return getattr(node.target, "_opname", "") in _WAITS
 
 
-def _starts(node: fx.Node) -> bool:
+def starts_collective(node: fx.Node) -> bool:
+    """Whether a call starts a collective."""
     return node.target in STARTS or (
         getattr(node.target, "namespace", "") == "_c10d_functional"
         and getattr(node.target, "_opname", "") not in _WAITS

@@ -39,7 +39,7 @@ from fxdp.lowering.inductor.saved_values import (
     save_laid_out_weights,
     save_what_is_read,
 )
-from fxdp.lowering.inductor.segment_code import compile_segments
+from fxdp.lowering.inductor.segment_code import AsItIs, compile_segments
 from fxdp.lowering.inductor.segments import NotInSegmentsError, Segment, segments
 from fxdp.lowering.inductor.start import Start
 from fxdp.lowering.inductor.strides import chooses_layouts, copied, moved, restride
@@ -211,6 +211,8 @@ class _Compiler:
 
         def compile_one(one: Segment) -> Boxed:
             graph = graph_module(gm, one.graph)
+            if one.between:
+                return AsItIs(graph)
             return self._compile_graph(graph, one.kept, one.fixed, **how)[0]  # type: ignore[no-any-return]
 
         with self.start.building():  # around all: kernels that several of them have are built once

@@ -14,15 +14,28 @@ from typing import Any
 
 from torch import Tensor, fx
 
+from fxdp.ir.graph_form import graph_bytes, graph_of_bytes
 from fxdp.ir.graphs import attribute_of
 from fxdp.lowering.halves import Boxed
 from fxdp.lowering.inductor.segments import Segment
 from fxdp.lowering.inductor.start import Start
 from fxdp.lowering.inductor.strides import results
-from fxdp.torch_compat import code_bytes, code_of_bytes
+from fxdp.torch_compat import boxed_code, code_bytes, code_of_bytes
 
-_WHOLE, _SEGMENTS = b"w", b"s"
-"""What bytes of a half begin with."""
+_WHOLE, _SEGMENTS, _AS_IT_IS = b"w", b"s", b"g"
+"""What bytes of a half, or of one of its codes, begin with."""
+
+
+class AsItIs:
+    """A graph that runs op by op; called as Inductor's code is."""
+
+    def __init__(self, gm: fx.GraphModule) -> None:
+        self.gm = gm
+        self._run = boxed_code(gm)
+
+    def __call__(self, inputs: list[Any]) -> Any:
+        """Its results; `inputs` is emptied."""
+        return self._run(inputs)
 
 
 @dataclass(frozen=True)
@@ -65,20 +78,28 @@ def half_bytes(code: Boxed) -> bytes:
     ------
     TypeError : it holds tensors of its own.
     """
+    if isinstance(code, AsItIs):
+        return _AS_IT_IS + graph_bytes(code.gm)
     if not isinstance(code, SegmentCode):
         return _WHOLE + code_bytes(code)
     if any(isinstance(c, Tensor) for c in code.constants):
         raise TypeError("the half holds tensors of its own")
-    return _SEGMENTS + pickle.dumps(replace(code, codes=tuple(map(code_bytes, code.codes))))
+    return _SEGMENTS + pickle.dumps(replace(code, codes=tuple(map(half_bytes, code.codes))))
 
 
 def half_of_bytes(content: bytes, start: Start) -> Boxed:
     """The half again, loaded and ready to run."""
     with start.building():
-        if content.startswith(_WHOLE):
-            return code_of_bytes(content.removeprefix(_WHOLE))
-        code: SegmentCode = pickle.loads(content.removeprefix(_SEGMENTS))
-        return replace(code, codes=tuple(map(code_of_bytes, code.codes)))
+        return _of_bytes(content)
+
+
+def _of_bytes(content: bytes) -> Boxed:
+    if content.startswith(_WHOLE):
+        return code_of_bytes(content.removeprefix(_WHOLE))
+    if content.startswith(_AS_IT_IS):
+        return AsItIs(graph_of_bytes(content.removeprefix(_AS_IT_IS), "Between"))
+    code: SegmentCode = pickle.loads(content.removeprefix(_SEGMENTS))
+    return replace(code, codes=tuple(map(_of_bytes, code.codes)))
 
 
 def compile_segments(

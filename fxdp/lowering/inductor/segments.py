@@ -8,24 +8,32 @@ segments are of a kind if they are the same graphs, with the same inputs and res
 the other. What Inductor would fuse across the border of two layers stays apart: a border lies where fewest
 values cross it, in a transformer between two residual sums.
 
+Collectives of buckets stand between segments where they can (`between.py`), and run as they are.
+
 Values that cost nothing (constants, sizes) are made anew where they are read. Seeds of random draws come
 first: a seed is told from the next by a number, which would make each layer another.
 """
 
 from __future__ import annotations
 
-import operator
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, fx
 
 from fxdp.ir.graphs import attribute_of
 from fxdp.ir.repeats import Repeats, longest_run
+from fxdp.lowering.inductor.between import (
+    InsideError,
+    calls_between,
+    is_part,
+    places_between,
+    with_parts,
+)
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -35,6 +43,9 @@ _LEAST_WORK = 8
 """Of these, those that compute: what a forward saves of its weights is a long run of views."""
 _LEAST = 3
 """Layers in a run: for two, the time that a second compilation takes is not worth a call either."""
+
+_MOST_OF_ALL = 0.75
+"""The share of calls that may be left to compile: several compilations take longer than one of as many."""
 
 _MADE_ANEW = frozenset({aten.full.default, aten.scalar_tensor.default, prims.iota.default})
 _SEEDS = frozenset({prims.inductor_seeds.default, prims.inductor_lookup_seed.default})
@@ -58,6 +69,12 @@ class Segment:
     """The results that others read with the strides that they were traced with; more than this half's."""
     kind: str
     """Segments of the same kind run the same code."""
+    between: bool = False
+    """Whether it is what stands between others, and runs as it is."""
+
+
+_Made: TypeAlias = "tuple[Segment, Sequence[fx.Node]]"
+"""A segment, and its calls in the half."""
 
 
 def segments(gm: fx.GraphModule, visible: Sequence[int], fixed: int = 0) -> list[Segment]:
@@ -72,23 +89,18 @@ def segments(gm: fx.GraphModule, visible: Sequence[int], fixed: int = 0) -> list
     ------
     NotInSegmentsError : the half reads graphs, or sizes that nothing gives.
     """
-    half = _Half(gm, visible, fixed)
-    made = [(half.segment(piece), piece) for piece in half.pieces(half.calls)]
-    many = Counter(one.kind for one, _ in made)
-    found: list[Segment] = []
-    for alone, group in groupby(made, key=lambda pair: many[pair[0].kind] == 1):
-        beside = list(group)
-        if alone and len(beside) > 1:  # what is one of its kind is compiled together with what lies beside it
-            found.append(half.segment([call for _, piece in beside for call in piece]))
-        else:
-            found += [one for one, _ in beside]
-    return found if len({one.kind for one in found}) < len(found) else []
+    between = calls_between(gm.graph)
+    return _Half(gm, visible, fixed, between).segments() or (
+        _Half(gm, visible, fixed, set()).segments() if between else []
+    )
 
 
 class _Half:
     """The calls of a half in their order, without those that are made anew where they are read."""
 
-    def __init__(self, gm: fx.GraphModule, visible: Sequence[int], fixed: int) -> None:
+    def __init__(
+        self, gm: fx.GraphModule, visible: Sequence[int], fixed: int, between: set[fx.Node]
+    ) -> None:
         nodes = list(gm.graph.nodes)
         attributes = gm.graph.find_nodes(op="get_attr")
         if not all(isinstance(attribute_of(gm, n), Tensor) for n in attributes):
@@ -103,8 +115,63 @@ class _Half:
         given = [n for n in nodes if n.op == "placeholder"]
         self._fixed = set(given[:fixed])
         self._sizes = {_expression(n): n for n in given if isinstance(n.meta.get("val"), torch.SymInt)}
-        calls = [n for n in nodes if n.op == "call_function" and n not in self._free and not _is_part(n)]
-        self.calls = [n for n in calls if n.target in _SEEDS] + [n for n in calls if n.target not in _SEEDS]
+        calls = [n for n in nodes if n.op == "call_function" and n not in self._free and not is_part(n)]
+        self._position = {node: i for i, node in enumerate(nodes)}
+        self._between = [n for n in calls if n in between]
+        calls = [n for n in calls if n not in between]
+        self._calls = [n for n in calls if n.target in _SEEDS] + [n for n in calls if n.target not in _SEEDS]
+
+    def segments(self) -> list[Segment]:
+        """All of them in their order; none where nothing repeats."""
+        found, alone = self._merged()
+        if len({one.kind for one, _ in found}) == len(found):
+            return []
+        while True:
+            whole = [[n for call in piece for n in with_parts(call)] for _, piece in found]
+            try:
+                places = places_between(self._between, whole, self._position)
+                break
+            except InsideError as error:
+                parts = self._parted(found[error.segment][1], error.call)
+                if found[error.segment][0].kind not in alone or len(parts) == 1:
+                    return []
+                # it is compiled in two parts: nothing is lost, as no other is like it
+                found[error.segment : error.segment + 1] = parts
+                alone.update(one.kind for one, _ in parts)
+        if sum({one.kind: len(piece) for one, piece in found}.values()) > _MOST_OF_ALL * len(self._calls):
+            return []
+        between = [[self._as_it_is(calls)] if calls else [] for calls in places]
+        own = [[], *([one] for one, _ in found)]
+        return [one for before, after in zip(own, between, strict=True) for one in (*before, *after)]
+
+    def _merged(self) -> tuple[list[_Made], set[str]]:
+        """Layers and what lies between them, and the kinds of which there is one only.
+
+        What is one of its kind is compiled together with what lies beside it.
+        """
+        made = [(self._segment(piece), piece) for piece in self._pieces(self._calls)]
+        many = Counter(one.kind for one, _ in made)
+        found: list[_Made] = []
+        kinds = set[str]()
+        for alone, group in groupby(made, key=lambda pair: many[pair[0].kind] == 1):
+            beside: list[_Made] = list(group)
+            if alone and len(beside) > 1:
+                together = [call for _, piece in beside for call in piece]
+                beside = [(self._segment(together), together)]
+            kinds.update(one.kind for one, _ in beside if alone)
+            found += beside
+        return found, kinds
+
+    def _parted(self, calls: Sequence[fx.Node], at: fx.Node) -> list[_Made]:
+        """A segment as two: what comes before a call, and what comes after it."""
+        place = self._position
+        parts = [n for n in calls if place[n] < place[at]], [n for n in calls if place[n] > place[at]]
+        return [(self._segment(part), part) for part in parts if part]
+
+    def _as_it_is(self, calls: Sequence[fx.Node]) -> Segment:
+        """What stands between segments; never of a kind with one of them."""
+        one = self._segment(calls)
+        return replace(one, between=True, kind=f"between\n{one.kind}")
 
     def _is_free(self, node: fx.Node) -> bool:
         # what the half itself returns must be made by some segment
@@ -116,7 +183,7 @@ class _Half:
             for n in node.all_input_nodes
         )
 
-    def pieces(self, calls: list[fx.Node]) -> Iterator[list[fx.Node]]:
+    def _pieces(self, calls: list[fx.Node]) -> Iterator[list[fx.Node]]:
         """The calls in runs of layers, and what is left between them."""
         run = longest_run([_token(n) for n in calls], shortest=_SHORTEST, least=_LEAST)
         if run is None or _work(calls[run.start : run.start + run.period]) < _LEAST_WORK:
@@ -124,17 +191,17 @@ class _Half:
                 yield calls
             return
         run = self._turned(calls, run)
-        yield from self.pieces(calls[: run.start])
+        yield from self._pieces(calls[: run.start])
         for start in range(run.start, run.end, run.period):
             yield calls[start : start + run.period]
-        yield from self.pieces(calls[run.end :])
+        yield from self._pieces(calls[run.end :])
 
     def _turned(self, calls: Sequence[fx.Node], run: Repeats) -> Repeats:
         """The run with its borders where fewest values cross them."""
         place = {node: i for i, node in enumerate(calls)}
         starts, ends = Counter[int](), Counter[int]()
         for node, i in place.items():
-            users = (u for n in _with_parts(node) for u in n.users)
+            users = (u for n in with_parts(node) for u in n.users)
             last = max((place[u] for u in users if u in place), default=i)
             starts[i + 1] += 1
             ends[last + 1] += 1
@@ -148,9 +215,9 @@ class _Half:
         covered = run.period * run.count + run.more - turn
         return Repeats(run.start + turn, run.period, covered // run.period, covered % run.period)
 
-    def segment(self, calls: Sequence[fx.Node]) -> Segment:
+    def _segment(self, calls: Sequence[fx.Node]) -> Segment:
         """These calls, with the parts of what they return, as a graph."""
-        calls = [n for call in calls for n in _with_parts(call)]
+        calls = [n for call in calls for n in with_parts(call)]
         own = set(calls)
         takes = list(dict.fromkeys(a for n in calls for a in self._read(n) if a not in own))
         takes.sort(key=lambda n: (n not in self._fixed, n.op != "placeholder"))  # as in the half
@@ -192,18 +259,6 @@ class _Half:
         made = graph.call_function(node.target, args, kwargs)  # type: ignore[arg-type]
         made.meta = dict(node.meta)
         copies[node] = made
-
-
-def _is_part(node: fx.Node) -> bool:
-    """Whether a node takes a result out of several, which no code could hand to another as they are."""
-    return node.target is operator.getitem
-
-
-def _with_parts(node: fx.Node) -> Iterator[fx.Node]:
-    yield node
-    for user in node.users:
-        if _is_part(user):
-            yield from _with_parts(user)
 
 
 def _work(calls: Sequence[fx.Node]) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import reduce
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -18,12 +18,14 @@ from torch import Tensor
 from fxdp.errors import StateError
 from fxdp.ir.carriers import fits_messages
 from fxdp.ranks.links.messages import LinkBrokenError, Messages, OutOfOrderError, Round
-from fxdp.ranks.links.shared_memory import Reduction, RowExchange, SharedMemory
+from fxdp.ranks.links.shared_memory import Reduction, RowExchange, SharedMemory, put_together
 from fxdp.ranks.tree.tree_messages import Adder, TreeMessages
 from fxdp.torch_compat import Work
 
 _SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 """A dtype that numpy knows, for each item size."""
+
+_Given = TypeVar("_Given")
 
 _REDUCTIONS: tuple[tuple[Any, Reduction], ...] = (
     (dist.ReduceOp.SUM, torch.add),
@@ -82,12 +84,12 @@ class MessageGroup(dist.ProcessGroup):
     def all_gather_single_coalesced(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
     ) -> Work:
-        """Start gathering the ranks' tensors along the first dim."""
-        (output,), (tensor,) = outputs, inputs
-        self.handed_bytes += tensor.nbytes
-        if self._memory is None or fits_messages(tensor.nbytes, self._size, summed=False):
-            return _Gather(self, tensor, output)
-        return _LargeExchange(self, self._memory, self._memory.start_gather, tensor, output)
+        """Start gathering the ranks' tensors along the first dim, each for itself."""
+        size = sum(tensor.nbytes for tensor in inputs)
+        self.handed_bytes += size
+        if self._memory is None or fits_messages(size, self._size, summed=False):
+            return _Gather(self, inputs, outputs)
+        return _LargeExchange(self, self._memory, self._memory.start_gather, inputs, outputs)
 
     def reduce_scatter_single_coalesced(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
@@ -155,14 +157,14 @@ class _LargeExchange(Work):
     """A gather or scatter through shared memory that was started; `wait` finishes it."""
 
     def __init__(
-        self, group: MessageGroup, memory: SharedMemory, start: Callable[[Tensor, Tensor], RowExchange],
-        tensor: Tensor, output: Tensor,
+        self, group: MessageGroup, memory: SharedMemory, start: Callable[[_Given, _Given], RowExchange],
+        given: _Given, output: _Given,
     ) -> None:  # fmt: skip
         super().__init__()
         self._group = group
         self._memory = memory
         with group.explained():
-            self._begun = start(tensor, output)
+            self._begun = start(given, output)
 
     def wait(self, timeout: Any = None) -> bool:
         with self._group.explained():
@@ -200,12 +202,12 @@ class _Reduction(_Pending):
 
 
 class _Gather(_Pending):
-    def __init__(self, group: MessageGroup, tensor: Tensor, output: Tensor) -> None:
-        super().__init__(group, tensor)
-        self._output = output
+    def __init__(self, group: MessageGroup, tensors: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
+        super().__init__(group, torch.cat([t.reshape(-1) for t in tensors]))
+        self._outputs = outputs
 
     def _finish(self, parts: list[Tensor]) -> None:
-        torch.stack(parts, out=self._output.view(len(parts), *self._tensor.shape))
+        put_together(parts, self._outputs)
 
 
 class _Scatter(_Pending):

@@ -57,10 +57,11 @@ class Sum:
 
 @dataclass(eq=False)
 class RowExchange:
-    """A gather or a scatter under way; `output` holds the result once it is finished."""
+    """A gather or a scatter under way; `outputs` hold the result once it is finished."""
 
     value: Tensor
-    output: Tensor
+    """This rank's own, as it lies in its buffer where all of it is wanted."""
+    outputs: Sequence[Tensor]
     scatters: bool
     turn: int
     ready: Round
@@ -96,35 +97,43 @@ class SharedMemory:
         ------
         RankFailedError : another rank ended before the collective before this one.
         """
-        own = self._chunk(value, self._rank)
-        begun = Sum(value, function, *self._write(value, [slice(own.start), slice(own.stop, None)]))
+        begun = Sum(value, function, *self._write_what_others_sum(value))
         self._under_way = begun
         return begun
 
-    def start_gather(self, value: Tensor, output: Tensor) -> RowExchange:
-        """The same for a value of which all ranks want everybody's, one after another in `output`."""
-        begun = RowExchange(value, output, False, *self._write(value, [slice(None)]))
+    def start_gather(self, values: Sequence[Tensor], outputs: Sequence[Tensor]) -> RowExchange:
+        """The same for values of which all ranks want everybody's: of each all ranks' in one output."""
+        turn, buffer = self._next(sum(value.nbytes for value in values))
+        shared = buffer.data[: sum(value.nbytes for value in values)].view(values[0].dtype)
+        torch.cat([value.view(-1) for value in values], out=shared)
+        begun = RowExchange(shared, outputs, False, turn, self._say(buffer, shared))
         self._under_way = begun
         return begun
 
     def start_scatter(self, value: Tensor, output: Tensor) -> RowExchange:
         """The same for a sum of which a rank wants in `output` the chunk of its number."""
-        own = self._chunk(value, self._rank)
-        others = [slice(own.start), slice(own.stop, None)]
-        begun = RowExchange(value, output, True, *self._write(value, others))
+        begun = RowExchange(value, (output,), True, *self._write_what_others_sum(value))
         self._under_way = begun
         return begun
 
-    def _write(self, value: Tensor, parts: Sequence[slice]) -> tuple[int, Round]:
-        """Put parts of a value into the next buffer, and say so; the buffer's turn, and the round."""
+    def _write_what_others_sum(self, value: Tensor) -> tuple[int, Round]:
+        """Put all but the own chunk into the next buffer, and say so; the buffer's turn, and the round."""
+        turn, buffer = self._next(value.nbytes)
+        own, flat, shared = self._chunk(value, self._rank), value.view(-1), _elements(buffer.data, value)
+        shared[: own.start] = flat[: own.start]
+        shared[own.stop :] = flat[own.stop :]
+        return turn, self._say(buffer, value)
+
+    def _next(self, size: int) -> tuple[int, SharedBuffer]:
+        """The buffer whose turn it is, with room for `size` bytes, once nobody reads it."""
         if self._under_way is not None:
             self.finish(self._under_way)
         turn, self._count = self._count % _BUFFERS, self._count + 1
-        buffer = self._buffer(turn, value.nbytes)
-        flat, shared = value.view(-1), _elements(buffer.data, value)
-        for part in parts:
-            shared[part] = flat[part]
-        return turn, self._messages.start(memoryview(buffer.where + _SIZE.pack(value.nbytes)))
+        return turn, self._buffer(turn, size)
+
+    def _say(self, buffer: SharedBuffer, value: Tensor) -> Round:
+        """Tell the others that a value is there."""
+        return self._messages.start(memoryview(buffer.where + _SIZE.pack(value.nbytes)))
 
     def finish(self, begun: Sum | RowExchange) -> None:
         """Wait for all ranks' values and put the result where it belongs.
@@ -145,13 +154,13 @@ class SharedMemory:
             self._finish_sum(begun, shared, flat)
         elif begun.scatters:
             shared[self._rank] = flat
-            own, output = self._chunk(flat, self._rank), begun.output.view(-1)
+            own, output = self._chunk(flat, self._rank), begun.outputs[0].view(-1)
             torch.add(shared[0][own], shared[1][own], out=output)
             for r in range(2, self._size):
                 output += shared[r][own]
         else:
             shared[self._rank] = flat
-            torch.stack([shared[r] for r in range(self._size)], out=begun.output.view(self._size, -1))
+            put_together([shared[r] for r in range(self._size)], begun.outputs)
         begun.finished = True
         self._under_way = None
 
@@ -212,6 +221,14 @@ class SharedMemory:
             if known[1].numel() < size:
                 raise LinkBrokenError(f"the memory of rank {rank} is smaller than it says")
         return known[1]
+
+
+def put_together(parts: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
+    """Write values of all ranks, of each rank several one after another, along the first dim of outputs."""
+    rows = [output.view(len(parts), -1) for output in outputs]
+    for place, part in enumerate(parts):
+        own = [row[place] for row in rows]
+        torch.split_with_sizes_copy(part.view(-1), [one.numel() for one in own], out=own)
 
 
 def _elements(data: Tensor, value: Tensor) -> Tensor:

@@ -5,8 +5,7 @@ A bucket is more than its result. What its messages read and write lives beside 
     start_scatter   packed [ranks x rows] and pending [rows]
     finish_scatter  pending and rows: packed is gone, and an op returns no operand
     start_gather    pending [ranks x rows], and packed [rows] where the store has them apart
-    finish_gather   pending and whole [ranks x rows]
-    all_reduce      pending, which the wait hands out as it is
+    all_reduce      pending; its wait and a gather's hand that out as it is
 """
 
 from __future__ import annotations
@@ -34,7 +33,9 @@ from fxdp.ir.types import TensorType, local_shape, tensor_types, type_bytes
 _WORDS = {Parameter: "parameters", Buffer: "buffers", Constant: "buffers", Input: "inputs"}
 _INSIDE: Mapping[Any, int] = {MOMENTS_OP: 2, STANDARDIZE_OP: 1, STANDARDIZE_BACKWARD_OP: 3}
 """Ops that are compositions: values of their first operand's size that they hold beside their result."""
-_IN_PLACE = frozenset({conversions.all_reduce, conversions.broadcast, conversions.sum_rows})
+_IN_PLACE = frozenset(
+    {conversions.all_reduce, conversions.broadcast, conversions.sum_rows, conversions.gather_rows}
+)
 """Their waits hand out what is pending."""
 
 
@@ -177,8 +178,6 @@ class HeldValues:
 
     def _kind(self, node: fx.Node) -> str:
         if node.target in (conversions.gather_rows, conversions.scatter_rows):
-            return "buckets"
-        if node.target is conversions.wait and node.all_input_nodes[0].target is conversions.gather_rows:
             return "buckets"
         if node in self._gradient_like:
             return "buckets" if node.target is torch.ops.aten.cat.default else "gradients"

@@ -1,0 +1,168 @@
+"""What of a half may stand between its segments: collectives of buckets, with what packs and unpacks them.
+
+    half        h.0 ...   h.1 ... sum of bucket 1 ... h.1   h.2 ...
+    segments    [h.0]  [h.1]  sum of bucket 1  [h.2]
+
+Buckets begin and end at other places of each layer, so with them no layer would be like the next. Two kinds
+of collectives can stand apart, as no op of a layer lies between them and the ends of the half:
+
+    a gather of parameters    reads inputs, or casts of them
+    a sum of gradients        is read by results, or by what follows from such sums alone
+
+They run as they are, in the order that they have in the half, which is that of all ranks.
+"""
+
+from __future__ import annotations
+
+import operator
+from bisect import bisect
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import fx
+
+from fxdp.ir.op_kinds import is_view
+from fxdp.ir.ops.parameter_rows import STARTS, start_gather_rows
+from fxdp.lowering.inductor.collective_order import communicates, starts_collective
+
+
+def calls_between(graph: fx.Graph) -> set[fx.Node]:
+    """The calls of a half that may stand between its segments."""
+    found = _sums(graph)
+    for node in graph.nodes:
+        if node.op == "call_function" and (_gathers(node) or _hands_on(node, found)):
+            found.add(node)
+    for node in reversed(graph.nodes):
+        packs = _moves(node) or _reads_inputs(node)
+        if node.op == "call_function" and packs and node.users and found.issuperset(node.users):
+            found.add(node)
+    return found
+
+
+def _gathers(node: fx.Node) -> bool:
+    """Whether a call starts a gather of inputs, or of casts of them."""
+    return node.target is start_gather_rows and all(map(_reads_inputs, _data(node)))
+
+
+def _hands_on(node: fx.Node, found: set[fx.Node]) -> bool:
+    """Whether a call waits for one of these, or shows what it gives differently."""
+    read = list(_data(node))
+    shows = _is_seen_differently(node) or any(map(starts_collective, read))
+    return shows and bool(read) and found.issuperset(read)
+
+
+def _reads_inputs(node: fx.Node) -> bool:
+    """Whether a node is an input, or computed from inputs by one op."""
+    return all(map(_is_input, node.all_input_nodes))
+
+
+def _sums(graph: fx.Graph) -> set[fx.Node]:
+    """Collectives with all that follows from them, where that only hands on what they give."""
+    starts = [n for n in graph.nodes if starts_collective(n) and n.target is not start_gather_rows]
+    sums = {start: found for start in starts if (found := _handed_on(start))}
+    while True:
+        all_ = set[fx.Node]().union(*sums.values())
+        needs_more = [
+            start for start, found in sums.items()
+            if any(not _is_input(n) for call in found - {start} for n in set(_data(call)) - all_)
+        ]  # fmt: skip
+        if not needs_more:
+            return all_
+        for start in needs_more:
+            del sums[start]
+
+
+def _handed_on(start: fx.Node) -> set[fx.Node]:
+    """A collective with all that follows from it; nothing where values are computed of it."""
+    found, waiting = {start}, [start]
+    while waiting:
+        node = waiting.pop()
+        users = [u for u in node.users if u.op != "output" and node in _data(u)]
+        if users and not (_moves(node) or communicates(node)):
+            return set()  # a cast of a sum, or its addition to another, is the last thing that is done to it
+        waiting += [u for u in users if u not in found]
+        found.update(users)
+    return found
+
+
+def _is_input(node: fx.Node) -> bool:
+    return node.op in ("placeholder", "get_attr")
+
+
+def _is_seen_differently(node: fx.Node) -> bool:
+    return is_view(node.target) or is_part(node)
+
+
+def _moves(node: fx.Node) -> bool:
+    """Whether a call packs values, or shows them differently."""
+    return _is_seen_differently(node) or node.target is torch.ops.aten.cat.default
+
+
+def _data(node: fx.Node) -> Iterator[fx.Node]:
+    """What a call reads, without what must only be there before it starts."""
+    if node.target in STARTS:
+        yield from node.args[0]  # type: ignore[misc]
+    else:
+        yield from node.all_input_nodes
+
+
+class InsideError(Exception):
+    """A call cannot stand between segments."""
+
+    def __init__(self, segment: int, call: fx.Node) -> None:
+        super().__init__(f"{call} belongs inside of segment {segment}")
+        self.segment = segment
+        self.call = call
+
+
+def places_between(
+    calls: Sequence[fx.Node], segments: Sequence[Sequence[fx.Node]], position: Mapping[fx.Node, int]
+) -> list[list[fx.Node]]:
+    """Where calls stand: before the first segment, after it, ...
+
+    A call that lies inside of a segment comes before it, or after it where it reads what the segment makes.
+
+    Raises
+    ------
+    InsideError : a segment would wait for itself so, or a collective that is under way during half a
+        segment's work would be waited for at once.
+    """
+    made_in = {node: k for k, segment in enumerate(segments, 1) for node in segment}
+    begins, ends = ([end(position[node] for node in segment) for segment in segments] for end in (min, max))
+    place: dict[fx.Node, int] = {}
+    last = 0
+    for node in calls:
+        ready = max((place.get(n, made_in.get(n, 0)) for n in node.all_input_nodes), default=0)
+        begun = bisect(begins, position[node])
+        inside = begun > 0 and position[node] < ends[begun - 1]
+        chosen = ready if _is_seen_differently(node) else max(ready, begun - inside)  # views cost nothing
+        if starts_collective(node):  # in one order on all ranks
+            chosen = last = max(last, chosen)
+        place.update(dict.fromkeys(with_parts(node), chosen))
+    for node in reversed(calls):  # what packs values for a sum comes with it
+        users = [user for part in with_parts(node) for user in part.users if not is_part(user)]
+        if _moves(node) and users and all(user in place for user in users):
+            place.update(dict.fromkeys(with_parts(node), min(place[user] for user in users)))
+    for node, k in place.items():
+        if late := [number for user in node.users if (number := made_in.get(user, k + 1)) <= k]:
+            raise InsideError(min(late) - 1, node)
+    work, much = sorted(position[node] for node in made_in), max(map(len, segments)) // 2
+    for node in calls:
+        for start in filter(starts_collective, _data(node)):
+            hidden = bisect(work, position[node]) - bisect(work, position[start])
+            if hidden >= much and place[start] == place[node]:
+                raise InsideError(max(bisect(begins, position[start]) - 1, 0), start)
+    return [[node for node in calls if place[node] == k] for k in range(len(segments) + 1)]
+
+
+def is_part(node: fx.Node) -> bool:
+    """Whether a node takes a result out of several, which no code could hand to another as they are."""
+    return node.target is operator.getitem
+
+
+def with_parts(node: fx.Node) -> Iterator[fx.Node]:
+    """A call, and what is taken out of its results."""
+    yield node
+    for user in node.users:
+        if is_part(user):
+            yield from with_parts(user)
