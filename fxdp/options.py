@@ -93,7 +93,7 @@ class Options:
             kind = type(loss_fn).__name__
             faults.append(f"loss_fn is a {kind}, expected a callable (output, target) -> loss")
         if faults:
-            raise InputError("fxdp.compile was given options it does not know:\n  " + "\n  ".join(faults))
+            raise InputError("fxdp.compile cannot take these options:\n  " + "\n  ".join(faults))
         check_name(self.schedule)
 
     def _reshard_faults(self) -> list[str]:

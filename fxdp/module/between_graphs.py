@@ -205,7 +205,7 @@ class _MeanGradient(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, value: Tensor, joined: Joined) -> Tensor:
         ctx.joined = joined
-        return value.view_as(value)
+        return value.clone()  # no view, into which Python between graphs could not write
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:

@@ -43,8 +43,9 @@ class Explained(Shown):
         return bool(self.nodes or self.collectives or self.parameters)
 
     def __repr__(self) -> str:
-        counts = (len(self.nodes), len(self.collectives), len(self.parameters))
-        return "Explained({!r}: {} nodes, {} collectives, {} parameters)".format(self.subject, *counts)
+        pairs = ((self.nodes, "node"), (self.collectives, "collective"), (self.parameters, "parameter"))
+        counts = ", ".join(f"{len(found)} {word}{'s' * (len(found) != 1)}" for found, word in pairs)
+        return f"Explained({self.subject!r}: {counts})"
 
     def __str__(self) -> str:
         return "\n".join(self.lines())
