@@ -210,6 +210,25 @@ def _loop(make: Maker, strategy: str) -> tuple[float, float]:
     )
 
 
+def _overflow() -> float:
+    """A gradient that is not finite in one rank's rows lets every rank leave the step out."""
+    nets = _shard(_model()), _model()
+    optimizers = [optim.AdamW(net.parameters(), 0.01) for net in nets]
+    scalers = [torch.amp.GradScaler("cpu", init_scale=8.0) for _ in nets]
+    for step in range(3):
+        _give_gradients(*nets, step)
+        for net, optimizer, scaler in zip(nets, optimizers, scalers, strict=True):
+            gradient = net.get_parameter("inner.weight").grad
+            assert gradient is not None
+            if step == 1 and (dist.get_rank() == 0 or not isinstance(gradient, DTensor)):
+                _local(gradient)[0, 0] = torch.inf
+            scaler.scale(torch.ones(()))
+            scaler.step(optimizer)
+            scaler.update()
+    assert [scaler.get_scale() for scaler in scalers] == [4.0, 4.0]
+    return _worst(nets[0].parameters(), nets[1].parameters())
+
+
 def _hooks_and_closures() -> float:
     """A user's hooks see the gradients and values that are stepped on, whoever steps them."""
     model, twin = _model(), _model()
@@ -325,6 +344,7 @@ def _around() -> None:
     assert max(_loop(OPTIMIZERS["adamw"], "shard")) <= 1e-12
     for name in ("adamw", "adafactor", "muon"):
         assert max(_loop(OPTIMIZERS[name], "optimizer")) <= 1e-12, name
+    assert _overflow() == 0.0
     assert _hooks_and_closures() == 0.0
     assert max(_made_before()) == 0.0
     for name in ("adamw", "adafactor", "muon"):
