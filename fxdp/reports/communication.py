@@ -12,6 +12,7 @@ from fxdp.ir.carriers import carrier_name
 from fxdp.ir.graph_text import target_text
 from fxdp.ir.mesh import Mesh
 from fxdp.ir.notes import Cause, note
+from fxdp.ir.sizes import B
 from fxdp.ir.types import type_bytes
 from fxdp.reports.rows import CommRow
 
@@ -33,4 +34,5 @@ def _row(node: fx.Node, sizes: Mapping[str, int], mesh: Mesh | None, origin: Ori
     phase = "backward" if known.backward else "forward"
     by = "" if mesh is None else carrier_name(node, mesh)
     op, site = target_text(node.target), str(cause.site if origin is None else origin.of(cause.site))
-    return CommRow(op, type_bytes(known.type, sizes), 1, cause.text, site, phase, cause.gradient, by)
+    size = type_bytes(known.type, sizes, unknown=sizes.get(B.name))  # what only the data knows: as the batch's
+    return CommRow(op, size, 1, cause.text, site, phase, cause.gradient, by)

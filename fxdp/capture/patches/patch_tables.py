@@ -40,12 +40,24 @@ def _convert(
     return plain(self, fn, recurse)
 
 
+def _replace(plain: Callable[..., None], self: torch_compat.ShapeEnv, *equality: Any) -> None:
+    """Torch puts one size for another that equals it. Its bounds of sizes pass through floats, and where they
+    come out above the largest integer it fails: the equality is asserted all the same, only nothing replaced.
+    """
+    try:
+        plain(self, *equality)
+    except AssertionError as error:
+        if "not a subset of" not in str(error):
+            raise
+
+
 WHOLE_CAPTURE: tuple[Patch, ...] = (
     *SILENCE,
     *NORMS,
     *SUBSTITUTES,
     REENTRANT,
     Patch(nn.Module, "_apply", around(_convert)),
+    Patch(torch_compat.ShapeEnv, "_set_replacement", around(_replace)),
     Patch(*torch_compat.NODE_SUMMARY, around(lambda plain, value: None)),  # nobody reads it here
 )
 """From the first trace to the joint graph: the backward of a user's function runs after the export."""

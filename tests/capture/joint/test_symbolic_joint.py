@@ -17,7 +17,9 @@ from fxdp.capture.joint.raw_joint import BatchSpecializedError, JointOptions
 from fxdp.capture.joint.symbolic_joint import symbolic_joint
 from fxdp.capture.patches.patch_tables import capture_patches
 from fxdp.ir.graph_text import graph_text
+from fxdp.reports.communication import communication
 from tests.capturing import capture
+from tests.lockstep import check
 
 
 class Model(nn.Module):
@@ -101,3 +103,23 @@ def test_a_graph_that_fixes_its_batch_is_refused() -> None:
     program = torch.export.export(Model(), inputs())
     with pytest.raises(BatchSpecializedError, match="the batch size became the constant 6"):
         entered(program.module(), Model())  # type: ignore[arg-type]
+
+
+class Chosen(nn.Module):
+    """Values of each sample that a mask chooses, beside all of them: as many if it chooses all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        y = self.fc(x)
+        return (y.flatten(0, 1) + y[mask]).square().mean()
+
+
+def test_a_selection_as_long_as_the_whole_is_traced_with_an_open_batch() -> None:
+    """Torch fails to put `5*B` for the selection's size: its bound, a float, is above all integers."""
+    inputs = torch.randn(6, 5, 4), torch.ones(6, 5, dtype=torch.bool)
+    assert not capture(Chosen(), inputs, {}).static
+    local = check(Chosen().double(), (inputs[0].double(), inputs[1]), splits=((4, 2), (5, 0, 1)))
+    assert all(row.bytes >= 0 for row in communication(local.causes, {"B": 6}))
