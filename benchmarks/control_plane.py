@@ -90,9 +90,7 @@ class _Ranks:
             env=environment,
         )  # fmt: skip
 
-    def measured(
-        self, size: int, processes: int, rounds: int, tree_above: int
-    ) -> list[dict[str, float]]:
+    def measured(self, size: int, processes: int, rounds: int, tree_above: int) -> list[dict[str, float]]:
         import torch.distributed as dist
 
         store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)

@@ -34,5 +34,6 @@ def _row(node: fx.Node, sizes: Mapping[str, int], mesh: Mesh | None, origin: Ori
     phase = "backward" if known.backward else "forward"
     by = "" if mesh is None else carrier_name(node, mesh)
     op, site = target_text(node.target), str(cause.site if origin is None else origin.of(cause.site))
-    size = type_bytes(known.type, sizes, unknown=sizes.get(B.name))  # what only the data knows: as the batch's
+    # a size that only the data knows counts as the batch's
+    size = type_bytes(known.type, sizes, unknown=sizes.get(B.name))
     return CommRow(op, size, 1, cause.text, site, phase, cause.gradient, by)
