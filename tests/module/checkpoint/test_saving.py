@@ -6,8 +6,10 @@ import os
 import random
 import signal
 import threading
+import time
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -20,7 +22,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import functional as F
 
 import fxdp
-from fxdp.errors import InputError
+from fxdp.errors import InputError, RankFailedError
+from fxdp.module.checkpoint import saving
 from tests.captures import KNOWN, capture_ahead, captured_once
 from tests.rank_pool import RankPool
 
@@ -232,3 +235,28 @@ def test_a_kill_leaves_a_checkpoint(ranks: RankPool, tmp_path: Path, world: int)
     assert -9 in [outcome.status for outcome in outcomes]  # the other one may find out before its end
     step = fxdp.load(tmp_path / "run", compiled)
     assert all(bool((p == step).all()) for p in compiled.parameters())
+
+
+def _save_while_one_hangs(folder: Path, late: int) -> str:
+    compiled = fxdp.compile(nn.Linear(3, 2), compute="eager")
+
+    def hang(*_: Any) -> None:
+        while compiled._joined.links.ending is None:
+            time.sleep(0.1)
+
+    with mock.patch.object(saving, "_write", hang if dist.get_rank() == late else saving._write):
+        try:
+            fxdp.save(folder / "run", compiled)
+        except RankFailedError as error:
+            return str(error)
+    return "saved"
+
+
+@pytest.mark.parametrize("late", [0, 2])
+def test_a_rank_that_hangs_while_all_save_is_named(ranks: RankPool, tmp_path: Path, late: int) -> None:
+    own = {"FXDP_TIMEOUT_S": "4"}
+    outcomes = ranks.spawn(3, _save_while_one_hangs, tmp_path, late, environment=own, timeout=60)
+    for outcome in outcomes:
+        told = outcome.result or outcome.output
+        assert f"rank {late} did not come to a collective in time\n  rank {late} is at " in told
+        assert "test_saving.py" in told
