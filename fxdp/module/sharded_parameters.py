@@ -112,7 +112,7 @@ def _in_rows(
     made: dict[nn.Parameter, Tensor] = {}
     for (dtype, where), members in alike.items():
         each = [most_rows(len(p), mesh.dealing) * prod(p.shape[1:]) for p in members]
-        # one more than they need: by that `side_by_side` tells memory that stays from that of a cast
+        # one more than they need: by that `with_padding` tells memory that stays from that of a cast
         flat = torch.zeros(sum(each) + 1, dtype=dtype, device=where)
         for parameter, room in zip(members, torch.split(flat[:-1], each), strict=True):
             first, last = dealt_range(len(parameter), mesh.dealing)

@@ -62,34 +62,25 @@ def own_rows(value: Tensor, ranks: int, rank: int) -> Tensor:
     return value[first:last]
 
 
-def side_by_side(rows: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
-    """Values one after another, each padded to its size: the very memory, where they lie so in a larger one.
+def with_padding(rows: Tensor, size: int) -> Tensor:
+    """A rank's rows in a line of `size` elements: the very memory, where that goes on behind them.
 
-    A value that has its memory for itself is copied: it may be a cast, whose memory compiled code gives to
-    another value while the gather is under way.
+    Rows that have their memory for themselves are copied: they may be a cast, whose memory compiled code
+    gives to another value while a gather is under way.
     """
-    first, where = rows[0], rows[0].storage_offset()
-    storage, place = first.untyped_storage(), where
-    size_here = sum(sizes) * first.itemsize
-    lie_so = where * first.itemsize + size_here <= storage.nbytes() and size_here < storage.nbytes()
-    for value, size in zip(rows, sizes, strict=True):
-        here = value.untyped_storage().data_ptr() == storage.data_ptr() and value.storage_offset() == place
-        lie_so = lie_so and here and value.is_contiguous()
-        place += size
-    if lie_so:
-        return first.as_strided((place - where,), (1,), where)
-    packed, start = first.new_zeros(place - where), 0
-    for value, size in zip(rows, sizes, strict=True):
-        packed[start : start + value.numel()] = value.reshape(-1)
-        start += size
-    return packed
+    first = rows.storage_offset()
+    if rows.is_contiguous() and (first + size) * rows.itemsize < rows.untyped_storage().nbytes():
+        return rows.as_strided((size,), (1,), first)
+    padded = rows.new_zeros(size)
+    padded[: rows.numel()] = rows.reshape(-1)
+    return padded
 
 
 def _start_gather(
     rows: Sequence[Tensor], sizes: Sequence[int], world: int, group: str, after: Sequence[Tensor]
 ) -> Tensor:
     whole = rows[0].new_empty(world * sum(sizes))
-    own = torch.split(side_by_side(rows, sizes), list(sizes))
+    own = [with_padding(each, size) for each, size in zip(rows, sizes, strict=True)]
     # each parameter by itself, in one call: carriers put its rows where they stay
     start_gathers(whole, torch.split(whole, [world * size for size in sizes]), own, group)
     return whole
@@ -169,7 +160,7 @@ def gathered_rows(
     world = len(values)
     if not each:
         return [torch.cat(list(values))] * world
-    parts = [side_by_side([own[place]], [size]) for place, size in enumerate(each) for own in values]
+    parts = [with_padding(own[place], size) for place, size in enumerate(each) for own in values]
     return [torch.cat(parts)] * world
 
 

@@ -4,7 +4,7 @@ A bucket is more than its result. What its messages read and write lives beside 
 
     start_scatter   packed [ranks x rows] and pending [rows]
     finish_scatter  pending and rows: packed is gone, and an op returns no operand
-    start_gather    pending [ranks x rows], and packed [rows] where the store has them apart
+    start_gather    pending [ranks x rows], and packed [rows] of casts
     all_reduce      pending; its wait and a gather's hand that out as it is
 """
 
@@ -187,25 +187,11 @@ class HeldValues:
         """Bytes of what a bucket's message reads, where that is a copy."""
         if node.target is conversions.scatter_rows:
             return type_bytes(tensor_type(node), self._sizes)
-        if node.target is not conversions.gather_rows or self._lies_together(node.args[0]):
+        if node.target is not conversions.gather_rows:
             return 0
-        found = conversions.conversion_of(node)
-        assert found is not None
-        return self.bytes(node) // self._ranks[found.axis]
-
-    def _lies_together(self, values: Any) -> bool:
-        """Whether parameters follow one another in the store, in the model's order."""
-        if not isinstance(values, (tuple, list)):
-            return True
-        of_type = [
-            n for n in self._nodes
-            if n.op == "placeholder" and isinstance(note(n).placement, Rows)
-            and tensor_type(n).dtype == tensor_type(values[0]).dtype
-        ]  # fmt: skip
-        if any(value not in of_type for value in values):
-            return False  # a cast of one
-        first = of_type.index(values[0])
-        return of_type[first : first + len(values)] == list(values)
+        read: Any = node.args[0]
+        values = [read] if isinstance(read, fx.Node) else read
+        return sum(self.bytes(value) for value in values if value.op != "placeholder")  # casts
 
 
 def exchange_buffers(graphs: Sequence[fx.GraphModule], mesh: Mesh) -> int:
