@@ -155,7 +155,7 @@ def test_in_segments_it_computes_the_same() -> None:
     """Constants are made where they are read, a tuple never leaves its segment, results may be numbers."""
     gm = _with_getitem(_chain(5))
     found = segments(gm, ())
-    assert _letters(found) in ("aaaaa", "abbbb", "abbbbc", "aaaab")
+    assert _letters(found) == "aaaab"
     assert all(isinstance(n.meta["val"], Tensor) for one in found for n in one.gives)
     code = compile_segments(gm, found, lambda one: boxed_code(graph_module(gm, one.graph)))
     assert isinstance(code, SegmentCode)
