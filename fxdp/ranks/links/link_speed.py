@@ -14,22 +14,24 @@ from fxdp.ranks.links.channel import Channel
 
 _ELEMENTS = 1 << 18  # 1 MiB, 85 ms at 100 Mbit/s: of 256 KiB the first packets of TCP took twice their time
 _TRIES = 2
+_TRIES_OF_SMALL = 6  # they cost next to nothing, and one that waited for a processor hides what a byte costs
 _PAIR = struct.Struct("<dd")
 
 
 def measured(group: dist.ProcessGroup, control: Channel) -> LinkCost:
     """The cost that the slowest rank sees; all ranks of the mesh must call this at the same point."""
-    small = _least_seconds(group, torch.zeros(1))
-    large = _least_seconds(group, torch.zeros(_ELEMENTS))
-    own = _PAIR.pack(small, max(large - small, 0.0) / (4 * _ELEMENTS))
+    small = _least_seconds(group, torch.zeros(1), _TRIES_OF_SMALL)
+    large = _least_seconds(group, torch.zeros(_ELEMENTS), _TRIES)
+    of_bytes = large - small if large > small else large  # else: no more than that
+    own = _PAIR.pack(small, of_bytes / (4 * _ELEMENTS))
     latencies, costs = zip(*map(_PAIR.unpack, control.exchange(own)), strict=True)
     return LinkCost(max(latencies), max(costs))
 
 
-def _least_seconds(group: dist.ProcessGroup, value: Tensor) -> float:
-    """Of a few sums, after one that opens connections."""
+def _least_seconds(group: dist.ProcessGroup, value: Tensor, tries: int) -> float:
+    """Of so many sums, after one that opens connections."""
     seconds = []
-    for _ in range(_TRIES + 1):
+    for _ in range(tries + 1):
         start = time.perf_counter()
         group.allreduce([value]).wait()
         seconds.append(time.perf_counter() - start)

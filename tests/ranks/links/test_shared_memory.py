@@ -19,7 +19,8 @@ from fxdp.ranks.links.shared_buffers import WHERE, SharedBuffer, open_buffer, pr
 from fxdp.ranks.links.shared_memory import SharedMemory
 from fxdp.ranks.resolve import resolve_mesh
 from tests.rank_pool import RankPool
-from tests.ranks.links.test_messages import _ranks, _together
+from tests.ranks.links.test_messages import _ranks
+from tests.ranks.tree.small_trees import together
 
 
 @contextlib.contextmanager
@@ -61,7 +62,7 @@ def test_sums_in_rank_order_of_growing_and_shrinking_values(size: int) -> None:
         return equal
 
     with _memories(size) as memories:
-        assert _together(memories, action) == [[True] * 6] * size
+        assert together(memories, action) == [[True] * 6] * size
 
 
 def test_buffers_are_used_again_and_given_back() -> None:
@@ -79,7 +80,7 @@ def test_buffers_are_used_again_and_given_back() -> None:
 
     before = opened(), mapped()
     with _memories(2) as memories:
-        _together(memories, action)
+        together(memories, action)
         # two buffers per rank, mapped by both; each mapping has a descriptor of its own
         assert (opened() - before[0], mapped() - before[1]) == (12, 8)
     del memories
@@ -102,7 +103,7 @@ def test_sums_that_have_come_apart_are_noticed() -> None:
 
     words = r"rank 1 came to a sum with 36 bytes; expected 32|rank 0 came to a sum with 32 bytes; expected 36"
     with _memories(2) as memories, pytest.raises(RankFailedError, match=words):
-        _together(memories, action)
+        together(memories, action)
 
 
 def _large() -> tuple[list[bool], bool, int]:
