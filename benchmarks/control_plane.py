@@ -41,7 +41,7 @@ def main() -> int:
         _beside(asked)
         return 0
     table = Table("ranks", "joined as", "processes", "connections", "set-up s", "exchange ms", "uneven ms",
-                  "sum ms", "CPU ms/rank: exchange", "uneven", "sum", "bytes/rank and exchange",
+                  "sum ms", "CPU ms/rank: exchange", "busiest", "uneven", "sum", "bytes/rank and exchange",
                   title="measured, TCP on loopback")  # fmt: skip
     with closing(_Ranks(Path(__file__).parent.parent)) as ranks:
         for size in asked.ranks:
@@ -71,6 +71,7 @@ def _row(size: int, asked: argparse.Namespace, ranks: _Ranks) -> list[str]:
     kind = "all to all" if size <= asked.tree_above else "tree"
     each = [max(one[key] for one in found) for key in ("set-up", "even", "uneven", "sum")]
     cpu = [sum(one[f"{key} CPU"] for one in found) / size for key in ("even", "uneven", "sum")]
+    cpu.insert(1, max(one["even CPU"] for one in found))  # of a tree the root's
     connections = max(one["connections"] for one in found)
     sent = sum(one["bytes"] for one in found) / size
     return [

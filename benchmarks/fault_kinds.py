@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.fault_rank import Fault
-from benchmarks.fault_strikes import REFUSED, STRIKES
+from benchmarks.fault_strikes import FROM_OUTSIDE, REFUSED, STRIKES
 from tests.rank_pool import Outcome
 
-PHASES = ("start-up", "compile", "first step", "forward", "backward", "between", "saving", "loading", "eval")
-TIMEOUT_S = 6.0
-"""FXDP_TIMEOUT_S: after it a rank that hangs is news."""
+MODES = {"dp": 2, "dp3": 3, "pp": 2, "shard": 2, "inductor": 2, "pp-inductor": 2}
+PHASES = (
+    "start-up", "compile", "lowering", "first step", "forward", "backward", "optimizer", "between", "saving",
+    "loading", "eval",
+)  # fmt: skip
+TIMEOUT_S = 4.0
+"""FXDP_TIMEOUT_S where a rank hangs: after it that is news."""
+_LAUNCHED = 12  # one fault of so many is under torchrun; all of start-up are
+_MOMENTS = (0.05, 0.3, 0.6, 0.9, 1.3)  # seconds of training
+_LATEST_S = 5.0  # for the news
 
 _STOPPED = {  # told by all ranks, the one at fault included, as none can know whose order is the right one
     "another order": "came to a sum in|ran the backward",
@@ -38,10 +46,12 @@ _CAUSES = {
     "sys.exit": "ended its process|SystemExit: 3",
     "hang": "did not (come|join|answer)|within",
 }
+_STATUS = {"SIGKILL": -9, "SIGABRT": -6, "SIGTERM": -15, "os._exit": 3, "sys.exit": 3}  # of a process; else 1
 _NOT_IN_STAGES = {"a bad sample", "other weights", "another lr", "no tensor", "parts of two sizes"}
 """Of which the tests of pipelines say more; there is no data axis with two ranks here."""
-UNHEARD = {"SIGKILL", "SIGTERM", "SIGABRT", "os._exit", "sys.exit"}
-"""By which a process says nothing: before it has met the others, only what started them can know."""
+_NOT_SHARDED = {"other weights", "another lr"}  # no two ranks hold the same rows
+_INDUCTOR_FAILS = {"error", "error in a thread", "out of memory", "recursion"}
+"""What Inductor may raise: the program runs without it then."""
 
 
 @dataclass(frozen=True)
@@ -50,14 +60,16 @@ class Verdict:
 
     Attributes
     ----------
+    number : among those drawn.
     fault : the fault.
-    result : ok, hang, silent, unnamed, broken: it did not go on as it should; or launcher: a process that
-        ended before it had met the others, which is for torchrun to see.
-    seconds : from the fault to the last rank's news; None where there is none.
+    result : ok, hang, silent, unnamed, wrong rank; broken: it did not go on as it should; late: the news took
+        longer than 5 s; or not injected.
+    seconds : from the fault to the last rank's news; of a hang, less the time that ranks wait for it.
     ended : from the fault to the end of the last other rank.
     words : what the first other rank was told.
     """
 
+    number: int
     fault: Fault
     result: str
     seconds: float | None
@@ -65,49 +77,117 @@ class Verdict:
     words: str
 
 
-def all_faults() -> Iterator[Fault]:
+def drawn_faults(seed: int) -> list[Fault]:
+    """All faults in an order drawn by a seed, one in twelve under torchrun."""
+    found = list(_all_faults())
+    random.Random(seed).shuffle(found)
+    return [replace(f, launched=f.launched or n % _LAUNCHED == 0) for n, f in enumerate(found)]
+
+
+def _all_faults() -> Iterator[Fault]:
     """Every kind in every phase and mode, on the first and on the last rank."""
-    for mode, ranks in (("dp", 2), ("dp3", 3), ("pp", 2), ("inductor", 2)):
+    for mode, ranks in MODES.items():
         for victim in (0, ranks - 1):
-            for kind in (kind for kind in STRIKES if kind != "nothing"):
-                yield from (Fault(kind, phase, mode, victim) for phase in PHASES)
+            for kind in STRIKES:
+                # before ranks have met only what has started them can know of some
+                yield from (Fault(kind, p, mode, victim, launched=p == "start-up") for p in PHASES)
+            for kind in FROM_OUTSIDE:
+                yield from (Fault(kind, "any moment", mode, victim, after) for after in _MOMENTS)
             for kind in (*REFUSED, *_STOPPED):
-                if mode != "pp" or kind not in _NOT_IN_STAGES:
+                stages, sharded = mode.startswith("pp"), mode == "shard"
+                if not (stages and kind in _NOT_IN_STAGES) and not (sharded and kind in _NOT_SHARDED):
                     yield Fault(kind, "step", mode, victim)
 
 
-def judged(fault: Fault, folder: Path, outcomes: Sequence[Outcome], begin: float) -> Verdict:
+@dataclass(frozen=True)
+class Ran:
+    """What was seen of a fault's processes: how they ended.
+
+    Attributes
+    ----------
+    ends : when each rank ended; of those under torchrun, when that did.
+    killed : the ranks that had to be.
+    output : of torchrun, or of a rank that has no fault.
+    """
+
+    ends: dict[int, float]
+    killed: frozenset[int]
+    output: str
+
+
+def seen(fault: Fault, outcomes: Sequence[Outcome], begin: float) -> Ran:
+    """Of `outcomes` there is one for each rank, or torchrun's alone."""
+    each = {rank: outcomes[0 if fault.launched else rank] for rank in range(fault.ranks)}
+    killed = frozenset(rank for rank, outcome in each.items() if outcome.status == -9)
+    ends = {rank: begin + outcome.seconds for rank, outcome in each.items()}
+    shown = 0 if fault.launched or fault.victim else 1
+    return Ran(ends, killed, f"status {outcomes[shown].status}: {outcomes[shown].output}")
+
+
+def judged(number: int, fault: Fault, folder: Path, ran: Ran) -> Verdict:
     """Whether all ranks heard of it, or went on, as they should."""
     notes = {rank: _notes(folder / f"{rank}.notes") for rank in range(fault.ranks)}
     others = [rank for rank in notes if rank != fault.victim]
     at = next((when for when, what, _ in notes[fault.victim] if what == "fault"), None)
     if at is None:
-        return Verdict(fault, "not injected", None, None, outcomes[fault.victim].output[-500:])
-    ended = max(begin + outcomes[rank].seconds for rank in others) - at
+        return Verdict(number, fault, "not injected", None, None, ran.output[-800:])
+    ended = max(ran.ends[rank] for rank in others) - at
     heard = {rank: next(iter(_of(notes[rank], "news", "refused")), None) for rank in others}
+    root = _root_cause(ran.output) if fault.launched else None
+    if root is not None and any(item is None for item in heard.values()):  # torchrun has ended them
+        words = f"torchrun: rank {root[0]} is the root cause, exit code {root[1]}"
+        heard = {rank: item or (at + ended, words) for rank, item in heard.items()}
+    told = [item for item in heard.values() if item is not None]
     waited = TIMEOUT_S if fault.kind == "hang" else 0.0
-    seconds = max((when - at - waited for when, _ in filter(None, heard.values())), default=None)
-    words = next((text for _, text in filter(None, heard.values())), "")
-    if any(outcomes[rank].status == -9 for rank in others):
-        if fault.phase == "start-up" and fault.kind in UNHEARD:
-            return Verdict(fault, "launcher", None, None, "")
-        return Verdict(fault, "hang", None, None, words or outcomes[others[0]].output[-500:])
+    seconds = max((when - at - waited for when, _ in told), default=None)
+    words = told[0][1] if told else ran.output[-800:]
+    if any(rank in ran.killed for rank in others):
+        return Verdict(number, fault, "hang", None, None, words)
     result = _result(fault, notes, [item and item[1] for item in heard.values()])
-    return Verdict(fault, result, seconds, ended, words)
+    if result == "ok" and seconds is not None and seconds > _LATEST_S:
+        result = "late"
+    return Verdict(number, fault, result, seconds, ended, "" if result == "ok" else words)
 
 
 def _result(fault: Fault, notes: dict[int, list[tuple[float, str, str]]], heard: Sequence[str | None]) -> str:
     went_on = {rank: bool(_of(found, "done")) for rank, found in notes.items()}
-    if fault.kind in ("pause", "nothing"):
+    alone = fault.phase == "lowering" and fault.compiled and fault.kind in _INDUCTOR_FAILS
+    if fault.kind == "pause" or alone:
         return "ok" if all(went_on.values()) else "broken"
     if any(text is None for text in heard):
-        last = fault.phase == "eval" and fault.kind in ("sys.exit",)
+        last = fault.phase == "eval" and fault.kind == "sys.exit"
         return "ok" if last and all(went_on[r] for r in went_on if r != fault.victim) else "silent"
     if fault.kind in REFUSED and not all(went_on.values()):
         return "broken"
+    results = [_named(fault, text or "") for text in heard]
+    return next((result for result in results if result != "ok"), "ok")
+
+
+def _named(fault: Fault, text: str) -> str:
+    """Whether a text names the rank and the cause."""
+    by_torchrun = re.match(r"torchrun: rank (\d+) is the root cause, exit code (-?\d+)", text)
+    if by_torchrun:
+        right = (fault.victim, _STATUS.get(fault.kind, 1))
+        return "ok" if tuple(map(int, by_torchrun.groups())) == right else "wrong rank"
     cause = _CAUSES.get(fault.kind) or _STOPPED.get(fault.kind) or ""
-    named = rf"ranks? ([\d, ]*\b)?{fault.victim}\b"
-    return "ok" if all(re.search(named, t or "") and re.search(cause, t or "") for t in heard) else "unnamed"
+    if not re.search(cause, text):
+        return "unnamed"
+    # who is told by another rank what that was told, reads of both
+    text = re.sub(r"^(\w+: rank \d+ failed: ([\w.]+: )?(?=rank \d))+", "", text)
+    lists = re.findall(r"\branks? (\d+(?:(?:, | and )\d+)*)", text)
+    found = [set(re.findall(r"\d+", each)) for each in lists]
+    if not found:
+        return "unnamed"
+    both = fault.kind in _STOPPED or fault.kind in REFUSED  # none knows whose is the right one
+    named = set().union(*found) if both else found[0]
+    return "ok" if str(fault.victim) in named else "wrong rank"
+
+
+def _root_cause(output: str) -> tuple[int, int] | None:
+    """Of torchrun's summary: the rank, and its exit code."""
+    _, there, summary = output.rpartition("Root Cause (first observed failure)")
+    found = there and re.search(r"rank\s*: (\d+).*?exitcode\s*: (-?\d+)", summary, re.DOTALL)
+    return (int(found[1]), int(found[2])) if found else None
 
 
 def _of(notes: Sequence[tuple[float, str, str]], *wanted: str) -> list[tuple[float, str]]:

@@ -1,20 +1,26 @@
 """One rank of a run that is disturbed: it trains a little, saves, loads and evaluates; one rank has a fault.
 
-    start-up | compile: inside of the model, as it is traced | first step | forward, backward: inside of a
-    sum or of a stage | between | saving | loading | eval
+    start-up | compile: inside of the model, as it is traced | lowering | first step | forward, backward:
+    inside of a sum or of a stage | optimizer | between | saving | loading | eval | any moment: by a clock
 
 Each rank writes what it hears, and when, beside the moment of the fault; `fault_kinds.py` reads it.
+
+    python -m benchmarks.fault_rank FAULT FOLDER      # as torchrun starts it, the fault as JSON
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
+import os
+import signal
+import sys
 import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -26,6 +32,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import functional as F
 
 import fxdp
+import fxdp.compiler.lowered_parts
 from benchmarks.fault_strikes import REFUSED, STRIKES
 from fxdp.module.checkpoint import saving
 from fxdp.ranks.links.group import MessageGroup
@@ -34,6 +41,9 @@ from tests.rank_host import _know_inductor
 
 STEP = 3  # in which most faults happen
 STEPS = 5
+_LAPS_S = 20.0
+_LOOK_S = 0.02
+_HUNG = 9  # the status of a rank that hung, once the others know
 _at_trace: list[Callable[[], None]] = []
 
 
@@ -43,17 +53,29 @@ class Fault:
 
     Attributes
     ----------
-    mode : dp, dp3 (three ranks), pp, or inductor (two ranks).
+    mode : dp, dp3 (three ranks), pp, shard; inductor and pp-inductor: dp and pp, compiled.
+    after : at any moment: seconds of training before it.
+    launched : whether torchrun starts the ranks, as processes that import all by themselves.
     """
 
     kind: str
     phase: str
     mode: str
     victim: int
+    after: float = 0.0
+    launched: bool = False
 
     @property
     def ranks(self) -> int:
         return 3 if self.mode == "dp3" else 2
+
+    @property
+    def stages(self) -> bool:
+        return self.mode.startswith("pp")
+
+    @property
+    def compiled(self) -> bool:
+        return self.mode.endswith("inductor")
 
 
 class Net(nn.Module):
@@ -71,16 +93,29 @@ class Net(nn.Module):
         return F.cross_entropy(self.last(F.relu(self.norm(self.first(x)))), y)
 
 
-def disturbed(fault: Fault, folder: str) -> None:
+def disturbed(rank: int, fault: Fault, folder: str) -> None:
     """The life of a rank."""
     warnings.simplefilter("ignore")
-    rank = _Rank(fault, Path(folder))
-    if rank.guilty and fault.kind == "error in a thread":
-        thread = threading.Thread(target=rank.live)
+    life = _Rank(fault, rank, Path(folder))
+    if life.guilty and fault.kind == "error in a thread":
+        thread = threading.Thread(target=life.live)
         thread.start()
         thread.join()
     else:
-        rank.live()
+        life.live()
+
+
+def disturbed_fork(fault: Fault, folder: str) -> None:
+    """The same for a rank that was forked where all is imported, in a process group."""
+    disturbed(dist.get_rank(), fault, folder)
+
+
+def launch(fault: Fault, folder: str) -> None:
+    """torchrun itself, and by it ranks that import all by themselves."""
+    from torch.distributed import run
+
+    ranks = ["--standalone", "--nproc-per-node", str(fault.ranks)]
+    run.main([*ranks, "-m", "benchmarks.fault_rank", json.dumps(asdict(fault)), folder])
 
 
 def warm() -> None:
@@ -89,13 +124,14 @@ def warm() -> None:
     _know_inductor()
     batch = (torch.ones(4, 6), torch.zeros(4, dtype=torch.long))
     fxdp.plan(Net(stages=False), batch, mesh={"dp": 2})
+    fxdp.plan(Net(stages=False), batch, mesh={"dp": 2}, strategy="shard")
     fxdp.plan(Net(stages=True), batch, mesh={"pp": 2}, microbatches=2)
 
 
 class _Rank:
-    def __init__(self, fault: Fault, folder: Path) -> None:
+    def __init__(self, fault: Fault, rank: int, folder: Path) -> None:
         self.fault = fault
-        self.rank = dist.get_rank()
+        self.rank = rank
         self.guilty = self.rank == fault.victim
         self.folder = folder
         self.step = 0
@@ -110,45 +146,69 @@ class _Rank:
         try:
             self._train()
         except SystemExit:
-            self.note("exits")  # Python shows no error for it, and asks no hook
+            self.note("exits")
+            if self.fault.launched:
+                raise  # else: Python shows no error for it, and asks no hook
         except BaseException as error:
             self.note("news", _words(error))
             raise
         else:
             self.note("done")
 
+    def struck(self, phase: str) -> bool:
+        """Whether it is this rank to which something happens, in this phase."""
+        return self.guilty and self.fault.phase == phase and self.fault.kind in STRIKES
+
     def at(self, phase: str) -> None:
         """Where a fault of this phase happens."""
-        if self.guilty and self.fault.phase == phase and self.fault.kind in STRIKES:
+        if self.struck(phase):
             self.strike()
 
-    def _strike_with(self, *_: object) -> None:
-        self.strike()
-
     def strike(self) -> None:
-        self.note("fault")
+        if self.done and self.fault.phase != "compile":  # a model that fails does so in each trace
+            return
+        if not self.done:
+            self.note("fault")
+        self.done = True
+        if self.fault.kind == "hang":
+            self._hang()
         STRIKES[self.fault.kind]()
+
+    def _hang(self) -> None:
+        """As long as nobody knows of it: afterwards the others only wait for the end of this process."""
+        others = [self.folder / f"{rank}.notes" for rank in range(self.fault.ranks) if rank != self.rank]
+        while not all(file.exists() and '"news"' in file.read_text() for file in others):
+            time.sleep(_LOOK_S)
+        os._exit(_HUNG)
 
     # -- the program ---------------------------------------------------------------------------------------
 
     def _train(self) -> None:
-        fault = self.fault
         self.at("start-up")
-        if self.guilty and fault.phase == "compile" and fault.kind in STRIKES:
-            _at_trace.append(self.strike)
         compiled = self._compiled()
         optimizer = torch.optim.SGD(compiled.parameters(), lr=self._unless("another lr", 0.3, 0.1))
-        with self._inside():
-            for self.step in range(1, STEPS + 1):
-                self._step(compiled, optimizer)
-            path = self.folder / "checkpoint"
-            self._saved(lambda: fxdp.save(path, compiled, optimizer, step=self.step), "saving")
-            self._saved(lambda: fxdp.load(path, compiled, optimizer), "loading")
+        if self.struck("any moment"):
+            clock = threading.Timer(self.fault.after, self.strike)
+            clock.daemon = True
+            clock.start()
+        with self._inside(optimizer):
+            end = time.monotonic() + _LAPS_S * (self.fault.phase == "any moment")
+            self._lap(compiled, optimizer)
+            while time.monotonic() < end:
+                self._lap(compiled, optimizer)
+
+    def _lap(self, compiled: fxdp.CompiledModule, optimizer: torch.optim.Optimizer) -> None:
+        for self.step in range(1, STEPS + 1):
+            self._step(compiled, optimizer)
+        path = self.folder / "checkpoint"
+        fxdp.save(path, compiled, optimizer, step=self.step)
+        fxdp.load(path, compiled, optimizer)
         compiled.eval()
         with torch.no_grad():
             compiled(*self._batch())
             self.at("eval")
             compiled(*self._batch())
+        compiled.train()
 
     def _unless(self, kind: str, wrong: Any, right: Any) -> Any:
         """The value of this rank, which is wrong on the one with this fault."""
@@ -159,7 +219,7 @@ class _Rank:
 
     def _compiled(self) -> fxdp.CompiledModule:
         torch.manual_seed(0)
-        stages = self.fault.mode == "pp"
+        stages = self.fault.stages
         mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("pp", "dp")) if stages else None
         model = Net(stages, self._unless("another model", 9, 8))
         options: dict[str, Any] = {"check_replicas": 2}
@@ -167,11 +227,13 @@ class _Rank:
             options["microbatches"] = self._unless("another option", 1, 2)
         else:
             options["bucket_mb"] = self._unless("another option", 1.0, 25.0)
-        compute = "inductor" if self.fault.mode == "inductor" else "eager"
+        if self.fault.mode == "shard":
+            options["strategy"] = "shard"
+        compute = "inductor" if self.fault.compiled else "eager"
         return fxdp.compile(model, mesh, compute=compute, **options)
 
     def _batch(self) -> tuple[Tensor, Tensor]:
-        own = 0 if self.fault.mode == "pp" else self.rank
+        own = 0 if self.fault.stages else self.rank
         generator = torch.Generator().manual_seed(100 * self.step + own)
         return torch.randn(4, 6, generator=generator), torch.randint(3, (4,), generator=generator)
 
@@ -217,38 +279,54 @@ class _Rank:
         else:
             self.note("accepted")
 
-    def _saved(self, action: Callable[[], Any], phase: str) -> None:
-        if self.guilty and self.fault.phase == phase and self.fault.kind in STRIKES:
-            name = "_write" if phase == "saving" else "_read"
-            with mock.patch.object(saving, name, side_effect=self._strike_with):
-                action()
-        action()
+    # -- faults inside of something ------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _inside(self) -> Iterator[None]:
-        """The fault inside of a sum, or of a stage."""
-        owners: tuple[Any, ...] = ()
-        if self.guilty and self.fault.kind in STRIKES and self.fault.phase in ("forward", "backward"):
-            stages = (
-                (Forward,) if self.fault.phase == "forward" else (Backward, InputGradient, WeightGradient)
-            )
-            owners = stages if self.fault.mode == "pp" else (MessageGroup,)
+    def _inside(self, optimizer: torch.optim.Optimizer) -> Iterator[None]:
+        """The fault inside of tracing, a sum, a stage, an optimizer's step, or a file's writing."""
         with contextlib.ExitStack() as stack:
-            for owner in owners:
-                name = "allreduce" if owner is MessageGroup else "forward"
-                stack.enter_context(mock.patch.object(owner, name, self._struck(getattr(owner, name))))
+            if self.struck("compile"):
+                _at_trace.append(self.strike)
+            if self.struck("optimizer"):
+                optimizer.register_step_pre_hook(self._at_optimizer)
+            for owner, name in self._places():
+                run = self._struck_in(getattr(owner, name))
+                stack.enter_context(mock.patch.object(owner, name, run))
             yield
 
-    def _struck(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        def disturbed_run(this: Any, *args: Any, **kwargs: Any) -> Any:
-            here = self.fault.mode == "pp" or self.where == self.fault.phase
-            if here and self.step == STEP and not self.done:
-                self.done = True
+    def _at_optimizer(self, *_: Any) -> None:
+        if self.step == STEP:
+            self.strike()
+
+    def _places(self) -> list[tuple[Any, str]]:
+        if not (self.guilty and self.fault.kind in STRIKES):
+            return []
+        stages = self.fault.stages
+        back = [(each, "forward") for each in (Backward, InputGradient, WeightGradient)]
+        found: dict[str, list[tuple[Any, str]]] = {
+            "lowering": [(fxdp.compiler.lowered_parts, "lower_part")],
+            "forward": [(Forward, "forward")] if stages else [(MessageGroup, "allreduce")],
+            "backward": back if stages else [(MessageGroup, "allreduce")],
+            "saving": [(saving, "_write")],
+            "loading": [(saving, "_read")],
+        }
+        return found.get(self.fault.phase, [])
+
+    def _struck_in(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        def disturbed_run(*args: Any, **kwargs: Any) -> Any:
+            inside = self.fault.phase in ("forward", "backward")
+            here = self.fault.stages or self.where == self.fault.phase
+            if not inside or (here and self.step == STEP):
                 self.strike()
-            return run(this, *args, **kwargs)
+            return run(*args, **kwargs)
 
         return disturbed_run
 
 
 def _words(error: BaseException) -> str:
     return "\n".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
+
+
+if __name__ == "__main__":
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: no rank outlives torchrun
+    disturbed(int(os.environ["RANK"]), Fault(**json.loads(sys.argv[1])), sys.argv[2])

@@ -36,10 +36,6 @@ def _pause() -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
-def _hang() -> None:
-    time.sleep(1000)
-
-
 def _recurse() -> None:
     _recurse()
 
@@ -55,11 +51,13 @@ STRIKES: dict[str, Callable[[], None]] = {
     "recursion": _recurse,
     "sys.exit": lambda: sys.exit(3),
     "os._exit": lambda: os._exit(3),
-    "hang": _hang,
     "pause": _pause,
-    "nothing": lambda: None,
+    "hang": lambda: None,  # `fault_rank.py` waits, until the others know
 }
 """What happens to the rank itself, anywhere."""
+
+FROM_OUTSIDE = ("SIGKILL", "SIGTERM", "SIGABRT", "SIGINT", "os._exit")
+"""What can happen at any moment, whatever the rank does."""
 
 
 def _nan(model: Any, x: Tensor, y: Tensor) -> Tensor:

@@ -41,6 +41,8 @@ class Launch:
     """How many of them are on this host; 0 where nobody says."""
     restarts: int = 0
     """How often torchrun has started them before with the same store, in which their last words still are."""
+    agent_store: bool = False
+    """Whether the store is torchrun's own, which is there before any rank is."""
 
     @property
     def several_hosts(self) -> bool:
@@ -167,6 +169,7 @@ def _launch(env: Mapping[str, str]) -> Launch | None:
         master_port=_integer(env, "MASTER_PORT", 0, 1, 65_535),
         ranks_here=_integer(env, "LOCAL_WORLD_SIZE", 0, 0, _MOST_RANKS),
         restarts=_integer(env, "TORCHELASTIC_RESTART_COUNT", 0, 0, _MOST_RESTARTS) if shared else 0,
+        agent_store=shared,
     )
 
 

@@ -159,12 +159,35 @@ _PLAIN = (torch.Tensor, int, float, str, type(None), torch.dtype, torch.device, 
 
 
 def flat_leaves(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], pytree.TreeSpec]:
-    """The leaves of `(args, kwargs)`, tensors inside of objects among them; called at each step."""
-    leaves, spec = pytree.tree_flatten((args, kwargs), is_leaf=_is_names)
-    # classes that carry tensors are rare, and each is registered once
-    if not all(isinstance(leaf, _PLAIN) for leaf in leaves) and register_containers(leaves):
+    """The leaves of `(args, kwargs)`, tensors inside of objects among them; called at each step.
+
+    Raises
+    ------
+    InputError : an input that contains itself.
+    """
+    try:
         leaves, spec = pytree.tree_flatten((args, kwargs), is_leaf=_is_names)
+        # classes that carry tensors are rare, and each is registered once
+        if not all(isinstance(leaf, _PLAIN) for leaf in leaves) and register_containers(leaves):
+            leaves, spec = pytree.tree_flatten((args, kwargs), is_leaf=_is_names)
+    except RecursionError as error:
+        named = {**{f"args[{i}]": value for i, value in enumerate(args)}, **kwargs}
+        endless = ", ".join(name for name, value in named.items() if _is_endless(value))
+        if not endless:  # the caller itself is that deep
+            raise
+        raise InputError(
+            f"the input {endless} contains itself, or is nested too deeply; expected lists, dicts and "
+            "objects that end in tensors and plain values"
+        ) from error
     return leaves, spec
+
+
+def _is_endless(value: Any) -> bool:
+    try:
+        register_containers(pytree.tree_leaves(value, is_leaf=_is_names))
+    except RecursionError:
+        return True
+    return False
 
 
 def _is_names(node: Any) -> bool:

@@ -6,8 +6,8 @@
     this rank raises             the error goes to all ranks by the control channel, then the groups are cut;
                                  the exception itself goes on unchanged
     another rank raised or died  the collective that waits for it breaks, and the guard turns its "connection
-                                 closed" into RankFailedError with that rank's words; in Python code, as
-                                 when a model is compiled, the watch raises that error
+                                 closed" into RankFailedError with that rank's words; Python code, as when
+                                 a model is compiled, is interrupted by the watch, and that error raised
 
 An error between two calls, in the user's own loop, is told to the other ranks by `ranks/hooks.py`; where
 nobody calls those hooks (a child of multiprocessing), wrap the loop in `report_errors()`. An input that this
@@ -23,6 +23,7 @@ import re
 import traceback
 from collections.abc import Iterator
 from types import TracebackType
+from typing import NoReturn
 
 from fxdp.errors import AgreementError, FxdpError, RankFailedError, StateError
 from fxdp.ir.user_lines import show_user_lines
@@ -30,6 +31,7 @@ from fxdp.ranks.joined import Joined
 from fxdp.ranks.links import (
     Ending,
     EndKind,
+    Interrupted,
     LateError,
     Links,
     RefusedError,
@@ -85,34 +87,42 @@ class guard:  # noqa: N801  (reads as a statement: with guard(joined))
                 "another thread of this process is in a compiled forward or backward; expected one thread at "
                 "a time: ranks meet by the order of what they do, and threads have none"
             )
-        self._links.caller.enter()
-        self._order = self._links.history.order
-        if self._backward_of:
-            self._links.history.begin_backward(self._backward_of)
+        try:
+            self._links.caller.enter()
+            self._order = self._links.history.order
+            if self._backward_of:
+                self._links.history.begin_backward(self._backward_of)
+        except Interrupted as error:
+            self._interrupted(self._links, error)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         links = self._links
-        if error is not None:
-            show_user_lines(error)
-        if links is None:
-            return
         try:
+            if error is not None:
+                show_user_lines(error)
+            if links is None:
+                return
             links.caller.leave()
             links.turn.release()
-        except RankFailedError:  # raised by the watch in this very line
-            links.caller.leave()
-            with contextlib.suppress(RuntimeError):  # it was released already
-                links.turn.release()
-            links.stop(links.cause() or Ending(links.rank, EndKind.FAILED, str(error)))
-            raise
+        except Interrupted as interrupted:  # by the watch in this very line
+            assert links is not None
+            self._interrupted(links, interrupted)
         if error is not None:
             if links.history.order != self._order:
                 _add_place(links, error, "in")
             self._end(links, error)
         elif links.ending is not None:  # e.g. aborted NCCL kernels end without an error
             raise RankFailedError(links.words(links.ending))
+
+    @staticmethod
+    def _interrupted(links: Links, error: BaseException) -> NoReturn:
+        """Leave for good: the watch has raised this where no call was under way any more, or none yet."""
+        links.caller.leave()
+        with contextlib.suppress(RuntimeError):  # it was released already
+            links.turn.release()
+        _raise_cause(links, error)
 
     @staticmethod
     def _end(links: Links, error: BaseException) -> None:
@@ -127,9 +137,8 @@ class guard:  # noqa: N801  (reads as a statement: with guard(joined))
             known = links.ending if isinstance(error, LateError) else links.cause()
             links.stop(known or Ending(links.rank, EndKind.FAILED, str(error)))
             return
-        if links.caller.interrupted and links.ending is not None:  # somebody made another error of it
-            links.stop(links.ending)
-            raise RankFailedError(links.words(links.ending)) from error
+        if isinstance(error, Interrupted) or (links.caller.interrupted and links.ending is not None):
+            _raise_cause(links, error)  # of another error, too: somebody has made that of it
         if _is_broken_collective(error):
             failure = convert(links, error)
             _add_place(links, failure, "in")
@@ -138,6 +147,16 @@ class guard:  # noqa: N801  (reads as a statement: with guard(joined))
         if links.ending is not None:
             error.add_note(f"(at about the same time, {links.words(links.ending)})")
         links.stop(Ending(links.rank, EndKind.FAILED, describe(error)))
+
+
+def _raise_cause(links: Links, error: BaseException) -> NoReturn:
+    """The error for what was interrupted, and the end of these links."""
+    ending = links.ending or links.cause() or Ending(links.rank, EndKind.FAILED, str(error))
+    failure = RankFailedError(links.words(ending))
+    for note in getattr(error, "__notes__", ()):
+        failure.add_note(note)
+    links.stop(ending)
+    raise failure from error
 
 
 def convert(links: Links, error: BaseException) -> RankFailedError:

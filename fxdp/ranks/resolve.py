@@ -10,10 +10,11 @@ The data axes are one logical axis: a rank's place on it is its index along all 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 
@@ -21,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from fxdp.errors import MeshError, RankFailedError, StateError, a_kind
+from fxdp.errors import MeshError, RankFailedError, StateError
 from fxdp.ir.mesh import AXES, Group, Mesh, backend_of, check_axes, mesh_of
 from fxdp.ranks.joined import Joined
 from fxdp.ranks.links import Links, add_group, find_links, open_links
@@ -32,6 +33,7 @@ from fxdp.torch_compat import PrefixStore, TCPStore
 _log = logging.getLogger("fxdp")
 _TRY_S = 5.0  # for one try to reach the store
 _AGAIN_S = 0.1
+_NAMED = 16  # ranks to be named in an error
 
 
 def resolve_mesh(
@@ -63,7 +65,7 @@ def resolve_mesh(
     if isinstance(mesh, Mapping):
         return Joined(mesh_of(mesh, device_type))
     raise MeshError(
-        f"mesh is {a_kind(mesh)}; expected a torch DeviceMesh, a dict such as {{'dp': 4}} for a "
+        f"mesh is a {type(mesh).__name__}; expected a torch DeviceMesh, a dict such as {{'dp': 4}} for a "
         "plan, or None for all ranks"
     )
 
@@ -139,14 +141,38 @@ def _init_process_group(device_type: str, settings: Settings) -> None:
             lead_gloo_to(interface)
     if launch.rank:  # rank 0 may be the one to have the store
         _wait_for_store(launch, settings.timeout_s)
+    timeout = timedelta(seconds=settings.timeout_s)
+    here: list[PrefixStore] = []
     try:
-        _make_group(backend, launch, timedelta(seconds=settings.timeout_s))
+        here += _say_here(launch, timeout)
+        _make_group(backend, launch, timeout)
     except dist.DistError as error:
         raise RankFailedError(
-            f"no process group of {launch.world_size} ranks came up within {time.monotonic() - start:.0f} s; "
-            "expected all of them to call fxdp.compile (set FXDP_TIMEOUT_S if one may need longer)\n"
-            f"torch: {str(error).splitlines()[0]}"
+            f"no process group of {launch.world_size} ranks came up within {time.monotonic() - start:.0f} s"
+            f"{_missing(here, launch.world_size)}; expected all of them to call fxdp.compile (set "
+            f"FXDP_TIMEOUT_S if one may need longer)\ntorch: {str(error).splitlines()[0]}"
         ) from error
+
+
+def _say_here(launch: Launch, timeout: timedelta) -> list[PrefixStore]:
+    """Note in torchrun's store that this rank has come, as torch only counts those that have."""
+    if not launch.agent_store:  # rank 0 has yet to make one
+        return []
+    there = TCPStore(
+        launch.master_addr, launch.master_port, is_master=False, timeout=timeout, wait_for_workers=False
+    )
+    store = PrefixStore(f"fxdp/here/{launch.restarts}", there)
+    store.set(str(launch.rank), "")
+    return [store]
+
+
+def _missing(here: Sequence[PrefixStore], size: int) -> str:
+    """Who has not come, in words, as far as a store knows."""
+    with contextlib.suppress(RuntimeError):
+        late = [str(rank) for store in here for rank in range(size) if not store.check([str(rank)])]
+        more = f" and {len(late) - _NAMED} more" if len(late) > _NAMED else ""
+        return f": rank {', '.join(late[:_NAMED])}{more} did not come" if late else ""
+    return ""
 
 
 def _make_group(backend: str, launch: Launch, timeout: timedelta) -> None:

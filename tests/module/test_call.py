@@ -94,6 +94,14 @@ def test_an_unhashable_value() -> None:
         reader.read((torch.ones(4, 3), {1, 2}), {})
 
 
+def test_an_input_that_contains_itself() -> None:
+    reader, _ = _reader()
+    endless: list[Any] = [torch.ones(4)]
+    endless.append({"more": endless})
+    with pytest.raises(InputError, match=r"the input args\[1\], extra contains itself, or is nested too"):
+        reader.read((torch.ones(4, 3), endless), {"extra": endless, "plain": 1})
+
+
 def test_digests_fit_into_a_signed_integer_and_are_stable() -> None:
     (reader, module), (other, twin) = _reader(), _reader()
     assert reader.digest(KINDS["plain"](reader, module).kind) == other.digest(

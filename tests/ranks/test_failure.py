@@ -189,6 +189,28 @@ def test_a_rank_with_fewer_steps(ranks: RankPool) -> None:
     assert "rank 1 ended its process while this rank still needed it" in first.output
 
 
+def _leave(begun: bool) -> None:
+    fxdp.ranks.links.watch._LEAVE_S = 0.5
+    joined = resolve_mesh(None, "cpu")
+    assert joined.links is not None
+    if joined.mesh.rank == 1 and not begun:
+        return
+    with guard(joined):
+        joined.links.history.begin_call(1, 1)
+        end = time.monotonic() + 4
+        while joined.mesh.rank == 0 and time.monotonic() < end:
+            pass
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_rank_that_left_is_missed_only_in_what_it_has_not_begun(ranks: RankPool, begun: bool) -> None:
+    first, second = ranks.spawn(2, _leave, begun, timeout=40)
+    assert second.status == 0, second.output
+    assert first.status == (0 if begun else 1), first.output
+    if not begun:
+        assert "RankFailedError: rank 1 ended its process while this rank still needed it" in first.output
+
+
 def _same_error() -> list[str]:
     joined = resolve_mesh(None, "cpu")
     messages = []

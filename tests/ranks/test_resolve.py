@@ -55,7 +55,7 @@ def test_sizes_for_a_plan() -> None:
         ({"dp_shared": 2}, ["did you mean 'dp_shard'?"]),
         ({"dp": 0}, ["dp=0", "expected integers >= 1"]),
         ({"dp": 2.0}, ["dp=2.0"]),
-        (4, ["mesh is an int; expected a torch DeviceMesh"]),
+        (4, ["mesh is a int; expected a torch DeviceMesh"]),
     ],
 )
 def test_bad_mesh(mesh: Any, words: list[str]) -> None:
@@ -73,6 +73,19 @@ def test_a_rank_0_that_never_comes_is_named_in_time() -> None:
     assert f"nobody listened at MASTER_ADDR:MASTER_PORT = 127.0.0.1:{port} within 0.3 s" in message
     assert "see rank 0's output" in message
     assert time.monotonic() - begin < 3
+
+
+def test_a_rank_that_torchrun_has_started_and_that_never_comes_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    variables = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{store.port}"}
+    variables |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "FXDP_TIMEOUT_S": "0.5"}
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    message = _message(lambda: resolve_mesh(None, "cpu"), RankFailedError)
+    assert "no process group of 2 ranks came up within" in message
+    assert ": rank 1 did not come; expected all of them to call fxdp.compile" in message
 
 
 # -- on ranks ----------------------------------------------------------------------------------------------

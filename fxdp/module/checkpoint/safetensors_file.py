@@ -12,6 +12,7 @@ Tensors that are tied are one tensor in the file. Which of their names it has is
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -27,7 +28,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from fxdp.errors import InputError, StateError, a_kind
+from fxdp.errors import InputError, StateError
 from fxdp.ir.model_tensors import dealing_of, held
 from fxdp.ir.ops.parameter_rows import dealt_range
 from fxdp.module.checkpoint.checkpoint_folder import path_of
@@ -77,8 +78,7 @@ def save_safetensors(path: Path | str, compiled: CompiledModule) -> None:
     except OSError as error:
         fault = f"{part} is not writable ({error}); expected a folder in which files can be made"
     together(joined, fault, InputError)
-    with guard(joined):
-        fault = _written(joined, output, {name: state[name] for name in kept}, tied)
+    fault = _written_whole(joined, output, part, {name: state[name] for name in kept}, tied)
     if output is not None and fault is None:
         fault = _published(part, file)
     together(joined, fault, StateError)
@@ -92,7 +92,7 @@ def _fault(compiled: CompiledModule, state: Mapping[str, Any]) -> str | None:
             "gradients='everywhere' or strategy='shard'"
         )
     lines = [
-        f"{name}: {a_kind(value) if not isinstance(value, Tensor) else value.dtype}"
+        f"{name}: {'a ' + type(value).__name__ if not isinstance(value, Tensor) else value.dtype}"
         for name, value in state.items()
         if not isinstance(value, Tensor) or value.dtype not in _DTYPES or value.layout != torch.strided
     ]
@@ -128,6 +128,23 @@ def _made_from_others(model: nn.Module) -> list[str]:
     return found
 
 
+def _written_whole(
+    joined: Joined, output: BinaryIO | None, part: Path, state: Mapping[str, Tensor], tied: Mapping[str, str]
+) -> str | None:
+    """`_written`; half a file is of no use to anybody, and the disk may be full."""
+    whole = False
+    try:
+        with guard(joined):
+            fault = _written(joined, output, state, tied)
+        whole = fault is None
+    finally:
+        if output is not None and not whole:
+            with contextlib.suppress(OSError):
+                output.close()
+            part.unlink(missing_ok=True)
+    return fault
+
+
 def _written(
     joined: Joined, output: BinaryIO | None, state: Mapping[str, Tensor], tied: Mapping[str, str]
 ) -> str | None:
@@ -141,7 +158,10 @@ def _written(
                 fault = f"{output.name} could not be written; what was there is as it was: {error}"
         del piece  # else it would be there still while the next one comes
     if output is not None:
-        output.close()
+        try:
+            output.close()
+        except OSError as error:  # what was buffered finds no room
+            fault = fault or f"{output.name} could not be written; what was there is as it was: {error}"
     return fault
 
 

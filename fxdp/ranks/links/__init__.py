@@ -2,6 +2,7 @@
 
 from fxdp.ranks.links.channel import Channel, RefusedError
 from fxdp.ranks.links.ending import Ending, EndKind, LateError, harmless, not_understood
+from fxdp.ranks.links.interrupt import Interrupted
 from fxdp.ranks.links.links import Links
 from fxdp.ranks.links.live import find_links, live_links, speaking_links
 from fxdp.ranks.links.notices import tell_everywhere
@@ -11,6 +12,7 @@ __all__ = [
     "Channel",
     "EndKind",
     "Ending",
+    "Interrupted",
     "LateError",
     "Links",
     "RefusedError",

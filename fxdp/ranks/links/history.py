@@ -70,6 +70,11 @@ class History:
         self._began += 1
         self._last.append(moment)
 
+    @property
+    def began(self) -> int:
+        """How many moments there were so far."""
+        return self._began
+
     def recent(self) -> tuple[int, ...]:
         """How many moments there were before those that are remembered, and these."""
         return (self._began - len(self._last), *self._last)

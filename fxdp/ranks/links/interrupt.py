@@ -1,11 +1,12 @@
 """The thread that is inside a compiled call, and how the watch ends what it does there.
 
 After another rank has failed a collective breaks by itself. Python code does not: a model that is being
-compiled would be compiled for minutes, for nobody. There the watch raises the error inside of that thread:
+compiled would be compiled for minutes, for nobody. There the watch raises `Interrupted` inside of that
+thread, of which `guard` of `ranks/failure.py` makes the error that names the rank at fault:
 
-    Python code              the error is raised at the next bytecode, as Ctrl-C would
+    Python code              it is raised at the next bytecode, as Ctrl-C would
     a system call            the main thread is woken by a signal (SIGURG, which else does nothing)
-    C++ (gloo, a compiler)   the error waits until it returns; only a collective that never does ends the
+    C++ (gloo, a compiler)   it waits until that returns; only a collective that never does ends the
                              process, as gloo can lose a wake-up
 """
 
@@ -18,11 +19,19 @@ import threading
 import time
 from types import FrameType
 
-from fxdp.errors import RankFailedError
-
-_AGAIN_S = 5.0  # before the error is raised again: code that catches all errors may have caught it
+_AGAIN_S = 2.0  # before it is raised again: code that catches all errors may have caught it
 _COLLECTIVES = ("torch/distributed/distributed_c10d.py", "fxdp/runtime/p2p.py")
 _DEPTH = 4  # frames from torch's call of an op to the thread's innermost one
+
+
+class Interrupted(BaseException):
+    """What this thread does is for nobody any more, as another rank has failed.
+
+    No `Exception`: tracing and compiling try one way, catch what goes wrong, and try another one.
+    """
+
+    def __str__(self) -> str:
+        return "interrupted here, as another rank has failed"
 
 
 class Caller:
@@ -31,7 +40,7 @@ class Caller:
     Attributes
     ----------
     active : whether a call is under way.
-    interrupted : whether an error was raised inside of it.
+    interrupted : whether `Interrupted` was raised inside of it.
     thread : the one that has entered last; 0 before.
     """
 
@@ -55,20 +64,20 @@ class Caller:
         with self._lock:
             self.active = False
             if self.interrupted:
-                _raise_in(self.thread, None)
+                _raise_in(self.thread, wanted=False)
 
     def has_been(self, thread: int | None) -> bool:
         """Whether this thread has ever made a call."""
         return thread in self._seen
 
-    def interrupt(self, text: str) -> None:
-        """Raise `RankFailedError` inside of the call, now and again every few seconds while it goes on."""
+    def interrupt(self) -> None:
+        """Raise `Interrupted` inside of the call, now and again every few seconds while it goes on."""
         with self._lock:
             now = time.monotonic()
             if not self.active or (self._at and now - self._at < _AGAIN_S):
                 return
             self._at, self.interrupted = now, True
-            _raise_in(self.thread, text)
+            _raise_in(self.thread, wanted=True)
 
     def frame(self) -> FrameType | None:
         """Where the thread is."""
@@ -88,22 +97,13 @@ def _wake_up(number: int, frame: FrameType | None) -> None:
     """Python code, so that the error that waits is raised here, inside of the system call."""
 
 
-def _raise_in(thread: int, text: str | None) -> None:
-    """Make a thread raise `RankFailedError`; None takes back what it has not raised yet."""
-    raised = None if text is None else ctypes.py_object(_error_class(text))
+def _raise_in(thread: int, wanted: bool) -> None:
+    """Make a thread raise `Interrupted`; or take back what it has not raised yet."""
+    raised = ctypes.py_object(Interrupted) if wanted else None
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), raised)
     is_main = thread == threading.main_thread().ident  # signals are handled there only
-    if text is not None and is_main and signal.getsignal(signal.SIGURG) is _wake_up:
+    if wanted and is_main and signal.getsignal(signal.SIGURG) is _wake_up:
         signal.pthread_kill(thread, signal.SIGURG)
-
-
-def _error_class(text: str) -> type[RankFailedError]:
-    """Python makes the error itself, of a class without arguments: so the class has the words."""
-
-    def __init__(self: RankFailedError) -> None:  # noqa: N807
-        RankFailedError.__init__(self, text)
-
-    return type("RankFailedError", (RankFailedError,), {"__init__": __init__, "__module__": "fxdp.errors"})
 
 
 def in_collective(frame: FrameType | None) -> bool:

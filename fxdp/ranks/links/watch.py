@@ -29,7 +29,7 @@ from fxdp.ranks.links.interrupt import Caller, in_collective
 from fxdp.ranks.links.wires import Peer
 
 _log = logging.getLogger("fxdp")
-_LEAVE_S = 10.0  # how long data of a rank that ended may still be under way
+_LEAVE_S = 10.0  # how long data of a rank that ended, and has left nothing out, may still be under way
 _GRACE_S = 0.5  # for a collective to end by itself, which has the better traceback
 _STUCK_S = 20.0  # how long a thread may stay in a collective after another rank has failed
 _OUTLAST_S = 3.0  # how long to wait at exit for the end of the rank at fault
@@ -69,7 +69,7 @@ class Watch:
         self._rank = control.rank
         control.waits_for = self._where
         self.ending: Ending | None = None
-        self._left: dict[int, float] = {}
+        self._left: dict[int, tuple[float, int]] = {}  # since when, and how far they have come
         self._fallen: float | None = None
         self._outlasts: float | None = None
         self._known = threading.Event()
@@ -94,7 +94,7 @@ class Watch:
         end = time.monotonic() + _CAUSE_S
         while not self._known.wait(_LOOK_S) and time.monotonic() < end:
             left = list(self._left.values())
-            if left and time.monotonic() - left[0] > _GRACE_S:  # nothing worse is heard
+            if left and time.monotonic() - left[0][0] > _GRACE_S:  # nothing worse is heard
                 break
         return self.ending or next((Ending(rank, EndKind.ENDED) for rank in list(self._left)), None)
 
@@ -104,11 +104,15 @@ class Watch:
 
     def close(self) -> None:
         """Say goodbye without an error and give everything back; peers that still wait are told."""
-        self._control.last_words(Ending(self._rank, EndKind.ENDED))
+        self._control.last_words(self._goodbye())
         with contextlib.suppress(OSError):
             self._waker.send(b"x")
         if threading.current_thread() is not self._thread:
             self._thread.join(5.0)
+
+    def _goodbye(self) -> Ending:
+        """The end of a rank without an error, and how far it has come."""
+        return Ending(self._rank, EndKind.ENDED, str(self._history.began))
 
     def outlast(self) -> None:
         """Wait a little for the end of the rank that has failed, if another has.
@@ -128,7 +132,8 @@ class Watch:
             poll.register(descriptor, getattr(select, "POLLRDHUP", 0) | select.POLLHUP)
         woken = False
         while self._alive() and not woken:
-            for descriptor, _ in poll.poll(1000):
+            hurries = self._caller.active and self._fallen is not None
+            for descriptor, _ in poll.poll(100 if hurries else 1000):
                 woken = woken or descriptor == self._wake.fileno()
                 if descriptor in peers:
                     poll.unregister(descriptor)
@@ -138,7 +143,7 @@ class Watch:
             self._check_left()
             self._check_left_out()
             self._check_stuck()
-        self._control.last_words(Ending(self._rank, EndKind.ENDED))
+        self._control.last_words(self._goodbye())
         self.outlast()
         if woken:  # the process ends: until then other ranks can see that it has not
             self._control.leave_open()
@@ -152,19 +157,30 @@ class Watch:
         ending = self._control.drain(peer) or Ending(peer.rank, EndKind.KILLED)
         _log.debug("rank %d: connection to rank %d ended: %s", self._rank, peer.rank, ending.kind.name)
         if ending.kind is EndKind.ENDED:
-            self._left[peer.rank] = time.monotonic()
+            self._leave(ending)
             return
         self._fall(ending)
 
+    def _leave(self, ending: Ending) -> None:
+        began = int(ending.text) if ending.text.isdecimal() and len(ending.text) < 20 else sys.maxsize
+        self._left.setdefault(ending.rank, (time.monotonic(), began))
+
     def _check_left(self) -> None:
-        """A rank ended without error, yet this one is still inside a call, long after its data came."""
-        now = time.monotonic()
+        """A rank ended without error, yet this one is still inside a call.
+
+        One that the other has not begun will never end. In one that it has, its data may still be under way,
+        and none of it may be needed any more.
+        """
         if self._control.left is not None:
-            self._left.setdefault(self._control.left.rank, now)
-        if not self._caller.active:
-            self._left = dict.fromkeys(self._left, now)
-        for rank, since in self._left.items():
-            if self.ending is None and now - since > _LEAVE_S:
+            self._leave(self._control.left)
+        now = time.monotonic()
+        for rank, (since, began) in self._left.items():
+            if not self._caller.active:
+                self._left[rank] = now, began
+            elif self.ending is None and (
+                began < self._history.began
+                or (now - since > _LEAVE_S and in_collective(self._caller.frame()))
+            ):
                 self._fall(Ending(rank, EndKind.ENDED))
 
     def _check_left_out(self) -> None:
@@ -203,12 +219,12 @@ class Watch:
         """
         if not self._caller.active or self._fallen is None or self.ending is None:
             return
-        since, words = time.monotonic() - self._fallen, self._control.words(self.ending)
+        since = time.monotonic() - self._fallen
         if since > _GRACE_S:
-            self._caller.interrupt(words)
+            self._caller.interrupt()
         if since > _STUCK_S and in_collective(self._caller.frame()):
             sys.stderr.write(
-                f"fxdp.errors.RankFailedError: {words}\n"
+                f"fxdp.errors.RankFailedError: {self._control.words(self.ending)}\n"
                 f"rank {self._control.names[self._rank]} was still waiting in a collective {_STUCK_S:g} s "
                 "later and ends here\n"
             )

@@ -21,7 +21,7 @@ import numpy as np
 
 from fxdp.errors import RankFailedError
 from fxdp.ranks.links.channel import Channel, RefusedError
-from fxdp.ranks.links.ending import TEXT_BYTES, TEXT_LIMIT, Ending, EndKind, as_bytes, harmless
+from fxdp.ranks.links.ending import TEXT_BYTES, TEXT_LIMIT, Ending, EndKind, as_bytes, as_text, harmless
 from fxdp.ranks.links.frames import DATA_BYTES, ROUND, FrameKind, framed
 from fxdp.ranks.links.wires import Peer
 from fxdp.ranks.tree.rank_parts import RankParts
@@ -182,7 +182,7 @@ class TreeControl(Channel):
             self._tell_missing()
             return
         if kind is FrameKind.ENDED and about != peer.rank:  # the peer itself goes on
-            self._pass_on(Ending(about, EndKind.ENDED), peer)
+            self._pass_on(Ending(about, EndKind.ENDED, as_text(content)), peer)
             return
         super()._take(peer, kind, about, content)
         if kind in (FrameKind.DATA, FrameKind.REFUSED):
@@ -217,7 +217,7 @@ class TreeControl(Channel):
         if self.left is not None or self.silent:
             return
         self.left = ending
-        frame = framed(FrameKind.ENDED, b"", ending.rank)
+        frame = framed(FrameKind.ENDED, as_bytes(ending.text), ending.rank)
         for peer in self.peers:
             if peer is not source:
                 with contextlib.suppress(OSError):

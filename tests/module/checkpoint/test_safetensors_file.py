@@ -102,6 +102,16 @@ def test_what_cannot_be_written(model: nn.Module, place: str, words: str, tmp_pa
         fxdp.save_safetensors(tmp_path / "in" / place if place else tmp_path, fxdp.compile(model))
 
 
+def test_a_full_disk_leaves_the_file_that_was_there_and_no_other(tmp_path: Path) -> None:
+    file, part = tmp_path / "m", tmp_path / "m.new"
+    file.write_text("before")
+    part.symlink_to("/dev/full")
+    with pytest.raises(StateError, match="could not be written; what was there is as it was"):
+        fxdp.save_safetensors(file, fxdp.compile(nn.Linear(2, 2)))
+    assert [path.name for path in tmp_path.iterdir()] == ["m"]
+    assert file.read_text() == "before"
+
+
 @pytest.mark.parametrize("path", [None, 3, "", "a\0b"])
 def test_what_is_no_path_is_refused(path: Any) -> None:
     compiled = fxdp.compile(nn.Linear(2, 2))

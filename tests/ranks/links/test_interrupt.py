@@ -13,8 +13,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from fxdp.errors import RankFailedError
-from fxdp.ranks.links.interrupt import Caller, in_collective, prepare_signal
+from fxdp.ranks.links.interrupt import Caller, Interrupted, in_collective, prepare_signal
 
 
 @pytest.fixture
@@ -27,7 +26,7 @@ def signals() -> Iterator[None]:
 
 
 def _interrupted_in(caller: Caller, seconds: float) -> threading.Timer:
-    timer = threading.Timer(seconds, caller.interrupt, ("rank 1 failed: x",))
+    timer = threading.Timer(seconds, caller.interrupt)
     timer.start()
     return timer
 
@@ -49,7 +48,7 @@ def test_python_code_and_system_calls_end_with_the_error(signals: None, where: s
             tidied.append(where)
 
     caller.enter()
-    with pytest.raises(RankFailedError, match="rank 1 failed: x"):
+    with pytest.raises(Interrupted, match="another rank has failed"):
         call()
     caller.leave()
     timer.join()
@@ -59,10 +58,10 @@ def test_python_code_and_system_calls_end_with_the_error(signals: None, where: s
 
 def test_nothing_is_raised_outside_of_a_call(signals: None) -> None:
     caller = Caller()
-    caller.interrupt("before")
+    caller.interrupt()
     caller.enter()
     caller.leave()
-    caller.interrupt("after")
+    caller.interrupt()
     for _ in range(1000):
         pass
     assert not caller.interrupted
@@ -77,10 +76,10 @@ def test_it_is_raised_again_where_it_was_caught(monkeypatch: pytest.MonkeyPatch)
     caller.enter()
     for _ in range(2):
         try:
-            caller.interrupt("x")
+            caller.interrupt()
             for _ in range(1000):
                 pass
-        except RankFailedError:
+        except Interrupted:
             caught += 1
     caller.leave()
     assert caught == 2
