@@ -80,3 +80,10 @@ class VerifierError(FxdpError):
 
 class StateError(FxdpError, RuntimeError):
     """The call came at a time when it cannot be served."""
+
+
+def a_kind(value: object) -> str:
+    """What a value is, in the words of a message: `an int`, `a Linear`, `an MLP`."""
+    name = type(value).__name__
+    spelled = len(name) > 1 and name[:2].isupper()  # letter by letter: an em, an el, a you
+    return f"{'an' if name[0] in ('AEFHILMNORSX' if spelled else 'AEIOaeio') else 'a'} {name}"

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from fxdp.capture.batch_dims import RowsPerSample
 from fxdp.capture.mixed_precision import MixedPrecision, policy_faults
-from fxdp.errors import InputError
+from fxdp.errors import InputError, a_kind
 from fxdp.pipeline.schedule.catalogue import check_name
 
 _log = logging.getLogger("fxdp")
@@ -90,8 +90,7 @@ class Options:
         faults += self._staging_faults()
         loss_fn: Any = self.loss_fn
         if loss_fn is not None and not callable(loss_fn):
-            kind = type(loss_fn).__name__
-            faults.append(f"loss_fn is a {kind}, expected a callable (output, target) -> loss")
+            faults.append(f"loss_fn is {a_kind(loss_fn)}, expected a callable (output, target) -> loss")
         if faults:
             raise InputError("fxdp.compile cannot take these options:\n  " + "\n  ".join(faults))
         check_name(self.schedule)

@@ -91,6 +91,57 @@ def test_no_file_name_occurs_twice() -> None:
     assert [names for names in seen.values() if len(names) > 1] == []
 
 
+def test_every_name_that_is_imported_from_here_exists() -> None:
+    """In tests and benchmarks, too: a file that cannot be imported is noticed without running all of them."""
+    missing = [
+        f"{file.relative_to(ROOT.parent)}: {module}.{name}"
+        for place in ("tests", "benchmarks", "examples")  # in the library mypy looks
+        for file in sorted((ROOT.parent / place).rglob("*.py"))
+        for module, name in _imported_from_here(ast.parse(file.read_text()))
+        if not _source(f"{module}.{name}") and not {name, "__getattr__"} & _names_of(module)
+    ]
+    assert missing == []
+
+
+def _imported_from_here(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """Names, and the modules of this repository that they are taken from; a package has modules as names."""
+    found: list[tuple[str, str]] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            found += ((node.module, alias.name) for alias in node.names)
+        elif isinstance(node, ast.Import):
+            found += ((module, name) for module, _, name in (a.name.rpartition(".") for a in node.names))
+    return ((module, name) for module, name in found if module and _source(module.partition(".")[0]))
+
+
+@functools.cache
+def _source(module: str) -> Path | None:
+    """The file of a module of this repository, or a folder that holds modules."""
+    path = ROOT.parent.joinpath(*module.split("."))
+    return next((f for f in (path / "__init__.py", path.with_suffix(".py"), path) if f.exists()), None)
+
+
+@functools.cache
+def _names_of(module: str) -> frozenset[str]:
+    source = _source(module)
+    return frozenset(_bound(ast.parse(source.read_text()))) if source and source.is_file() else frozenset()
+
+
+def _bound(node: ast.AST) -> Iterator[str]:
+    """What a module binds at its top, also under `if`, `try` and `with`."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            yield child.name
+        elif isinstance(child, ast.ImportFrom) and child.names[0].name == "*":
+            yield from _names_of(child.module or "")
+        elif isinstance(child, (ast.Import, ast.ImportFrom)):
+            yield from ((alias.asname or alias.name).partition(".")[0] for alias in child.names)
+        elif isinstance(child, ast.Name) and isinstance(child.ctx, ast.Store):
+            yield child.id
+        else:
+            yield from _bound(child)
+
+
 def test_no_class_name_occurs_in_two_rooms() -> None:
     seen: dict[str, set[str]] = {}
     for name, tree in trees():

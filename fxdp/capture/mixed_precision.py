@@ -17,6 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from fxdp.errors import a_kind
+
 _DTYPES = ("param_dtype", "reduce_dtype", "output_dtype")
 
 
@@ -57,8 +59,7 @@ def policy_faults(policy: Any) -> list[str]:
     if policy is None:
         return []
     if not all(hasattr(policy, name) for name in (*_DTYPES, "cast_forward_inputs")):
-        kind = f"{type(policy).__module__}.{type(policy).__qualname__}"
-        return [f"mp_policy is a {kind}, expected a torch.distributed.fsdp.MixedPrecisionPolicy"]
+        return [f"mp_policy is {a_kind(policy)}, expected a torch.distributed.fsdp.MixedPrecisionPolicy"]
     given = {name: getattr(policy, name) for name in _DTYPES}
     return [
         f"mp_policy has {name}={dtype!r}, expected a floating-point dtype or None"

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import textwrap
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from fxdp.cli.show import prints, show, show_json, working
+from fxdp.cli.show import columns, prints, show, show_json, working
 from fxdp.cli.target import declare_target, load_target, mesh_asked
-from fxdp.errors import CaptureError
+from fxdp.errors import CaptureError, InputError
 from fxdp.module.dry_run import dry_run
 from fxdp.options import Options
+from fxdp.reports.page.plan_page import check_file
 from fxdp.reports.plan import Plan
+from fxdp.reports.plan_data.plan_diff import PlanDiff
 from fxdp.reports.plan_summary import Summary
 
 
@@ -25,10 +29,15 @@ def declare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--stages", metavar="N", help="how many, or the modules that begin one: a,b")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write all of it as a page for a browser")
     parser.add_argument("--svg", type=Path, metavar="FILE", help="write a picture of the schedule")
+    parser.add_argument("--diff", type=Path, metavar="FILE", help="what differs from a plan --json wrote")
 
 
 def run(asked: argparse.Namespace) -> int:
     """Plan and show; the factory's batch is that of one rank."""
+    for path in (asked.html, asked.svg):
+        if path is not None and prints():
+            check_file(path)
+    other = None if asked.diff is None else _other(asked.diff)
     target = load_target(asked)
     options = Options.named({**target.options, **_staging(asked)})
     mesh = mesh_asked(asked)
@@ -38,23 +47,51 @@ def run(asked: argparse.Namespace) -> int:
     except CaptureError as error:
         if isinstance(error.plan, Plan):  # what is known, with the error in its place
             _write(error.plan, asked)
+            if asked.json:
+                _show_as_json(error.plan, asked)
         raise
-    if asked.svg and prints():
-        plan.to_svg(asked.svg)
     _write(plan, asked)
-    if asked.json:
-        return 0
-    if asked.text:
-        show(plan.text)
-    show(Summary(plan, fold=not asked.values))
+    if other is not None:
+        _show_differences(plan.diff(other), asked)
+    elif asked.json:
+        _show_as_json(plan, asked)
+    else:
+        show(*([plan.text] if asked.text else []), Summary(plan, fold=not asked.values))
     return 0
 
 
 def _write(plan: Plan, asked: argparse.Namespace) -> None:
+    if asked.svg and prints() and not plan.error:
+        plan.to_svg(asked.svg)
     if asked.html and prints():
         plan.to_html(asked.html)
+
+
+def _show_as_json(plan: Plan, asked: argparse.Namespace) -> None:
+    show_json({name: value for name, value in plan.as_dict().items() if asked.text or name != "text"})
+
+
+def _other(path: Path) -> Plan:
+    """The plan of a file.
+
+    Raises
+    ------
+    InputError : there is no such file, or no plan of this version in it.
+    """
+    try:
+        return Plan.from_json(path.read_text())
+    except (OSError, InputError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise InputError(f"--diff {path}: {why}. Expected a file that fxdp plan --json wrote") from error
+
+
+def _show_differences(found: PlanDiff, asked: argparse.Namespace) -> None:
+    """A line for each, here for this plan and there for that of the file."""
     if asked.json:
-        show_json({name: value for name, value in plan.as_dict().items() if asked.text or name != "text"})
+        show_json([asdict(row) for row in found.rows])
+        return
+    for line in str(found).splitlines():
+        show("\n".join(textwrap.wrap(line, columns(), subsequent_indent="    ", break_long_words=False)))
 
 
 def _staging(asked: argparse.Namespace) -> dict[str, Any]:

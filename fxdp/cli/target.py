@@ -20,7 +20,8 @@ from torch import nn
 
 import fxdp
 from fxdp.capture.sites import Origin, site_of_function
-from fxdp.errors import FxdpError, InputError
+from fxdp.cli.show import working
+from fxdp.errors import FxdpError, InputError, a_kind
 from fxdp.ir.mesh_text import ON_COMMAND_LINE, mesh_grammar, parse_mesh
 from fxdp.ir.notes import Site
 
@@ -90,8 +91,9 @@ def load_target(asked: argparse.Namespace) -> Target:
     ------
     InputError : no such module or function, or one that returns something else.
     """
-    factory = _find(asked.target)
-    target = _read(_call(factory, asked.target), asked.target)
+    with working(f"loading {asked.target}"):
+        factory = _find(asked.target)
+        target = _read(_call(factory, asked.target), asked.target)
     call = site_of_function(factory) or Site(asked.target, 1)
     origin = Origin(call, site_of_function(target.options.get("loss_fn")) or call)
     chosen = {"rng": asked.rng} if asked.rng else {}
@@ -123,8 +125,7 @@ def _find(text: str) -> Callable[[], Any]:
             f"{text}: {where} has no {name!r}; its functions are {', '.join(functions)}"
         ) from None
     if not callable(found):
-        kind = type(found).__name__
-        raise InputError(f"{text}: {name} is a {kind}, expected a function without arguments")
+        raise InputError(f"{text}: {name} is {a_kind(found)}, expected a function without arguments")
     return found  # type: ignore[no-any-return]
 
 
@@ -166,7 +167,7 @@ def _read(returned: Any, text: str) -> Target:
     elif isinstance(returned, tuple) and len(returned) in (2, 3):
         given, options = dict(zip(_KEYS, returned, strict=False)), {}
     else:
-        raise InputError(f"{text} returned a {type(returned).__name__}, {_RETURNS}")
+        raise InputError(f"{text} returned {a_kind(returned)}, {_RETURNS}")
     if not isinstance(given["model"], nn.Module) or not isinstance(given.get("args", ()), tuple):
         kinds = ", ".join(type(value).__name__ for value in given.values())
         raise InputError(f"{text} returned ({kinds}), {_RETURNS}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from fxdp.cli.show import show, show_json
+from fxdp.cli.show import show, show_json, working
 from fxdp.cli.target import declare_target, load_target, mesh_asked
 from fxdp.errors import InputError
 from fxdp.oracle.verify import verify
@@ -27,11 +27,13 @@ def run(asked: argparse.Namespace) -> int:
     """Verify, show the report, and say by the exit code whether all is equal."""
     splits = None if asked.split is None else [_split(text) for text in asked.split]
     target = load_target(asked)
-    report = verify(
-        target.model, target.args, target.kwargs, mesh_asked(asked),
-        splits=splits, precision=asked.precision, tolerance=asked.tolerance, seed=asked.seed,
-        **target.options,
-    )  # fmt: skip
+    mesh = mesh_asked(asked)
+    with working(f"verifying {type(target.model).__name__} on {asked.mesh}"):
+        report = verify(
+            target.model, target.args, target.kwargs, mesh,
+            splits=splits, precision=asked.precision, tolerance=asked.tolerance, seed=asked.seed,
+            **target.options,
+        )  # fmt: skip
     if asked.json:
         show_json(report.as_dict())
     else:

@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 import fxdp
+from fxdp.errors import a_kind
 from fxdp.integrations.batch_parts import BatchParts, loader_arguments
 from fxdp.integrations.checks import check_replicated
 
@@ -137,7 +138,7 @@ class LoggingStep(nn.Module):
                 raise fxdp.CaptureError(f"self.log({name!r}, ...): expected its options as keyword arguments")
             if not isinstance(value, (Tensor, int, float)):
                 raise fxdp.CaptureError(
-                    f"self.log({name!r}, ...) was given a {type(value).__name__}; expected a number or "
+                    f"self.log({name!r}, ...) was given {a_kind(value)}; expected a number or "
                     "tensor. Update and log metrics in on_train_batch_end or on_validation_batch_end"
                 )
             given = how.get("batch_size")

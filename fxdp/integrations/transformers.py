@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 
 import fxdp
+from fxdp.errors import a_kind
 from fxdp.integrations.accelerate import compile_accelerator
 
 T = TypeVar("T")
@@ -41,7 +42,7 @@ def compile_trainer(trainer: T, *, pad: Any = None, **options: Any) -> T:
     found: Any = trainer
     if isinstance(found.model, fxdp.CompiledModule) or found.model_wrapped is not found.model:
         raise fxdp.InputError(
-            f"the trainer's model is a {type(found.model_wrapped).__name__} already; expected the model as "
+            f"the trainer's model is {a_kind(found.model_wrapped)} already; expected the model as "
             "it is: compile_trainer(Trainer(model, ...)), without fxdp.compile"
         )
     if found.args.n_gpu > 1:

@@ -14,7 +14,7 @@ from fxdp.capture.inputs import Inputs
 from fxdp.capture.joint.raw_joint import JointOptions
 from fxdp.capture.python_values import stable_text
 from fxdp.capture.request import Request
-from fxdp.errors import InputError
+from fxdp.errors import InputError, a_kind
 from fxdp.module.changes import Key
 from fxdp.module.values import Values, python_leaves
 from fxdp.options import Options
@@ -149,4 +149,4 @@ def check_arguments(args: Any, kwargs: Any) -> None:
 def _described(value: Any) -> str:
     if isinstance(value, Tensor):
         return f"a tensor of shape {tuple(value.shape)}"
-    return f"a {type(value).__name__}"
+    return a_kind(value)

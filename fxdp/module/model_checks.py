@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
-from fxdp.errors import InputError, MeshError, StateError
+from fxdp.errors import InputError, MeshError, StateError, a_kind
 from fxdp.ir.model_tensors import held, is_sharded
 from fxdp.module.stand_in import StandIn
 
@@ -34,7 +34,7 @@ def check_model(model: Any) -> None:
     """
     if not isinstance(model, nn.Module):
         raise InputError(
-            f"the model is a {type(model).__name__}, expected a torch.nn.Module, whose parameters are trained"
+            f"the model is {a_kind(model)}, expected a torch.nn.Module, whose parameters are trained"
         )
     if isinstance(model, torch.jit.ScriptModule):
         raise InputError(
@@ -133,7 +133,7 @@ def _check_plain(where: str, module: nn.Module) -> None:
     kind = type(module)
     if kind.__module__.startswith(_WRAPPERS):
         raise InputError(
-            f"{where} is a {kind.__name__}, which reduces gradients itself; expected what is inside of it "
+            f"{where} is {a_kind(module)}, which reduces gradients itself; expected what is inside of it "
             "(.module), as fxdp finds and inserts all communication"
         )
 

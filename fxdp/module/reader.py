@@ -16,7 +16,7 @@ from fxdp.capture.batch_dims import resolve_batch_dims, rows_per_sample
 from fxdp.capture.inputs import Inputs, check_plain_tensors, flat_leaves, leaf_names
 from fxdp.capture.python_values import number_tensor, stable_text
 from fxdp.capture.refusals.input_layouts import lies_in_order
-from fxdp.errors import InputError
+from fxdp.errors import InputError, a_kind
 from fxdp.module.cache import Recent
 from fxdp.module.call import Call, ProgramKey
 from fxdp.module.changes import Key, ModelState
@@ -203,7 +203,7 @@ def _value(leaf: Any, name: str) -> tuple[str, Any]:
         hash(leaf)
     except TypeError:
         raise InputError(
-            f"the input {name} is a {type(leaf).__name__}, which is neither a tensor, a container of tensors "
+            f"the input {name} is {a_kind(leaf)}, which is neither a tensor, a container of tensors "
             "nor a hashable Python value; register it with torch.utils._pytree or pass plain values"
         ) from None
     return type(leaf).__name__, leaf

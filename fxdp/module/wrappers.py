@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from fxdp.errors import InputError, StateError
+from fxdp.errors import InputError, StateError, a_kind
 from fxdp.module.stand_in import StandIn
 from fxdp.torch_compat import READ_BY_WRAPPERS, running_ddp, running_transform
 
@@ -48,8 +48,8 @@ class Bare(StandIn):
     def register_forward_pre_hook(self, hook: Any, *args: Any, **kwargs: Any) -> RemovableHandle:
         """Call a function before each call of the compiled module, with this rank's part."""
         if str(getattr(hook, "__module__", "")).startswith(_WRAPPING):
-            owner = type(getattr(hook, "__self__", hook)).__name__
-            raise _refused(f"fully_shard, replicate or what else has the hook of a {owner}")
+            owner = a_kind(getattr(hook, "__self__", hook))
+            raise _refused(f"fully_shard, replicate or what else has the hook of {owner}")
         return super().register_forward_pre_hook(hook, *args, **kwargs)
 
     def no_sync(self) -> AbstractContextManager[None]:

@@ -27,7 +27,7 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from fxdp.errors import InputError, RankFailedError, StateError
+from fxdp.errors import InputError, RankFailedError, StateError, a_kind
 from fxdp.ranks.failure import report_errors
 from fxdp.settings import Launch, Settings, become
 from fxdp.torch_compat import TCPStore
@@ -84,7 +84,7 @@ def launch(
 def _check(fn: Any, nproc: Any) -> None:
     if not callable(fn):
         raise InputError(
-            f"launch was given a {type(fn).__name__}, expected a function and its arguments: "
+            f"launch was given {a_kind(fn)}, expected a function and its arguments: "
             "launch(train, 3, nproc=2)"
         )
     if not isinstance(nproc, int) or nproc < 1:

@@ -12,6 +12,8 @@ import json
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from fxdp.errors import a_kind
+
 _MAKERS: dict[str, Callable[[Iterable[Any]], Any]] = {"tuple": tuple, "list": list, "set": frozenset}
 
 
@@ -48,7 +50,7 @@ def _tagged(value: Any) -> Any:
     for name, kind in (("tuple", tuple), ("list", list), ("set", (set, frozenset))):
         if isinstance(value, kind):
             return [name, *map(_tagged, value)]
-    raise TypeError(f"a {type(value).__name__} cannot be told to other ranks: make it text or numbers first")
+    raise TypeError(f"{a_kind(value)} cannot be told to other ranks: make it text or numbers first")
 
 
 def _plain(value: Any) -> Any:

@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from fxdp.errors import MeshError, RankFailedError, StateError
+from fxdp.errors import MeshError, RankFailedError, StateError, a_kind
 from fxdp.ir.mesh import AXES, Group, Mesh, backend_of, check_axes, mesh_of
 from fxdp.ranks.joined import Joined
 from fxdp.ranks.links import Links, add_group, find_links, open_links
@@ -65,7 +65,7 @@ def resolve_mesh(
     if isinstance(mesh, Mapping):
         return Joined(mesh_of(mesh, device_type))
     raise MeshError(
-        f"mesh is a {type(mesh).__name__}; expected a torch DeviceMesh, a dict such as {{'dp': 4}} for a "
+        f"mesh is {a_kind(mesh)}; expected a torch DeviceMesh, a dict such as {{'dp': 4}} for a "
         "plan, or None for all ranks"
     )
 

@@ -21,9 +21,12 @@ from fxdp.reports.rows import format_bytes
 _NUMBER = re.compile(r"(?<![\w*])\d+(?=\.)|(?<=\.)\d+(?=\.|$|\b)")
 """The number of a layer in a dotted name."""
 
-
-_AT_THE_END = Site(code="at the end of the step: results and gradients for the other pipeline ranks")
-"""What is sent for no line."""
+_OF_MANY_LINES = {
+    "send_parameters_": Site(code="before the stages run: rows of parameters for the ranks that read them"),
+    "send_gradients_": Site(code="at the end of the step: gradients for the ranks that hold their rows"),
+    "send_results_": Site(code="at the end of the step: results and gradients for the other pipeline ranks"),
+}
+"""Messages between pipeline ranks that hold values of many lines, by how their names begin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +85,10 @@ class _Value:
 def _values(rows: Iterable[Collective]) -> Iterator[_Value]:
     for row in rows:
         if row.kind == "send":
-            results = row.name.startswith("send_results_")
+            site = next((s for name, s in _OF_MANY_LINES.items() if row.name.startswith(name)), None)
             count = f"{len(row.needs)} value{'s' if len(row.needs) > 1 else ''}"
-            text = f"{row.text} ({count})" if results else row.text
-            site = _AT_THE_END if results else row.site
-            yield _Value(site, row.phase, row.kind, text, row.bytes, row.key, row.count)
+            text = row.text if site is None else f"{row.text} ({count})"
+            yield _Value(site or row.site, row.phase, row.kind, text, row.bytes, row.key, row.count)
             continue
         for need in row.needs:
             text = need.text.replace(f" in `{need.site.code}`", "")
@@ -95,11 +97,12 @@ def _values(rows: Iterable[Collective]) -> Iterator[_Value]:
 
 def lines_of(rows: Iterable[Collective], *, fold: bool = True) -> tuple[Line, ...]:
     """The lines for which anything travels, in the order of the step; without `fold` value by value."""
-    groups: dict[tuple[str, int], dict[object, list[_Value]]] = {}
+    groups: dict[tuple[str, int, str], dict[object, list[_Value]]] = {}
     for i, value in enumerate(_values(rows)):
         alike = (value.phase, value.kind, folded(value.text), folded(value.site.module))
         key = alike if fold else (*alike, i)
-        groups.setdefault((value.site.file, value.site.line), {}).setdefault(key, []).append(value)
+        where = value.site.file, value.site.line, "" if value.site.file else value.site.code
+        groups.setdefault(where, {}).setdefault(key, []).append(value)
     return tuple(
         Line(next(iter(alike.values()))[0].site, tuple(map(_exchange, alike.values())))
         for alike in groups.values()

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fxdp.errors import InputError
+from fxdp.errors import InputError, a_kind
 from fxdp.ir.notes import Site
 from fxdp.reports.by_line import place, shortened
 from fxdp.reports.plan_data.collective import Collective
@@ -101,8 +101,11 @@ def explained(details: Details, subject: str) -> Explained:
 
     Raises
     ------
-    InputError : nothing is called so; with what is called nearly so.
+    InputError : nothing is called so; with what is called nearly so. Or what was asked for is no text.
     """
+    asked: object = subject
+    if not isinstance(asked, str):
+        raise InputError(f'explain: got {a_kind(asked)}, expected text, as "models.py:12" or "fc.weight"')
     found = _by_line(details, subject) or _by_name(details, subject.lstrip("%"))
     found = found or _by_words(details, [subject]) or _by_words(details, subject.split())
     if not found:

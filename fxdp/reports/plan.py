@@ -12,7 +12,7 @@ from typing import Any, get_type_hints
 from rich.console import RenderableType
 from torch import fx
 
-from fxdp.errors import StateError
+from fxdp.errors import InputError, StateError, a_kind
 from fxdp.ir.graph_text import graph_text, target_text
 from fxdp.ir.notes import has_no_rule, note
 from fxdp.pipeline.schedule.schedule import Schedule
@@ -32,6 +32,7 @@ from fxdp.reports.plan_data.plan_json import (
     checked,
     plain,
     read,
+    read_as_written,
     read_coverage,
     read_schedule,
 )
@@ -182,7 +183,18 @@ class Plan:
         return explained(self.details(), what)
 
     def diff(self, other: Plan) -> PlanDiff:
-        """What differs in another plan: model, mesh, options, parameters, memory, and all that travels."""
+        """What differs in another plan: model, mesh, options, parameters, memory, and all that travels.
+
+        Raises
+        ------
+        InputError : the other one is no plan.
+        """
+        given: object = other
+        if not isinstance(given, Plan):
+            raise InputError(
+                f"diff: got {a_kind(given)}, expected a plan: of fxdp.plan(...), compiled.plan or "
+                "fxdp.Plan.from_json(text)"
+            )
         return differences(self.details(), other.details())
 
     def summary(self, width: int = 80) -> str:
@@ -243,16 +255,17 @@ class Plan:
         details, hints = fields(Details), get_type_hints(cls)
         kept = ("communication", "causes", "replicated", "timings", "nodes", "edges", "stages")
         found = checked(text, (*kept, *(field.name for field in details), "coverage", "schedule"))
-        edges = read(hints["edges"], found["edges"])
-        schedule = read_schedule(found.get("schedule_name", ""), found["schedule"])
-        return cls(
-            text=found.get("text", ""),
-            error=found.get("error", ""),
-            covered=Coverage(read_coverage(found["coverage"]["rows"])),
-            schedule=None if schedule is None else DrawnSchedule.of(schedule, edges),
-            details=read(Details, {field.name: found[field.name] for field in details}),
-            **{name: read(hints[name], found[name]) for name in kept},
-        )
+        with read_as_written(found):
+            edges = read(hints["edges"], found["edges"])
+            schedule = read_schedule(found.get("schedule_name", ""), found["schedule"])
+            return cls(
+                text=found.get("text", ""),
+                error=found.get("error", ""),
+                covered=Coverage(read_coverage(found["coverage"]["rows"])),
+                schedule=None if schedule is None else DrawnSchedule.of(schedule, edges),
+                details=read(Details, {field.name: found[field.name] for field in details}),
+                **{name: read(hints[name], found[name]) for name in kept},
+            )
 
     def __repr__(self) -> str:
         return f"Plan({headline(self)})"

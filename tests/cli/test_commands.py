@@ -196,6 +196,20 @@ def test_a_plan_from_the_command_line_is_read_in_python(
     assert plan.explain("fc.weight").parameters
 
 
+def test_a_plan_beside_one_that_was_written(
+    nets: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written = tmp_path / "plan.json"
+    written.write_text(run(capsys, "plan", f"{nets}:pairs", "--json")[1])
+    assert run(capsys, "plan", f"{nets}:pairs", "--diff", str(written)) == (0, "the plans are alike\n", "")
+    _, out, _ = run(capsys, "plan", f"{nets}:trained", "--mesh", "dp=4", "--diff", str(written))
+    assert out.startswith("model: Linear here, Pairs there\nmesh: dp=4 here, dp=2 there\n")
+    assert max(map(len, out.splitlines())) <= 80
+    assert {"what": "mesh", "here": "dp=4", "there": "dp=2"} in run_json(
+        capsys, "plan", f"{nets}:pairs", "--mesh", "dp=4", "--diff", str(written)
+    )[1]
+
+
 def test_help_teaches_what_a_factory_may_return(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["plan", "--help"])
@@ -213,7 +227,7 @@ MISTAKES = [
         ["plan", "{nets}:nope"],
         "has no 'nope'; its functions are alone, broken, changes, pairs, swapped, trained",
     ),
-    (["plan", "{nets}:number"], "number is a int, expected a function without arguments"),
+    (["plan", "{nets}:number"], "number is an int, expected a function without arguments"),
     (["plan", "{nets}:alone"], "returned a Pairs, expected (model, args)"),
     (["plan", "{nets}:swapped"], "returned (tuple, Pairs), expected (model, args)"),
     (["plan", "{nets}:broken"], "raised RuntimeError: no data here. --debug shows where"),
@@ -224,6 +238,10 @@ MISTAKES = [
         ["plan", "{nets}:trained", "--mesh", "pp=1", "--microbatches", "2", "--svg", "/no/such/x.svg"],
         "cannot write /no/such/x.svg: No such file or directory",
     ),
+    (["plan", "{nets}:pairs", "--html", "/no/such/x.html"], "cannot write /no/such/x.html: No such file or"),
+    (["plan", "{nets}:pairs", "--svg", "/proc"], "cannot write /proc: Is a directory. Name another file"),
+    (["plan", "{nets}:pairs", "--diff", "/no/such.json"], "--diff /no/such.json: No such file or directory."),
+    (["plan", "{nets}:pairs", "--diff", "{nets}"], "this is no JSON"),
     (["plan", "{nets}:pairs", "--mesh", "tp=2"], "'tp'"),
     (["verify", "{nets}:pairs", "--split", "3;5"], "--split 3;5: expected the samples of each rank"),
     (["verify", "{nets}:pairs", "--split", "3,5"], "each of 4 parts"),

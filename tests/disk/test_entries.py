@@ -100,6 +100,8 @@ def test_it_can_be_left_out(entries: Entries, monkeypatch: pytest.MonkeyPatch, t
 
 def test_it_lies_beside_what_inductor_keeps(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("FXDP_CACHE", "1")
+    monkeypatch.delenv("FXDP_CACHE_DIR", raising=False)
+    monkeypatch.delenv("FXDP_CACHE_MB", raising=False)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     found = Entries.of_settings().folder
     assert found is not None

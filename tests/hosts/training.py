@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -48,6 +49,8 @@ def run_host(hosts: str, each: str, endpoint: str, *arguments: str) -> None:
 
 
 def run_rank(path: str, *options: str) -> None:
+    # torchrun ends the ranks beside a killed one at once: this one is to hear the news, too
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     folder, rank, world = Path(path), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     compiled = fxdp.compile(make(), loss_fn=F.cross_entropy, compute="eager")
     optimizer = torch.optim.SGD(compiled.parameters(), lr=0.1)

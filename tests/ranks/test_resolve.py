@@ -55,7 +55,7 @@ def test_sizes_for_a_plan() -> None:
         ({"dp_shared": 2}, ["did you mean 'dp_shard'?"]),
         ({"dp": 0}, ["dp=0", "expected integers >= 1"]),
         ({"dp": 2.0}, ["dp=2.0"]),
-        (4, ["mesh is a int; expected a torch DeviceMesh"]),
+        (4, ["mesh is an int; expected a torch DeviceMesh"]),
     ],
 )
 def test_bad_mesh(mesh: Any, words: list[str]) -> None:

@@ -72,14 +72,17 @@ gradients: 100 B per step""",
 
 
 def test_every_object_shows_itself(pairs: fxdp.Plan, pipeline: fxdp.Plan) -> None:
+    compiled = fxdp.compile(normed(), compute="eager")
+    compiled(*_inputs("normed", 4)[0])
     shown: list[Any] = [
+        compiled.graph, compiled.program,
         pairs, pairs.coverage(), pairs.explain("fc.weight"), pairs.diff(pipeline), pairs.graph,
         pipeline.schedule, *pairs.collectives(), *pairs.parameters(), *pairs.memory(),
         *pipeline.communication,
     ]  # fmt: skip
     assert all("\n" not in repr(one) and len(repr(one)) < 160 for one in shown)
     pages = [one._repr_html_() for one in shown if hasattr(one, "_repr_html_")]
-    assert len(pages) == 5
+    assert len(pages) == 7
     assert all("<table" in page and "<script" not in page and "http" not in page for page in pages)
     assert pipeline.schedule is not None
     assert pipeline.schedule._repr_svg_() == pipeline.schedule_svg()  # type: ignore[attr-defined]
@@ -101,11 +104,13 @@ def test_json_and_back(pairs: fxdp.Plan, pipeline: fxdp.Plan) -> None:
 
 def test_json_that_is_no_plan_of_this_version(pairs: fxdp.Plan) -> None:
     found = json.loads(pairs.to_json())
-    mistakes = {
+    mistakes: dict[Any, str] = {
         "{": "this is no JSON",
-        "[]": "got 'list', expected what plan.to_json",
+        "[]": "got a list, expected the text that plan.to_json",
         json.dumps({**found, "version": 2, "fxdp": "9.0"}): "has version 2, made by fxdp 9.0 on torch",
         json.dumps({k: v for k, v in found.items() if k != "causes"}): "has no causes; it is incomplete",
+        json.dumps({**found, "parameters": [{"name": "fc"}]}): "has rows that nobody writes so: TypeError",
+        Path("plan.json"): "got a PosixPath, expected the text that",
     }
     for text, message in mistakes.items():
         with pytest.raises(fxdp.InputError, match=message):
@@ -115,6 +120,8 @@ def test_json_that_is_no_plan_of_this_version(pairs: fxdp.Plan) -> None:
 def test_what_differs_between_plans(pairs: fxdp.Plan) -> None:
     other = _plan("pairs", {"dp": 2}, bucket_mb=1.0)
     assert not pairs.diff(pairs)
+    with pytest.raises(fxdp.InputError, match=r"diff: got a str, expected a plan"):
+        pairs.diff(pairs.to_json())  # type: ignore[arg-type]
     rows = {row.what: (row.here, row.there) for row in pairs.diff(other).rows}
     assert rows["mesh"] == ("dp=4", "dp=2")
     assert rows["bucket_mb"][1] == "1.0"
@@ -158,6 +165,8 @@ def test_explain(
 def test_explain_names_what_is_near(pairs: fxdp.Plan) -> None:
     with pytest.raises(fxdp.InputError, match=r"near it are fc\.weight"):
         pairs.explain("fc.wieght")
+    with pytest.raises(fxdp.InputError, match=r"explain: got an int, expected text"):
+        pairs.explain(45)  # type: ignore[arg-type]
     with pytest.raises(fxdp.InputError, match=r"near it are test_collectives\.py:4"):
         pairs.explain("test_collectives.py:45")
 

@@ -26,7 +26,7 @@ from fxdp import torch_compat
 from fxdp.capture.patches.deferred import Deferred, current
 from fxdp.capture.patches.patch import Patch, around, calling_frame
 from fxdp.capture.sites import site_of_call, site_of_frame
-from fxdp.errors import CaptureError
+from fxdp.errors import CaptureError, a_kind
 from fxdp.ir.notes import Site
 
 
@@ -96,7 +96,7 @@ def _check_argument(cls: type, leaf: Any) -> None:
     """Refuse what may hold parameters, to which the backward would add behind our back."""
     if isinstance(leaf, nn.Module) or (callable(leaf) and not isinstance(leaf, (Tensor, type))):
         raise CaptureError(
-            f"the autograd.Function {cls.__qualname__} takes a {type(leaf).__name__} as an argument. Tensors "
+            f"the autograd.Function {cls.__qualname__} takes {a_kind(leaf)} as an argument. Tensors "
             "that it uses by itself would get no gradient. Pass all of them as arguments, or write it as a "
             "plain function (for recomputation there is torch.utils.checkpoint.checkpoint)"
         )

@@ -28,7 +28,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from fxdp.errors import InputError, StateError
+from fxdp.errors import InputError, StateError, a_kind
 from fxdp.ir.model_tensors import dealing_of, held
 from fxdp.ir.ops.parameter_rows import dealt_range
 from fxdp.module.checkpoint.checkpoint_folder import path_of
@@ -92,7 +92,7 @@ def _fault(compiled: CompiledModule, state: Mapping[str, Any]) -> str | None:
             "gradients='everywhere' or strategy='shard'"
         )
     lines = [
-        f"{name}: {'a ' + type(value).__name__ if not isinstance(value, Tensor) else value.dtype}"
+        f"{name}: {a_kind(value) if not isinstance(value, Tensor) else value.dtype}"
         for name, value in state.items()
         if not isinstance(value, Tensor) or value.dtype not in _DTYPES or value.layout != torch.strided
     ]

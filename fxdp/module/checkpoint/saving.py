@@ -16,7 +16,7 @@ from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.optim import Optimizer
 
-from fxdp.errors import FxdpError, InputError, StateError
+from fxdp.errors import FxdpError, InputError, StateError, a_kind
 from fxdp.module.checkpoint.checkpoint_folder import (
     begin,
     find,
@@ -111,14 +111,14 @@ def joined_of(compiled: Any) -> Joined:
     InputError : it is something else.
     """
     if not isinstance(compiled, CompiledModule):
-        raise InputError(f"expected what fxdp.compile returned, got a {type(compiled).__name__}")
+        raise InputError(f"expected what fxdp.compile returned, got {a_kind(compiled)}")
     return compiled._joined
 
 
 def _check_optimizer(optimizer: object) -> None:
     if optimizer is not None and not isinstance(optimizer, Optimizer):
         raise InputError(
-            f"the optimizer is a {type(optimizer).__name__}, expected the torch.optim.Optimizer that steps "
+            f"the optimizer is {a_kind(optimizer)}, expected the torch.optim.Optimizer that steps "
             "on the model's parameters, or None"
         )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections import Counter
 from functools import lru_cache
 from pathlib import Path
@@ -57,6 +59,19 @@ def plan_page(plan: Plan) -> str:
     )
 
 
+def check_file(path: Path) -> None:
+    """Refuse a file that cannot be written, before what it is for takes its time.
+
+    Raises
+    ------
+    InputError : says why not.
+    """
+    there = path if path.exists() else path.parent
+    if path.is_dir() or not path.parent.is_dir() or not os.access(there, os.W_OK):
+        known = errno.EISDIR if path.is_dir() else errno.EACCES if path.parent.is_dir() else errno.ENOENT
+        raise InputError(f"cannot write {path}: {os.strerror(known)}. Name another file")
+
+
 def write_file(path: Path | str, text: str) -> None:
     """Write what a user named a file for.
 
@@ -68,6 +83,8 @@ def write_file(path: Path | str, text: str) -> None:
         Path(path).write_text(text, encoding="utf-8")
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror}. Name another file") from error
+    except (TypeError, ValueError) as error:  # no path, or none that a file can have
+        raise InputError(f"cannot write {path!r}: {error}. Expected the path of a file") from error
 
 
 def _tiles(plan: Plan, size: int) -> list[tuple[str, str]]:

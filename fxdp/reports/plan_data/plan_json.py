@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from fxdp.errors import InputError
+from fxdp.errors import FxdpError, InputError, a_kind
 from fxdp.ir.notes import Site
 from fxdp.pipeline.schedule import csv
 from fxdp.pipeline.schedule.schedule import Schedule
@@ -66,13 +67,17 @@ def checked(text: str, needed: tuple[str, ...]) -> dict[str, Any]:
     ------
     InputError : it is none, with what differs.
     """
+    expected = "expected the text that plan.to_json() or fxdp plan --json gives"
+    given: object = text
+    if not isinstance(given, (str, bytes)):
+        raise InputError(f"from_json: got {a_kind(given)}, {expected}")
     try:
         found = json.loads(text)
     except ValueError as error:
-        raise InputError(f"from_json: this is no JSON: {error}") from error
+        raise InputError(f"from_json: this is no JSON: {error}; {expected}") from error
     if not isinstance(found, dict) or found.get("format") != FORMAT:
-        got = found.get("format") if isinstance(found, dict) else type(found).__name__
-        raise InputError(f"from_json: got {got!r}, expected what plan.to_json() or fxdp plan --json gives")
+        got = repr(found.get("format")) if isinstance(found, dict) else a_kind(found)
+        raise InputError(f"from_json: got {got}, {expected}")
     if found.get("version") != VERSION:
         raise InputError(
             f"from_json: the plan has version {found.get('version')!r}, made by fxdp {found.get('fxdp')} on "
@@ -82,3 +87,22 @@ def checked(text: str, needed: tuple[str, ...]) -> dict[str, Any]:
     if missing:
         raise InputError(f"from_json: the plan has no {', '.join(missing)}; it is incomplete")
     return found
+
+
+@contextlib.contextmanager
+def read_as_written(found: Mapping[str, Any]) -> Iterator[None]:
+    """Inside, the rows of a plan are read.
+
+    Raises
+    ------
+    InputError : they are other ones than are written, as in a file that was changed.
+    """
+    try:
+        yield
+    except FxdpError:
+        raise
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise InputError(
+            f"from_json: the plan, made by fxdp {found.get('fxdp')} on torch {found.get('torch')}, has rows "
+            f"that nobody writes so: {type(error).__name__}: {error}. Write it anew with this fxdp"
+        ) from error

@@ -122,6 +122,9 @@ def test_stages_are_drawn(staged: fxdp.Plan, tmp_path: Path) -> None:
     assert (tmp_path / "schedule.svg").read_text() == staged.schedule_svg()
     with pytest.raises(fxdp.InputError, match=r"cannot write .*/no/page\.html: No such file"):
         staged.to_html(tmp_path / "no" / "page.html")
+    for path, why in ((3, "expected str"), ("a\0b", "embedded null byte")):
+        with pytest.raises(fxdp.InputError, match=f"cannot write .*{why}.*Expected the path of a file"):
+            staged.to_html(path)  # type: ignore[arg-type]
 
 
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="needs Debian's chromium")
