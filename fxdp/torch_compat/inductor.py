@@ -197,8 +197,6 @@ class CppBuilding(NamedTuple):
     """The module whose `AsyncCompile` each program that Inductor writes makes one of."""
     extension_cache: Any
     """Builds and loads extension modules, by their source."""
-    later: Any
-    """A kernel that is still being built."""
     failed: type[Exception]
     """The compiler refused."""
     data_of: int
@@ -212,7 +210,6 @@ def cpp_building() -> CppBuilding:
     return CppBuilding(
         programs=async_compile,
         extension_cache=codecache.CppPythonBindingsCodeCache,
-        later=codecache.LambdaFuture,
         failed=exc.CppCompileError,
         data_of=torch._C._dynamo.guards._torchinductor_pyobject_tensor_data_ptr,  # type: ignore[attr-defined]
     )

@@ -12,7 +12,7 @@ each finds the other in Inductor's cache on disk.
 Where the cache is not shared, or the ranks' programs differ, each compiles both: slower, never wrong.
 
 **Units.** The C++ kernels of a program are built in a few translation units, see `kernel_units.py`. A half in
-segments is several programs, whose kernels are often the same: those are built once.
+segments is several programs, whose kernels are often the same: those are built once, and all together.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ import functools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Any, ClassVar, TypeAlias
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 from fxdp.lowering.inductor.kernel_units import units
 from fxdp.lowering.inductor.start import Start
@@ -55,9 +55,13 @@ class ColdStart(Start):
 
 @contextlib.contextmanager
 def kernels_built_together() -> Iterator[None]:
-    """Inside, programs that Inductor compiles or finds in its cache build their kernels together.
+    """Inside, programs that Inductor compiles or finds in its cache get their kernels at its end.
 
-    A kernel that an earlier program inside of it has built is not built again.
+    None of these programs can run before. Inside of another such block, its end counts.
+
+    Raises
+    ------
+    CppCompileError : g++ refuses a kernel; raised at the end.
     """
     cpp = cpp_building()
     # A program that Inductor writes begins with `AsyncCompile()`, taken from its module when the program is
@@ -65,58 +69,78 @@ def kernels_built_together() -> Iterator[None]:
     # compiled. Dynamo holds the same lock while it compiles: another thread's programs never see ours.
     with compile_lock:
         own = cpp.programs.AsyncCompile
-        if not issubclass(own, _program(cpp)):  # else this is inside of another, whose kernels are known
-            cpp.programs.AsyncCompile = type("Program", (_program(cpp),), {"known": {}})
+        if issubclass(own, _program(cpp)):
+            yield
+            return
+        kernels = _Kernels(cpp, own)
+        cpp.programs.AsyncCompile = type("Program", (_program(cpp),), {"kernels": kernels})
         try:
             yield
         finally:
             cpp.programs.AsyncCompile = own
+        kernels.build()
+
+
+class _Awaited(NamedTuple):
+    """What a program has in place of a kernel that is not built yet."""
+
+    kernel: _Asked
 
 
 @functools.cache
 def _program(cpp: CppBuilding) -> type:
-    """An `AsyncCompile` that waits until it knows all kernels of its program."""
+    """An `AsyncCompile` that waits for nothing: its program is given its kernels later."""
 
     class Program(cpp.programs.AsyncCompile):  # type: ignore[misc, name-defined]
-        known: ClassVar[dict[_Asked, Any]]
-
-        def __init__(self) -> None:
-            super().__init__()
-            self._asked: dict[_Asked, None] = {}
+        kernels: ClassVar[_Kernels]
 
         def cpp_pybinding(self, argtypes: Sequence[str], source: str) -> Any:
             if cpp.programs.get_compile_threads() <= 1:
                 return super().cpp_pybinding(argtypes, source)  # such a program does not wait for its kernels
-            asked = tuple(argtypes), source
-            self._asked[asked] = None
-            return cpp.later(lambda: self._kernel(asked))
+            return _Awaited((tuple(argtypes), source))
 
-        def _kernel(self, asked: _Asked) -> Any:
-            # the first kernel that the program waits for comes after the last one that it asked for
-            if asked not in self.known:
-                self._build([kernel for kernel in self._asked if kernel not in self.known])
-            return self.known[asked]
-
-        def _build(self, asked: Sequence[_Asked]) -> None:
-            running = [
-                (_unit_cache(cpp).load_async(source, submit_fn=self.submit), numbers)
-                for source, numbers in units(asked)
-            ]
-            alone = set(range(len(asked))).difference(*(numbers for _, numbers in running))
-            for library, numbers in running:
-                try:
-                    functions = library()
-                except cpp.failed as error:
-                    _log.warning("%d kernels are built one by one, as g++ refused: %s", len(numbers), error)
-                    alone.update(numbers)
-                else:
-                    known = {asked[n]: getattr(functions, f"kernel_{i}") for i, n in enumerate(numbers)}
-                    self.known.update(known)
-            # asked for all at once before any is waited for: Inductor builds them side by side
-            later = {asked[n]: super(Program, self).cpp_pybinding(*asked[n]) for n in sorted(alone)}
-            self.known.update({kernel: function.result() for kernel, function in later.items()})
+        def wait(self, scope: dict[str, Any]) -> None:
+            self.kernels.awaited.append((scope, {k: v for k, v in scope.items() if isinstance(v, _Awaited)}))
+            super().wait(scope)
 
     return Program
+
+
+@dataclass
+class _Kernels:
+    """The kernels of several programs, each of them built once."""
+
+    cpp: CppBuilding
+    inductor: Any
+    """Inductor's own `AsyncCompile`."""
+    awaited: list[tuple[dict[str, Any], dict[str, _Awaited]]] = field(default_factory=list)
+    """The names that programs have, and which of them are to be kernels."""
+
+    def build(self) -> None:
+        """Build what is awaited, and hand it out."""
+        asked = list(dict.fromkeys(one.kernel for _, names in self.awaited for one in names.values()))
+        known = self._built(asked) if asked else {}
+        for scope, names in self.awaited:
+            scope.update({name: known[one.kernel] for name, one in names.items()})
+
+    def _built(self, asked: Sequence[_Asked]) -> dict[_Asked, Any]:
+        inductor, known = self.inductor(), {}
+        running = [
+            (_unit_cache(self.cpp).load_async(source, submit_fn=inductor.submit), numbers)
+            for source, numbers in units(asked)
+        ]
+        alone = set(range(len(asked))).difference(*(numbers for _, numbers in running))
+        for library, numbers in running:
+            try:
+                functions = library()
+            except self.cpp.failed as error:
+                _log.warning("%d kernels are built one by one, as g++ refused: %s", len(numbers), error)
+                alone.update(numbers)
+            else:
+                known.update({asked[n]: getattr(functions, f"kernel_{i}") for i, n in enumerate(numbers)})
+        # asked for all at once before any is waited for: Inductor builds them side by side
+        later = {asked[n]: inductor.cpp_pybinding(*asked[n]) for n in sorted(alone)}
+        return known | {kernel: function.result() for kernel, function in later.items()}
 
 
 @functools.cache

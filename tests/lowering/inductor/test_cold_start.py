@@ -36,15 +36,16 @@ extern "C" void kernel(const {type}* in_ptr0, {type}* out_ptr0, const int64_t ks
 
 
 def _kernels(*sources: str, types: tuple[str, ...] = ("float", "double")) -> list[Any]:
-    """The functions of a program's kernels, asked for as Inductor's programs do."""
+    """The functions of the kernels of as many programs, asked for as Inductor's programs do."""
+    scopes = []
     with kernels_built_together():
-        program = cpp_building().programs.AsyncCompile()
-    scope = {
-        f"kernel{n}": program.cpp_pybinding([f"const {t}*", f"{t}*", "const int64_t", "const float"], source)
-        for n, (t, source) in enumerate(zip(types, sources, strict=True))
-    }
-    program.wait(scope)
-    return list(scope.values())
+        for t, source in zip(types, sources, strict=True):
+            program = cpp_building().programs.AsyncCompile()
+            arguments = [f"const {t}*", f"{t}*", "const int64_t", "const float"]
+            scopes.append({"kernel": program.cpp_pybinding(arguments, source)})
+            with kernels_built_together():
+                program.wait(scopes[-1])
+    return [scope["kernel"] for scope in scopes]
 
 
 @pytest.fixture
