@@ -14,9 +14,10 @@ import contextlib
 import logging
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
+from itertools import islice
 
 import torch
 import torch.distributed as dist
@@ -169,10 +170,22 @@ def _say_here(launch: Launch, timeout: timedelta) -> list[PrefixStore]:
 def _missing(here: Sequence[PrefixStore], size: int) -> str:
     """Who has not come, in words, as far as a store knows."""
     with contextlib.suppress(RuntimeError):
-        late = [str(rank) for store in here for rank in range(size) if not store.check([str(rank)])]
-        more = f" and {len(late) - _NAMED} more" if len(late) > _NAMED else ""
-        return f": rank {', '.join(late[:_NAMED])}{more} did not come" if late else ""
+        late = [str(rank) for store in here for rank in islice(_absent(store, range(size)), _NAMED + 1)]
+        others = " and others" if len(late) > _NAMED else ""
+        return f": rank {', '.join(late[:_NAMED])}{others} did not come" if late else ""
     return ""
+
+
+def _absent(store: PrefixStore, ranks: range) -> Iterator[int]:
+    """The ranks of which a store knows nothing: found by halving, as all ranks ask at about the same time."""
+    if store.check(list(map(str, ranks))):
+        return
+    if len(ranks) == 1:
+        yield ranks[0]
+        return
+    half = len(ranks) // 2
+    yield from _absent(store, ranks[:half])
+    yield from _absent(store, ranks[half:])
 
 
 def _make_group(backend: str, launch: Launch, timeout: timedelta) -> None:

@@ -13,8 +13,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from fxdp.errors import MeshError, RankFailedError, StateError
 from fxdp.ranks.joined import Joined
-from fxdp.ranks.resolve import ensure_alive, resolve_mesh
+from fxdp.ranks.resolve import _missing, ensure_alive, resolve_mesh
 from fxdp.settings import Launch, Settings
+from fxdp.torch_compat import PrefixStore
 from tests.rank_pool import RankPool
 
 
@@ -86,6 +87,17 @@ def test_a_rank_that_torchrun_has_started_and_that_never_comes_is_named(
     message = _message(lambda: resolve_mesh(None, "cpu"), RankFailedError)
     assert "no process group of 2 ranks came up within" in message
     assert ": rank 1 did not come; expected all of them to call fxdp.compile" in message
+
+
+def test_of_many_that_are_missing_the_first_are_named() -> None:
+    store = PrefixStore("here", dist.HashStore())
+    assert _missing([], 100) == ""
+    for rank in set(range(100)) - {3, *range(40, 80)}:
+        store.set(str(rank), "")
+    named = ", ".join(map(str, [3, *range(40, 55)]))
+    assert _missing([store], 100) == f": rank {named} and others did not come"
+    assert _missing([store], 45) == ": rank 3, 40, 41, 42, 43, 44 did not come"
+    assert _missing([store], 3) == ""
 
 
 # -- on ranks ----------------------------------------------------------------------------------------------
