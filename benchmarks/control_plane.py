@@ -56,9 +56,9 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--ranks", nargs="*", type=int, default=[2, 4, 8, 16, 17, 32, 64, 128, 256])
+    parser.add_argument("--ranks", nargs="*", type=int, default=[2, 4, 8, 9, 16, 32, 64, 128, 256])
     parser.add_argument("--processes", type=int, default=32, help="beyond, ranks share processes as threads")
-    parser.add_argument("--tree-above", type=int, default=16, help="more ranks are joined as a tree")
+    parser.add_argument("--tree-above", type=int, default=8, help="more ranks are joined as a tree")
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--turns", type=int, default=7, help="of each checkout, with --beside")
     parser.add_argument("--beside", type=Path, help="another checkout, for two ranks")

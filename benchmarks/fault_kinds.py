@@ -46,7 +46,9 @@ _CAUSES = {
     "sys.exit": "ended its process|SystemExit: 3",
     "hang": "did not (come|join|answer)|within",
 }
-_STATUS = {"SIGKILL": -9, "SIGABRT": -6, "SIGTERM": -15, "os._exit": 3, "sys.exit": 3}  # of a process; else 1
+_STOPS = {"a bad label": "out of bounds"}  # no sizes tell of it: the op that reads it fails, half-way
+_STATUS = {"SIGKILL": -9, "SIGABRT": -6, "SIGTERM": -15, "SIGINT": -2, "os._exit": 3, "sys.exit": 3}
+"""Of a process; of all others 1."""
 _NOT_IN_STAGES = {"a bad sample", "other weights", "another lr", "no tensor", "parts of two sizes"}
 """Of which the tests of pipelines say more; there is no data axis with two ranks here."""
 _NOT_SHARDED = {"other weights", "another lr"}  # no two ranks hold the same rows
@@ -95,7 +97,9 @@ def _all_faults() -> Iterator[Fault]:
                 yield from (Fault(kind, "any moment", mode, victim, after) for after in _MOMENTS)
             for kind in (*REFUSED, *_STOPPED):
                 stages, sharded = mode.startswith("pp"), mode == "shard"
-                if not (stages and kind in _NOT_IN_STAGES) and not (sharded and kind in _NOT_SHARDED):
+                unread = stages and not victim and kind in _STOPS  # labels are the last stage's rank's
+                left_out = (stages and kind in _NOT_IN_STAGES) or (sharded and kind in _NOT_SHARDED)
+                if not (unread or left_out):
                     yield Fault(kind, "step", mode, victim)
 
 
@@ -138,7 +142,7 @@ def judged(number: int, fault: Fault, folder: Path, ran: Ran) -> Verdict:
         words = f"torchrun: rank {root[0]} is the root cause, exit code {root[1]}"
         heard = {rank: item or (at + ended, words) for rank, item in heard.items()}
     told = [item for item in heard.values() if item is not None]
-    waited = TIMEOUT_S if fault.kind == "hang" else 0.0
+    waited = TIMEOUT_S if fault.is_waited_for else 0.0
     seconds = max((when - at - waited for when, _ in told), default=None)
     words = told[0][1] if told else ran.output[-800:]
     if any(rank in ran.killed for rank in others):
@@ -157,7 +161,7 @@ def _result(fault: Fault, notes: dict[int, list[tuple[float, str, str]]], heard:
     if any(text is None for text in heard):
         last = fault.phase == "eval" and fault.kind == "sys.exit"
         return "ok" if last and all(went_on[r] for r in went_on if r != fault.victim) else "silent"
-    if fault.kind in REFUSED and not all(went_on.values()):
+    if fault.kind in REFUSED and fault.kind not in _STOPS and not all(went_on.values()):
         return "broken"
     results = [_named(fault, text or "") for text in heard]
     return next((result for result in results if result != "ok"), "ok")
@@ -169,7 +173,8 @@ def _named(fault: Fault, text: str) -> str:
     if by_torchrun:
         right = (fault.victim, _STATUS.get(fault.kind, 1))
         return "ok" if tuple(map(int, by_torchrun.groups())) == right else "wrong rank"
-    cause = _CAUSES.get(fault.kind) or _STOPPED.get(fault.kind) or ""
+    known = _CAUSES | _STOPPED | _STOPS
+    cause = known["hang" if fault.is_waited_for else fault.kind] if fault.kind in known else ""
     if not re.search(cause, text):
         return "unnamed"
     # who is told by another rank what that was told, reads of both
@@ -178,7 +183,8 @@ def _named(fault: Fault, text: str) -> str:
     found = [set(re.findall(r"\d+", each)) for each in lists]
     if not found:
         return "unnamed"
-    both = fault.kind in _STOPPED or fault.kind in REFUSED  # none knows whose is the right one
+    # none knows whose is the right one
+    both = fault.kind in _STOPPED or (fault.kind in REFUSED and fault.kind not in _STOPS)
     named = set().union(*found) if both else found[0]
     return "ok" if str(fault.victim) in named else "wrong rank"
 

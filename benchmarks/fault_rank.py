@@ -28,7 +28,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn import functional as F
 
 import fxdp
@@ -68,6 +68,11 @@ class Fault:
     @property
     def ranks(self) -> int:
         return 3 if self.mode == "dp3" else 2
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether only time tells: the rank hangs, or ends without an error before it has met the others."""
+        return self.kind == "hang" or (self.kind == "error in a thread" and self.phase == "start-up")
 
     @property
     def stages(self) -> bool:
@@ -184,8 +189,10 @@ class _Rank:
     # -- the program ---------------------------------------------------------------------------------------
 
     def _train(self) -> None:
+        stages = self.fault.stages
+        mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("pp", "dp")) if stages else None
         self.at("start-up")
-        compiled = self._compiled()
+        compiled = self._compiled(mesh)
         optimizer = torch.optim.SGD(compiled.parameters(), lr=self._unless("another lr", 0.3, 0.1))
         if self.struck("any moment"):
             clock = threading.Timer(self.fault.after, self.strike)
@@ -217,10 +224,9 @@ class _Rank:
             return wrong
         return right
 
-    def _compiled(self) -> fxdp.CompiledModule:
+    def _compiled(self, mesh: DeviceMesh | None) -> fxdp.CompiledModule:
         torch.manual_seed(0)
         stages = self.fault.stages
-        mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("pp", "dp")) if stages else None
         model = Net(stages, self._unless("another model", 9, 8))
         options: dict[str, Any] = {"check_replicas": 2}
         if stages:

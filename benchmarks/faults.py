@@ -90,7 +90,7 @@ def _verdict(pool: RankPool, number: int, fault: Fault) -> Verdict:
 
 def _ran(pool: RankPool, fault: Fault, folder: str, limit_s: float) -> Ran:
     begin = time.time()
-    own = {"FXDP_TIMEOUT_S": str(TIMEOUT_S if fault.kind == "hang" else 120), "FXDP_CACHE": "0"}
+    own = {"FXDP_TIMEOUT_S": str(TIMEOUT_S if fault.is_waited_for else 120), "FXDP_CACHE": "0"}
     if fault.launched:
         outcomes = pool.spawn(1, launch, fault, folder, timeout=limit_s, environment=own, init=False)
     else:

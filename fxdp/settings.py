@@ -10,7 +10,7 @@ FXDP_LAYERS      0: Inductor compiles a model's layers together, not one layer f
 FXDP_CACHE       0: nothing is kept on disk from run to run, but what Inductor keeps    1
 FXDP_CACHE_DIR   folder for what is kept; its owner alone may write it                 fxdp in Inductor's
 FXDP_CACHE_MB    how large it may become; what was not used for longest goes first     512
-FXDP_TREE_ABOVE  more ranks than these are joined as a tree, not all to all; the same everywhere    16
+FXDP_TREE_ABOVE  more ranks than these are joined as a tree, not all to all; the same everywhere    8
 FXDP_HOST        address at which other ranks reach this one (control channel)     found by itself
 """
 
@@ -73,7 +73,7 @@ class Settings:
     shared_memory: bool = True
     cold_start: bool = True
     by_layer: bool = True
-    tree_above: int = 16
+    tree_above: int = 8
 
     @staticmethod
     def from_environment(environment: Mapping[str, str] | None = None) -> Settings:
@@ -92,7 +92,7 @@ class Settings:
             shared_memory=_number(env, "FXDP_SHARED_MEMORY", 1) != 0,
             cold_start=_number(env, "FXDP_COLD_START", 1) != 0,
             by_layer=_number(env, "FXDP_LAYERS", 1) != 0,
-            tree_above=_integer(env, "FXDP_TREE_ABOVE", 16, 1, _MOST_RANKS),
+            tree_above=_integer(env, "FXDP_TREE_ABOVE", Settings.tree_above, 1, _MOST_RANKS),
         )
 
 

@@ -15,13 +15,14 @@ import resource
 
 from fxdp.errors import MeshError
 from fxdp.ir.carriers import NEIGHBOURS
+from fxdp.settings import Settings
 
 _PER_GROUP = 4  # what gloo opens for itself: a listener, an epoll, an event or two
 _SPARE = 32  # for kernels to be compiled, files of data, callers that have not said who they are
 _DESCRIPTORS = "/proc/self/fd"
 
 
-def needed(size: int, row: int, *, gloo: bool, memory: bool, tree_above: int = 16) -> int:
+def needed(size: int, row: int, *, gloo: bool, memory: bool, tree_above: int = Settings.tree_above) -> int:
     """Files to be opened for a mesh of `size` ranks of which `row` share this rank's stages."""
     sockets = sum(n - 1 if n <= tree_above else min(n - 1, NEIGHBOURS) for n in (size, row)) + 4
     groups = 0
