@@ -125,14 +125,14 @@ def _exchange(values: list[_Value]) -> LineExchange:
 
 
 def short_path(file: str) -> str:
-    """A file as it is called from here: below this folder, in its package, or by its last names."""
-    here = os.path.join(os.getcwd(), "")
-    if file.startswith(here):
-        return file.removeprefix(here)
-    for folder in ("site-packages", "dist-packages"):
+    """A file as it is called from here: in its package, below this folder, or by its last names."""
+    for folder in ("site-packages", "dist-packages"):  # first, as an environment may be below this folder
         _, found, rest = file.partition(f"{folder}{os.sep}")
         if found:
             return rest
+    here = os.path.join(os.getcwd(), "")
+    if file.startswith(here):
+        return file.removeprefix(here)
     return os.sep.join(file.split(os.sep)[-2:])
 
 

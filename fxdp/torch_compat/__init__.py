@@ -6,6 +6,7 @@ here, too, for classes that torch merely keeps in private modules: so it is seen
 
 # Each file says in `__all__` what it has for other rooms; a second list here would only have to follow it.
 from fxdp.torch_compat.channels import *  # noqa: F403
+from fxdp.torch_compat.code_on_call import *  # noqa: F403
 from fxdp.torch_compat.compiled_code import *  # noqa: F403
 from fxdp.torch_compat.distributed import *  # noqa: F403
 from fxdp.torch_compat.dtensor import *  # noqa: F403

@@ -4,6 +4,10 @@ A trace asks for the same few sums, products and comparisons of sizes again and 
 is made compares its strides with its sizes, each layer of a model has the sizes of the layer before. Torch
 goes through sympy each time. Inside `quick_sizes` an answer is remembered by the two expressions and their
 values in the example; results, guards and graphs are torch's own.
+
+Around each functional tensor, of which a trace makes one per value, torch lays a wrapper, and computes its
+numel, strides and bytes for nobody, a node of the graph for each of these sums. They are none here: a size
+that the graph does use is found by its expression.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.fx.experimental import proxy_tensor
 from torch.fx.experimental.sym_node import SymNode
 
@@ -21,6 +26,8 @@ _Binary: TypeAlias = Callable[[SymNode, SymNode], SymNode]
 
 _PURE = ("add", "sub", "mul", "floordiv", "int_floordiv", "eq", "ne", "lt", "le", "gt", "ge", "and", "or")
 """Functions of both expressions alone; `mod` asks for the range of a size, which may shrink."""
+
+_NUMBER = "_fxdp_number"
 
 _PLAIN = (int, bool, float, type(None))
 """Kinds of values in the example that can be keys: that of a nested size is a size itself."""
@@ -32,12 +39,15 @@ def quick_sizes() -> Iterator[None]:
     if "_replacements_version_counter" not in vars(SymNode)["expr"].fget.__code__.co_names:
         yield  # a torch whose sizes are kept in another way
         return
+    wrapping, numbers = _Wrapping(), _Numbers()
     with contextlib.ExitStack() as stack:
+        _replace(stack, FunctionalTensor, "__new__", wrapping.around(FunctionalTensor.__new__))
         for name in _PURE:
             if hasattr(SymNode, f"_{name}"):
-                _replace(stack, SymNode, f"_{name}", _remembered(getattr(SymNode, f"_{name}")))
+                plain = getattr(SymNode, f"_{name}")
+                _replace(stack, SymNode, f"_{name}", _remembered(plain, wrapping, numbers))
         _replace(stack, SymNode, "wrap_int", _constants(SymNode.wrap_int))
-        _replace(stack, SymNode, "maybe_as_int", _integers())
+        _replace(stack, SymNode, "maybe_as_int", _integers(numbers))
         _replace(stack, SymNode, "expr", property(_expression(vars(SymNode)["expr"].fget)))
         yield
 
@@ -47,27 +57,63 @@ def _replace(stack: contextlib.ExitStack, owner: Any, name: str, new: Any) -> No
     setattr(owner, name, new)
 
 
-def _remembered(plain: _Binary) -> _Binary:
-    known: dict[Any, SymNode] = {}
+class _Wrapping:
+    """Whether a wrapper is being made, on any thread."""
+
+    def __init__(self) -> None:
+        self.depth = 0
+
+    def around(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        """The function that makes one."""
+
+        def new(cls: Any, *args: Any, **kwargs: Any) -> Any:
+            self.depth += 1
+            try:
+                return plain(cls, *args, **kwargs)
+            finally:
+                self.depth -= 1
+
+        return new
+
+
+class _Numbers:
+    """A number for each value that a size has: expressions, of which keys are made else, are slow to hash."""
+
+    def __init__(self) -> None:
+        self._known: dict[Any, int] = {}
+        self._mark = object()  # of a number that is ours; it is kept on the size
+
+    def of(self, size: SymNode) -> int:
+        """The number of a size, which copies of it have, too."""
+        env = size.shape_env
+        lasts = env is not None and env._replacements_version_counter == 0  # else its expression may change
+        kept = vars(size).get(_NUMBER) if lasts else None
+        if kept is not None and kept[0] is self._mark:
+            return int(kept[1])
+        # the type, as `1`, `True` and `1.0` are one key of a dict
+        value = size.expr, size._hint, size.pytype, size._optimized_summation
+        number = self._known.setdefault(value, len(self._known))
+        if lasts and size._hint is not None:  # torch finds a hint when it is first asked for
+            vars(size)[_NUMBER] = self._mark, number
+        return number
+
+
+def _remembered(plain: _Binary, wrapping: _Wrapping, numbers: _Numbers) -> _Binary:
+    known: dict[tuple[int, int], SymNode] = {}
 
     def operation(self: SymNode, other: SymNode) -> SymNode:
         # under a tracer an operation is a node of its graph, too; it comes back here without the tracer
-        if proxy_tensor.get_proxy_mode() or not isinstance(other, SymNode):
+        if not isinstance(other, SymNode) or (not wrapping.depth and proxy_tensor.get_proxy_mode()):
             return plain(self, other)
         if type(self._hint) not in _PLAIN or type(other._hint) not in _PLAIN:
             return plain(self, other)
-        key = (*_key(self), *_key(other))
+        key = numbers.of(self), numbers.of(other)
         found = known.get(key)
         if found is None:
             found = known[key] = plain(self, other)
         return _copy(found, self)
 
     return operation
-
-
-def _key(size: SymNode) -> tuple[Any, ...]:
-    # the type, as `1`, `True` and `1.0` are one key of a dict
-    return size.expr, size._hint, size.pytype, size._optimized_summation
 
 
 def _copy(found: SymNode, like: SymNode) -> SymNode:
@@ -92,14 +138,15 @@ def _constants(plain: Callable[[SymNode, int], SymNode]) -> Callable[[SymNode, i
     return wrap_int
 
 
-def _integers() -> Callable[[SymNode], int | None]:
+def _integers(numbers: _Numbers) -> Callable[[SymNode], int | None]:
     known: dict[Any, int | None] = {}
 
     def maybe_as_int(self: SymNode) -> int | None:
-        expr = self.expr
-        if expr not in known:
-            known[expr] = int(expr) if expr.is_number else None
-        return known[expr]
+        number = numbers.of(self) if type(self._hint) in _PLAIN else self.expr
+        if number not in known:
+            expr = self.expr
+            known[number] = int(expr) if expr.is_number else None
+        return known[number]
 
     return maybe_as_int
 

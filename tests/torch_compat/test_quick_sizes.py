@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
+from unittest import mock
 
 import torch
+from torch import Tensor, nn
+from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.fx.experimental import proxy_tensor
 from torch.fx.experimental.sym_node import SymNode
 
+import fxdp
+from fxdp import torch_compat
+from fxdp.capture.joint import kept_joint
 from fxdp.torch_compat import quick_sizes, symbolic_sizes
 
 _OPERATORS = (
@@ -52,7 +60,29 @@ def test_a_size_that_became_a_number_is_a_number() -> None:
 
 
 def test_torch_is_put_back() -> None:
-    before = dict(vars(SymNode))
+    before = dict(vars(SymNode)), dict(vars(FunctionalTensor))
     with quick_sizes():
-        assert dict(vars(SymNode)) != before
-    assert dict(vars(SymNode)) == before
+        assert dict(vars(SymNode)) != before[0]
+        assert dict(vars(FunctionalTensor)) != before[1]
+    assert (dict(vars(SymNode)), dict(vars(FunctionalTensor))) == before
+
+
+class Scaled(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).sum() / x.numel() + x.shape[0]
+
+
+def test_wrappers_leave_no_sums_of_sizes_in_a_trace() -> None:
+    """Sizes that the graph uses are in it as before."""
+    texts, made = [], []
+    for sizes in (contextlib.nullcontext, quick_sizes):
+        plain = proxy_tensor._sym_register
+        with (
+            mock.patch.object(torch_compat, "quick_sizes", sizes),
+            mock.patch.object(proxy_tensor, "_sym_register", side_effect=plain) as registered,
+            mock.patch.object(kept_joint, "_key", return_value=None),  # traced anew
+        ):
+            texts.append(fxdp.plan(Scaled(4, 3), (torch.ones(6, 4),)).text)
+        made.append(registered.call_count)
+    assert texts[0] == texts[1]
+    assert made[1] < made[0] / 2

@@ -18,12 +18,12 @@ _WIDTH, _HEIGHT, _LEFT = 720, 150, 76
 _MEMORY = _ENVIRONMENT.from_string(
     """\
 <svg viewBox="0 0 {{ width }} {{ height + 34 }}" role="img" aria-label="memory over the step">
-<line x1="{{ left }}" y1="{{ still_y }}" x2="{{ width }}" y2="{{ still_y }}" class="faint" \
-stroke-dasharray="4 4"/>
 <text x="{{ left - 6 }}" y="{{ still_y + 4 }}" text-anchor="end">{{ still }}</text>
 {% for area in areas %}
 <path d="{{ area.path }}" class="{{ area.phase }}"><title>{{ area.phase }}</title></path>
 {% endfor %}
+<line x1="{{ left }}" y1="{{ still_y }}" x2="{{ width }}" y2="{{ still_y }}" class="faint" \
+stroke-dasharray="4 4"/>
 <circle cx="{{ x }}" cy="{{ y }}" r="4" class="peak"><title>{{ at }}</title></circle>
 <text x="{{ left - 6 }}" y="{{ y + 4 }}" text-anchor="end">{{ peak }}</text>
 <text x="{{ left }}" y="{{ height + 28 }}">the step begins</text>

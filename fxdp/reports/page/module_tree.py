@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from fxdp.reports.plan_data.collective import Need
 from fxdp.reports.plan_data.details import Details
 
 KINDS = ("shard", "partial", "replicate")
@@ -33,7 +34,7 @@ class Branch:
     ----------
     values : how many of its values, those of its children included, lie in which way.
     parameters : bytes of its parameters.
-    traffic : bytes that travel for its lines.
+    traffic : bytes that travel for its lines and parameters.
     times : how many modules it stands for.
     """
 
@@ -74,9 +75,14 @@ def module_tree(details: Details) -> Branch:
             branch.parameters += parameter.bytes
     for collective in details.collectives:
         for need in collective.needs if collective.kind != "send" else ():
-            for branch in root.at(need.site.module):
+            for branch in root.at(_module(need)):
                 branch.traffic += need.bytes
     return _folded(root)
+
+
+def _module(need: Need) -> str:
+    """The module for which a value travels: that of the parameter, if it is a gradient."""
+    return need.text.removeprefix("gradient of ").rpartition(".")[0] if need.gradient else need.site.module
 
 
 def _folded(branch: Branch) -> Branch:

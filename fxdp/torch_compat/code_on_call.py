@@ -1,0 +1,38 @@
+"""Of torch's graph modules: their Python code is written when one is called, not at each change of its graph.
+
+Export and tracing change a graph in a dozen passes, and print and compile its code after each. Nobody calls
+it: what is traced next runs the nodes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from torch.fx import GraphModule
+from torch.fx.graph import _PyTreeCodeGen
+
+__all__ = ["code_on_call"]
+
+
+@contextlib.contextmanager
+def code_on_call() -> Iterator[None]:
+    """Inside, no graph module gets code before its first call; torch's own lazy ones stay as they are."""
+    plain = GraphModule.recompile
+
+    def forward(self: GraphModule, *args: Any, **kwargs: Any) -> Any:
+        plain(self)  # puts the code in the place of this function
+        return self.forward(*args, **kwargs)
+
+    def recompile(self: GraphModule) -> None:
+        codegen = self._graph._codegen
+        if isinstance(codegen, _PyTreeCodeGen):  # how arguments lie, which is asked without a call
+            self._in_spec, self._out_spec = codegen.pytree_info.in_spec, codegen.pytree_info.out_spec
+        type(self).forward = forward  # a class that torch made for this module alone
+
+    GraphModule.recompile = recompile  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        GraphModule.recompile = plain  # type: ignore[method-assign]
