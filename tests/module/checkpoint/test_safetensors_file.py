@@ -125,7 +125,7 @@ def test_what_is_no_path_is_refused(path: Any) -> None:
 @pytest.mark.parametrize("optimizer", ["adam", torch.optim.SGD, 3])
 def test_what_is_no_optimizer_is_refused(optimizer: Any, tmp_path: Path) -> None:
     compiled = fxdp.compile(nn.Linear(2, 2))
-    with pytest.raises(InputError, match=r"the optimizer is a (str|type|int), expected the torch\.optim"):
+    with pytest.raises(InputError, match=r"the optimizer is an? (str|type|int), expected the torch\.optim"):
         fxdp.save(tmp_path / "run", compiled, optimizer)
-    with pytest.raises(InputError, match="the optimizer is a "):
+    with pytest.raises(InputError, match=r"the optimizer is an? "):
         fxdp.load(tmp_path / "run", compiled, optimizer)
