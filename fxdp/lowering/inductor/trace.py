@@ -17,6 +17,7 @@ from fxdp.ir.sizes import B, named_size
 from fxdp.ir.slots import Buffer, Constant, Mutation, Parameter, Size, Slot
 from fxdp.ir.types import TensorType, local_shape
 from fxdp.lowering.eager import backward_inputs, backward_results, forward_inputs, forward_results, results
+from fxdp.lowering.inductor.number_tensors import NumberTensors
 from fxdp.lowering.inductor.recomputed_values import marked, save_results_alone
 from fxdp.lowering.inductor.strides import channels_last, traces_channels_last
 from fxdp.lowering.shapes import Shapes
@@ -112,6 +113,7 @@ class _Run:
         self._weights: dict[fx.Node, Tensor] = {}
         self._as_bytes: set[fx.Node] = set()
         self._numbers: set[fx.Node] = set()
+        self._tensors = NumberTensors()
         self._drawn: Tensor | None = None
 
     def call(self, node: fx.Node, number: int) -> Any:
@@ -123,7 +125,9 @@ class _Run:
             return self._draw(node, args)
         args = self._sendable(node, self._laid_out(node, args) if self._lays_out else args)
         with marked(node, number):
-            value = node.target(*args, **kwargs)  # type: ignore[operator]
+            target, given = self._tensors.call(node, args)
+            value = target(*given, **kwargs)
+            self._tensors.keep(node, args, self.env)
         if node.target is _READ or self._numbers.intersection(node.all_input_nodes):
             value = _read_again(value, self._numbers, node)
         return value if self._as_bytes.isdisjoint(node.all_input_nodes) else value.to(torch.bool)

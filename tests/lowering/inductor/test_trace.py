@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import pytest
@@ -16,8 +17,10 @@ from fxdp.lowering.eager import forward_inputs
 from fxdp.lowering.inductor.collective_order import collectives
 from fxdp.lowering.inductor.trace import joint_function
 from fxdp.passes.emit_program import EmitProgram
-from fxdp.torch_compat import static_mode, trace_for_inductor
+from fxdp.torch_compat import static_mode, symbolic_sizes, trace_for_inductor
 from tests.graphs import Sketch, mesh
+
+aten = torch.ops.aten
 
 _CPU = torch.device("cpu")
 _SIZES = (("B", 5), ("b", 3), ("offset", 0), ("b_max", 3))
@@ -54,6 +57,26 @@ def test_no_bools_are_sent_and_all_dtypes_return(dtype: torch.dtype) -> None:
     assert [_dtype(n) for n in sent] == [torch.uint8 if dtype == torch.bool else dtype] * 2
     results: Any = traced.graph.output_node().args[0]
     assert [_dtype(n) for n in results] == [dtype] * 2
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f64"])
+def test_a_number_beside_float64_is_the_tensor_that_it_is_read_from(dtype: str) -> None:
+    """As Inductor's kernels take numbers as float32."""
+    g = Sketch()
+    x, scale = g.add(Input(0, "x"), f"{dtype}[4]", R), g.add(Input(1, "scale"), "f64[]", R)
+    read = g.call(aten._local_scalar_dense.default, scale, type="int(u0)", reads=(R,))
+    rest = g.call(operator.sub, 1, read, type="int(1-u0)")
+    y = g.call(aten.mul.Scalar, x, rest, type=f"{dtype}[4]", at=R, reads=(R,))
+    gm = g.returns({Output(0): y}, (R,))
+    mode, _ = symbolic_sizes({"B": 5})
+    with mode:
+        kinds = {"f32": torch.float32, "f64": torch.float64}
+        values = [torch.empty(4, dtype=kinds[dtype]), torch.empty((), dtype=torch.float64)]
+    traced = trace_for_inductor(joint_function(gm, forward_inputs(gm.graph), [], _CPU), mode, values, [])
+    traced.graph.eliminate_dead_code()
+    called = {node.target for node in traced.graph.nodes}
+    assert (aten._local_scalar_dense.default in called) is (dtype == "f32")
+    assert (aten.mul.Tensor in called) is (dtype == "f64")
 
 
 @pytest.mark.parametrize("rank", [0, 1])

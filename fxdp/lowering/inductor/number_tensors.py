@@ -1,0 +1,54 @@
+"""Numbers that a program reads from its inputs, beside float64 tensors: as the tensors they are read from.
+
+    %u0 = item(%scale)          kept: %scale
+    %u1 = 1 - %u0               kept: 1 - %scale
+    %y = mul(%x: f64, %u1)      traced as mul(%x, 1 - %scale)
+
+Inductor's kernels on CPU take a number as a `float`, of which a double has only the first half of the digits.
+Beside other dtypes a number counts that much and no more, and stays one.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+aten = torch.ops.aten
+
+_READ = aten._local_scalar_dense.default
+_ARITHMETIC = frozenset({operator.add, operator.sub, operator.mul, operator.truediv, operator.neg})
+_OF_TENSORS = {
+    getattr(getattr(aten, name), kind): getattr(aten, name).Tensor
+    for name in ("add", "sub", "rsub", "mul", "div")
+    for kind in ("Tensor", "Scalar")
+}
+"""Ops of a tensor and a number, by those of two tensors."""
+
+
+class NumberTensors:
+    """The tensors of the numbers of a trace; those that nobody uses are dropped as dead."""
+
+    def __init__(self) -> None:
+        self._kept: dict[fx.Node, Tensor] = {}
+
+    def call(self, node: fx.Node, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+        """What is to be called with what in the place of a node's op."""
+        if len(node.args) < 2 or node.target not in _OF_TENSORS or args[0].dtype != torch.float64:
+            return node.target, args
+        number: Any = node.args[1]
+        kept = self._kept.get(number) if isinstance(number, fx.Node) else None
+        if kept is None:
+            return node.target, args
+        return _OF_TENSORS[node.target], (args[0], kept, *args[2:])
+
+    def keep(self, node: fx.Node, args: tuple[Any, ...], env: Mapping[fx.Node, Any]) -> None:
+        """Keep the tensor of a number that is read, or computed from such ones."""
+        if node.target is _READ and args[0].dtype == torch.float64:
+            self._kept[node] = args[0]
+        elif node.target in _ARITHMETIC and not self._kept.keys().isdisjoint(node.all_input_nodes):
+            tensors = fx.map_arg(node.args, lambda n: self._kept.get(n, env[n]))
+            self._kept[node] = node.target(*tensors)
