@@ -38,7 +38,7 @@ def pytest_configure() -> None:
     os.environ.update(THREADS)
     os.environ.setdefault("FXDP_CACHE", "0")  # a test sees what it makes itself
     # Of models as small as in tests, remembering what ops do to fake tensors costs more than it saves: a
-    # fifth of a capture. On ranks torch remembers it, as in its users' programs.
+    # fifth of a capture. Ranks that live as programs do (`RankPool.spawn`) remember it, as users' programs.
     torch._dynamo.config.fake_tensor_cache_enabled = False
     if "PYTEST_XDIST_WORKER" in os.environ:  # a whole run: it imports Inductor sooner or later
         compile_kernels_quickly()

@@ -140,7 +140,11 @@ def _train(
         (("dp", "pp"), [2, 3], {"compute": "eager", "schedule": "interleaved", "microbatches": 2}),
         (("pp",), [5], {"compute": "eager"}),
         (("dp",), [3, 0, 2], {"compute": "eager", "strategy": "optimizer", "bucket_mb": 0.0005}),
-        (("dp_replicate", "dp_shard"), [4, 0, 1, 2], {"strategy": "optimizer", "bucket_mb": 0.0005}),
+        (
+            ("dp_replicate", "dp_shard"),
+            [4, 0, 1, 2],
+            {"strategy": "optimizer", "bucket_mb": 0.0005, "first": [2, 2, 2, 2]},
+        ),
         (("pp", "dp_shard"), [4, 3], {"compute": "eager", "strategy": "optimizer", "microbatches": 2}),
         (("dp",), [5, 2], {"compute": "eager", "strategy": "optimizer", "optimizer": "Adafactor"}),
     ],

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -37,7 +39,7 @@ def _hear(joined: Joined, late: Any, others: Any) -> str:
     return "nothing"
 
 
-def _late_in_every_way() -> list[str]:
+def _late_in_every_way(folder: Path) -> list[str]:
     short = Settings(timeout_s=3.0)
     heard = []
     for way in ("elsewhere", "another collective", "stopped"):
@@ -53,10 +55,20 @@ def _late_in_every_way() -> list[str]:
             elif way == "another collective":
                 dist.all_reduce(value, group=joined.links.reduce_group)
             else:
+                (folder / "stopped").write_text(str(os.getpid()))
                 os.kill(os.getpid(), signal.SIGSTOP)
 
         heard.append(_hear(joined, late, reduce))
+    _end_the_stopped_one(folder)
     return heard
+
+
+def _end_the_stopped_one(folder: Path) -> None:
+    """When all others have heard; nobody waits for what would not end by itself."""
+    (folder / f"heard {dist.get_rank()}").touch()
+    if all((folder / f"heard {rank}").exists() for rank in range(_LATE)):
+        with contextlib.suppress(ProcessLookupError):  # the other one may see that, too
+            os.kill(int((folder / "stopped").read_text()), signal.SIGKILL)
 
 
 def _check(heard: list[str]) -> None:
@@ -69,8 +81,8 @@ def _check(heard: list[str]) -> None:
     assert "rank 2 did not come to a collective in time and did not answer where it is" in stopped
 
 
-def test_all_hear_who_is_late_and_where(ranks: RankPool) -> None:
-    outcomes = ranks.spawn(3, _late_in_every_way, timeout=40)
+def test_all_hear_who_is_late_and_where(ranks: RankPool, tmp_path: Path) -> None:
+    outcomes = ranks.spawn(3, _late_in_every_way, tmp_path, timeout=40)
     for outcome in outcomes[:_LATE]:
         _check(outcome.result or [outcome.output])
 
