@@ -7,8 +7,10 @@ ranks that are forked from it (`RankPool.prepare`). All that follows a capture i
 from __future__ import annotations
 
 import contextlib
+import fcntl
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -17,10 +19,16 @@ from torch import nn
 
 from fxdp.capture.captured import Captured
 from fxdp.capture.driver import capture_request
+from fxdp.capture.export.exported import Exported
+from fxdp.capture.joint import kept_joint
+from fxdp.capture.joint.raw_joint import JointOptions
 from fxdp.capture.request import Request
+from fxdp.disk.entries import Entries
+from fxdp.disk.private_folder import PrivateFolder
 from fxdp.ir.graphs import copy_graph
 from fxdp.module.dry_run import local_program
 from fxdp.options import Options
+from fxdp.settings import CacheSettings
 
 KNOWN: dict[Any, dict[Any, Captured]] = {}
 """What this process has captured, by names that tests give: all models of one class and name are equal."""
@@ -54,3 +62,29 @@ def capture_ahead(
     """Capture the model as a call on such a mesh would, under this name."""
     with captured_once(KNOWN.setdefault(name, {})):
         local_program(model, args, kwargs, mesh, Options(**options))
+
+
+@contextlib.contextmanager
+def traced_by_one_rank(folder: Path) -> Iterator[None]:
+    """Inside, of the ranks with this folder the first that needs a joint graph traces it, the others wait.
+
+    They find it as a program's second start does (`fxdp/capture/joint/kept_joint.py`); a graph that is not
+    kept each traces by itself. Two thirds of a capture are the joint graph's.
+    """
+    folder.mkdir(mode=0o700, exist_ok=True)
+    entries = Entries(PrivateFolder(folder, 2**30))
+    own = kept_joint.kept_joint
+
+    def once(exported: Exported, options: JointOptions) -> Captured:
+        if CacheSettings.from_environment().enabled:  # by the test, which looks at what is kept
+            return own(exported, options)
+        key = kept_joint._key(exported, options)
+        if key is None:
+            return own(exported, options)
+        with (folder / f"lock-{key}").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # who holds it waits for nobody; it ends with its process
+            with mock.patch.object(Entries, "of_settings", return_value=entries):
+                return own(exported, options)
+
+    with mock.patch("fxdp.capture.driver.kept_joint", once):
+        yield

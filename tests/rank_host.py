@@ -26,6 +26,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Client, Connection
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -35,7 +36,9 @@ import torch.hub
 import fxdp
 import fxdp.module.compiled  # imported once, for all ranks
 import fxdp.ranks.agreement  # the same
+from fxdp.disk.entries import key_of
 from fxdp.torch_compat.inductor import code_settings
+from tests.captures import traced_by_one_rank
 
 COLLECT_AFTER = (50_000, 20, 50)
 """Thresholds of the garbage collector in tests: a compilation makes a million objects that live together."""
@@ -55,6 +58,8 @@ class Task:
     store_prefix: str
     init: bool
     timeout_s: float
+    folder: str
+    """Where its ranks keep what one of them finds out for all."""
 
 
 @dataclass(frozen=True)
@@ -141,6 +146,7 @@ def _know_capture() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         fxdp.plan(model, (torch.ones(4, 2),), mesh={"dp": 2})
+    key_of()  # reads all of fxdp's source
 
 
 def _prepared(task: Task) -> Reply:
@@ -202,7 +208,8 @@ def _run_once(task: Task, connection: Connection) -> int:
 def _run(task: Task, connection: Connection) -> None:
     """Run `task`, answer, clean up, and say that this rank is ready for the next."""
     try:
-        reply = Reply(_call(task))
+        with traced_by_one_rank(Path(task.folder)):
+            reply = Reply(_call(task))
     except BaseException:
         reply = Reply(error=traceback.format_exc())
     connection.send(reply)

@@ -281,6 +281,7 @@ class RankPool:
             store_prefix=f"task-{self._count}",
             init=init,
             timeout_s=timeout,
+            folder=str(Path(self._folder.name) / f"task-{self._count}"),
         )
 
 
