@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 from pathlib import Path
@@ -22,6 +23,7 @@ from tests.rank_pool import RankPool
 
 SIZES = 6  # of a rank's batch, from none at all
 EVALUATED = 11  # every so many steps
+_DESCRIPTORS = "/proc/self/fd"
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -34,19 +36,28 @@ class Net(nn.Module):
         return F.cross_entropy(self.last(F.relu(self.first(x))), y)
 
 
-def held(compiled: fxdp.CompiledModule) -> dict[str, int]:
+def descriptors() -> dict[str, str]:
+    """What each open descriptor of this process is."""
+    found = {}
+    for number in os.listdir(_DESCRIPTORS):
+        with contextlib.suppress(FileNotFoundError):  # the listing's own
+            found[number] = os.readlink(f"{_DESCRIPTORS}/{number}")
+    return found
+
+
+def held(compiled: fxdp.CompiledModule) -> dict[str, Any]:
     """What this process holds: memory in KiB, descriptors, threads, programs, objects."""
     gc.collect()
     return {
         "memory": int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE // 1024,
-        "descriptors": len(os.listdir("/proc/self/fd")),
+        "descriptors": descriptors(),
         "threads": len(os.listdir("/proc/self/task")),
         "programs": compiled._programs.compiled,
         "objects": len(gc.get_objects()),
     }
 
 
-def soaked(stages: bool, steps: int) -> list[dict[str, int]]:
+def soaked(stages: bool, steps: int) -> list[dict[str, Any]]:
     """What this rank holds after a quarter of the steps, a half, and all."""
     mesh: Any = init_device_mesh("cpu", (2, 1), mesh_dim_names=("pp", "dp")) if stages else None
     options: dict[str, Any] = {"microbatches": 4} if stages else {"check_replicas": 20}
@@ -75,7 +86,9 @@ def soaked(stages: bool, steps: int) -> list[dict[str, int]]:
 @pytest.mark.parametrize("stages", [False, True])
 def test_nothing_grows(ranks: RankPool, stages: bool) -> None:
     for quarter, half, whole in ranks.run(2, soaked, stages, 240, timeout=120):
-        for name in ("descriptors", "threads", "programs"):
+        opened = whole["descriptors"].items() - quarter["descriptors"].items()
+        assert not opened  # those of the test before may still close meanwhile
+        for name in ("threads", "programs"):
             assert quarter[name] == whole[name], name
         assert whole["memory"] - half["memory"] < 2048
         assert whole["objects"] - half["objects"] < 200
