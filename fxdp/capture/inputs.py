@@ -249,7 +249,8 @@ def run_model(
 def _several_rows(sizes: Iterable[int]) -> str:
     """What to do with inputs of several rows for each sample, as many for each or not."""
     least, *others = sorted(set(sizes))
-    if least and all(size % least == 0 for size in others):
+    # one of several sizes that is 1 divides them all and says nothing: so few boxes has one image of many
+    if least and all(size % least == 0 for size in others) and (least > 1 or len(others) == 1):
         return (
             ". For an input with several rows for each sample (its queries, its patches) say how many, as in "
             f"fxdp.RowsPerSample({others[-1] // least})"

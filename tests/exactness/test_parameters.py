@@ -32,24 +32,6 @@ class Tied(nn.Module):
         return F.cross_entropy(self.head(hidden).transpose(1, 2), ids)
 
 
-class PartlyZero(nn.Module):
-    """A part of the bias is set to zero, so its gradient is zeros of the shape of a partial value."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(D, D)
-        self.bias = nn.Parameter(torch.randn(D))
-
-    def forward(self, x: Tensor) -> Tensor:
-        bias = self.bias.clone()
-        bias[2:4].zero_()
-        return (self.linear(x) + bias).square().mean()
-
-
-def test_a_part_of_a_parameter_set_to_zero() -> None:
-    exact(PartlyZero(), rows(), splits=SPLITS)
-
-
 def test_tied_weights() -> None:
     local = exact(Tied(), classes(D), splits=SPLITS)
     rows_ = [row for row in local.plan({"B": D}).causes if "gradient of" in row.cause]
