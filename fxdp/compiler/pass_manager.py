@@ -20,6 +20,7 @@ from fxdp.ir.graph_text import graph_text
 from fxdp.ir.graphs import no_collection
 from fxdp.ir.level import Level
 from fxdp.ir.mesh import Mesh
+from fxdp.torch_compat import without_autocast
 
 
 class Pass(Protocol):
@@ -76,7 +77,7 @@ class PassManager:
                     f"pass {step.name} requires {step.requires.name}, the graph is {self.level.name}"
                 )
             self.level = max(step.ensures, self.level)
-            with no_collection():
+            with no_collection(), without_autocast():
                 gm = self._run_one(gm, step)
             self._dump(gm, step.name)
         return gm

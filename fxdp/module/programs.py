@@ -47,6 +47,7 @@ from fxdp.ranks.joined import Joined
 from fxdp.runtime.chains import chained
 from fxdp.runtime.streams import Streams
 from fxdp.runtime.whole_values import WholeValues
+from fxdp.torch_compat import without_autocast
 
 _log = logging.getLogger("fxdp")
 _ROWS = 256  # sizes of calls for which row numbers are remembered
@@ -222,7 +223,7 @@ class Programs:
     ) -> Served:
         program, before = captured.program, captured.made
         sizes = size_values(program.captured, call, batches, self._mesh.rank)
-        with plain_modes():
+        with plain_modes(), without_autocast():
             found = captured.make(sizes, batches, lambda: self._row_numbers(call, batches), generic=generic)
         if captured.made > before:
             self.compiled += 1
@@ -252,7 +253,8 @@ class Programs:
             sizes = size_values(captured, call, batches, self._mesh.rank)
         rows = self._row_numbers(call, batches) if runs.takes_rows else None
         tensors = chained(call.tensors, call.batch_dims, self._mesh.size)
-        outputs = runs.run(tensors, sizes, rows, len(set(batches)) == 1)
+        with without_autocast():
+            outputs = runs.run(tensors, sizes, rows, len(set(batches)) == 1)
         if captured.checks:
             raise_if_checked(captured.checks, outputs, lambda failed: self._blame(call, failed))
         return packed(captured, outputs, sizes)

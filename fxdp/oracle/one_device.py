@@ -27,6 +27,7 @@ from fxdp.ir.slots import (
     Slot,
     Tangent,
 )
+from fxdp.torch_compat import without_autocast
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,8 @@ def run_eager(
     values: dict[ResultSlot, Tensor] = {Output(i): o.detach().clone() for i, o in enumerate(outputs)}
     values |= {Output(check.output): torch.tensor(check.passes) for check in captured.checks}
     if tangents:
-        torch.autograd.backward([outputs[i] for i in tangents], list(tangents.values()))
+        with without_autocast():
+            torch.autograd.backward([outputs[i] for i in tangents], list(tangents.values()))
     named = twin.named_parameters()
     values |= {Gradient(Parameter(n)): p.grad for n, p in named if p.grad is not None}
     values |= {Gradient(Input(i)): t.grad for i, t in enumerate(tensors) if t.grad is not None}

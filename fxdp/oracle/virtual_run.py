@@ -21,6 +21,7 @@ from fxdp.oracle.lockstep import LockStep
 from fxdp.oracle.one_device import first_samples, input_values, run_eager, symbol_values
 from fxdp.oracle.reference import Reference
 from fxdp.oracle.results import ResultError, compare_results
+from fxdp.torch_compat import without_autocast
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,8 @@ class Subject:
             slots = input_values(self.module, reference, tensors, eager.tangents)
             runner = self._runner(split, symbol_values(reference, tensors))
             reseed(seed)
-            found = runner.run(slots)
+            with without_autocast():
+                found = runner.run(slots)
             if runner.faults:
                 rows: list[ResultError] = []
             else:
@@ -113,7 +115,8 @@ class Subject:
         """The ranks' results; where ranks draw apart, those of the captured program drawing as eager does."""
         if not self.draws_apart(len(runner.sizes)):
             return found
-        return Reference(self.reference.gm, sum(runner.sizes), runner.symbols).run(slots)
+        with without_autocast():
+            return Reference(self.reference.gm, sum(runner.sizes), runner.symbols).run(slots)
 
     def _by_slot(self) -> dict[ResultSlot, float]:
         output = self.local.graph.output_node()

@@ -21,7 +21,7 @@ from fxdp.lowering.halves import Halves
 from fxdp.runtime.first_only import first_only
 from fxdp.runtime.ranges import Names, ranged
 from fxdp.runtime.template import TangentSlot, Template
-from fxdp.torch_compat import backward_class, release_saved_tensors
+from fxdp.torch_compat import backward_class, release_saved_tensors, without_autocast
 
 _log = logging.getLogger("fxdp")
 
@@ -207,7 +207,7 @@ class _Step(torch.autograd.Function):
         release_saved_tensors(ctx)
         for position, number in zip(program.number_positions or (), reversed(ctx.numbers), strict=True):
             saved.insert(position, number)
-        with torch.no_grad(), program.guarded(ctx.call):
+        with torch.no_grad(), without_autocast(), program.guarded(ctx.call):
             results = list(program.backward(saved, grads, ctx.shapes, ctx.even, ctx.fed))
             for position, parameter in program.sharded:
                 if (gradient := results[position]) is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -11,7 +12,10 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.graph import _BoxedCodeGen
 from torch.optim import Optimizer
 
-__all__ = ["backward_class", "boxed_code", "graph_module", "release_saved_tensors", "surround_step"]
+__all__ = [
+    "backward_class", "boxed_code", "graph_module", "release_saved_tensors", "surround_step",
+    "without_autocast",
+]  # fmt: skip
 
 
 def graph_module(root: nn.Module, graph: fx.Graph, name: str = "GraphModule") -> fx.GraphModule:
@@ -56,3 +60,9 @@ def surround_step(optimizer: Optimizer, before: Callable[..., Any], after: Calla
         if place is None:
             place = register(hook).id
         hooks.move_to_end(place, last=last)
+
+
+def without_autocast() -> AbstractContextManager[None]:
+    """Run as it is what has the casts already: a graph that was captured under autocast, a backward."""
+    # what a model keeps in float32 (attention's scores, a region with enabled=False) would be cast once more
+    return torch._C._DisableAutocast() if torch._C._is_any_autocast_enabled() else nullcontext()

@@ -179,6 +179,7 @@ def joint_graph(
 
     Under `torch.no_grad()` it is the forward graph alone. Draws that nobody reads stay: others follow them.
     """
+    import torch._functorch.config as functorch_config
     import torch._inductor.config as inductor_config
 
     with contextlib.ExitStack() as stack:
@@ -187,6 +188,8 @@ def joint_graph(
             stack.enter_context(_gradients_on_meta())
         # else torch counts random ops as pure, as Inductor has its own, and drops those without readers
         stack.enter_context(inductor_config.patch(fallback_random=True))
+        # loops call backward() outside of autocast: traced inside, what the forward kept wide would be cast
+        stack.enter_context(functorch_config.patch(backward_pass_autocast="off"))
         joint = aot_export_joint_with_descriptors(stack, module, tuple(fakes), decompositions=decompositions)
         _correct_attention(joint.graph_module)
         return joint.graph_module

@@ -138,3 +138,33 @@ def test_policies_that_cannot_be_meant_are_refused() -> None:
         fxdp.plan(Scored(), _batch(0, 8), mesh={"dp": 2}, mp_policy=narrow, microbatches=2)
     wide = MixedPrecisionPolicy(param_dtype=F16, reduce_dtype=F32)
     assert fxdp.plan(Scored(), _batch(0, 8), mesh={"dp": 2}, mp_policy=wide, microbatches=2).communication
+
+
+class Kept(nn.Module):
+    """What autocast leaves in float32: scores, a region of the model's own, and the backwards of both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(8, 24)
+        self.turn = nn.Parameter(torch.randn(4, 4))
+        self.to(F32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = self.fc(x).unflatten(2, (3, 2, 4)).permute(2, 0, 3, 1, 4)
+        with torch.autocast("cpu", enabled=False):
+            query, key = (part.float() @ self.turn for part in (query, key))
+        out = F.scaled_dot_product_attention(query, key, value, dropout_p=0.1, is_causal=True)
+        return out.float().square().mean()
+
+
+def test_under_autocast_nothing_is_cast_but_what_eager_casts() -> None:
+    torch.manual_seed(0)
+    model, x = Kept(), torch.randn(5, 6, 8, dtype=F32)
+    found = []
+    for run in (fxdp.compile(model, compute="eager"), model):
+        torch.manual_seed(1)
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = run(x)
+        found.append((loss.detach(), *torch.autograd.grad(loss, list(model.parameters()))))
+    for own, eager in zip(*found, strict=True):
+        assert difference(own, eager) <= 1e-6
