@@ -87,8 +87,8 @@ def soaked(stages: bool, steps: int) -> list[dict[str, Any]]:
 def test_nothing_grows(ranks: RankPool, stages: bool) -> None:
     for quarter, half, whole in ranks.run(2, soaked, stages, 240, timeout=120):
         opened = whole["descriptors"].items() - quarter["descriptors"].items()
-        assert not opened  # those of the test before may still close meanwhile
-        for name in ("threads", "programs"):
-            assert quarter[name] == whole[name], name
+        assert not opened
+        assert whole["threads"] <= quarter["threads"]  # what the task before left may still end meanwhile
+        assert whole["programs"] == quarter["programs"]
         assert whole["memory"] - half["memory"] < 2048
         assert whole["objects"] - half["objects"] < 200
