@@ -72,13 +72,17 @@ def draw() -> None:
     own, numpys = random.Random(0), np.random.default_rng(0)
     assert own.random() == random.Random(0).random()
     assert numpys.random() == np.random.default_rng(0).random()
+    generator = torch.Generator().manual_seed(1)
+    assert torch.rand(3, generator=generator).shape == (3,)
+
+
+def seed() -> None:
+    """The generator that all threads share, while none of the others draws."""
     with torch.random.fork_rng():
         torch.manual_seed(5)
         first = torch.rand([])
         torch.manual_seed(5)
         assert torch.equal(first, torch.rand([]))
-    generator = torch.Generator().manual_seed(1)
-    assert torch.rand(3, generator=generator).shape == (3,)
 
 
 def train() -> None:
@@ -172,7 +176,7 @@ def complain() -> None:
 
 
 Action: TypeAlias = Callable[[], None]
-ACTIONS: tuple[Action, ...] = (draw, train, ask, load, measure, complain)
+ACTIONS: tuple[Action, ...] = (draw, seed, train, ask, load, measure, complain)
 
 
 @dataclass
@@ -265,7 +269,7 @@ def test_threads_are_left_alone_while_a_model_is_captured(kind: type[_Symbolic],
     other.actions, other.once = ACTIONS, (load_in_a_process,)
     found = capture(model, (_x(),), {})
     assert other.failed == []
-    assert other.done[:7] == [*(action.__name__ for action in ACTIONS), "load_in_a_process"]
+    assert other.done[: len(ACTIONS) + 1] == [*(action.__name__ for action in ACTIONS), "load_in_a_process"]
     assert len(other.done) > (14 if kind is _Static else 6)  # each forward that is traced
     assert found.static == (kind is _Static)
     assert graph_text(found.gm) == graph_text(alone.gm)
