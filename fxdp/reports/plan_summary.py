@@ -16,6 +16,7 @@ from rich.text import Text
 
 from fxdp.reports.by_line import line_texts, lines_of, place
 from fxdp.reports.rows import format_bytes
+from fxdp.reports.schedule_text import timetable
 from fxdp.reports.sheet import Sheet
 from fxdp.reports.tables import timings_line
 
@@ -55,7 +56,7 @@ def summary_lines(plan: Plan, width: int = 80, *, fold: bool = True) -> list[str
     for line in plan.choice:
         shown += textwrap.wrap(line, width, subsequent_indent="  ", drop_whitespace=True)
     if plan.schedule is not None:
-        times = plan.timetable().splitlines()
+        times = timetable(plan.schedule, columns=width).splitlines()
         shown += ["", *_stage_lines(plan), "", f"schedule {plan.schedule.name}", *times]
     if plan.communication:
         shown += ["", "communication of one step, by line", ""]
@@ -109,7 +110,7 @@ class Summary:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
         for line in summary_lines(self.plan, options.max_width, fold=self.fold):
-            yield Text(line, "" if line.startswith("  ") or not line else "bold", no_wrap=True)
+            yield Text(line, "" if line.startswith("  ") or not line else "bold")
 
 
 def plan_sheets(plan: Plan) -> list[Sheet]:

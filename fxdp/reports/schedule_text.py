@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 from fxdp.pipeline.schedule.schedule import Schedule
 from fxdp.pipeline.schedule.timeline import Costs
 
@@ -11,13 +13,14 @@ def schedule_text(schedule: Schedule) -> str:
     return "\n".join(f"rank {rank}: {' '.join(map(str, row))}" for rank, row in enumerate(schedule.ranks))
 
 
-def timetable(schedule: Schedule, costs: Costs | None = None) -> str:
+def timetable(schedule: Schedule, costs: Costs | None = None, columns: int | None = None) -> str:
     """One line per rank, one word per unit of time, `.` for waiting; stages are left out where rank = stage.
 
         rank 0: F0 F1 .  .  B0 B0 .  B1 B1
         rank 1: .  F0 B0 B0 F1 B1 B1
 
-    Starts and durations are rounded to whole units; without costs F, I and W take one and B two.
+    Starts and durations are rounded to whole units; without costs F, I and W take one and B two. What does
+    not fit into the columns goes on below.
     """
     line = schedule.timeline(costs)
     own_stage = schedule.placement == tuple(range(schedule.stages))
@@ -29,8 +32,17 @@ def timetable(schedule: Schedule, costs: Costs | None = None) -> str:
             word = str(slot.action).removeprefix(str(slot.action.stage) if own_stage else "")
             words += [word] * (round(slot.finish) - len(words))
         rows.append(words)
+    return "\n\n".join("\n".join(block) for block in _blocks(rows, columns))
+
+
+def _blocks(rows: Sequence[Sequence[str]], columns: int | None) -> Iterator[list[str]]:
+    """The words of each rank below one another, cut into pieces of time that fit into the columns."""
     width = max((len(word) for words in rows for word in words), default=0)
-    return "\n".join(
-        f"rank {rank}: {' '.join(word.ljust(width) for word in words)}".rstrip()
-        for rank, words in enumerate(rows)
-    )
+    digits = len(str(len(rows) - 1))
+    heads = [f"rank {rank:>{digits}}: " for rank in range(len(rows))]
+    units = max(map(len, rows))
+    fit = units if columns is None else max((columns - len(heads[0]) + 1) // (width + 1), 1)
+    for begin in range(0, units, fit):
+        pieces = (words[begin : begin + fit] for words in rows)
+        lines = zip(heads, pieces, strict=True)
+        yield [(head + " ".join(word.ljust(width) for word in words)).rstrip() for head, words in lines]

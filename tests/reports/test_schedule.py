@@ -34,6 +34,24 @@ rank 1: .   F0  F1  F2  F3  F4  F5  F6  F7  F8  F9  F10""",
     )
 
 
+def test_what_does_not_fit_into_the_columns_goes_on_below() -> None:
+    assert_expected_inline(
+        timetable(make("gpipe", 2, 2, 3), columns=24),
+        """\
+rank 0: F0 F1 F2 .  .
+rank 1: .  F0 F1 F2 B0
+
+rank 0: .  B0 B0 B1 B1
+rank 1: B0 B1 B1 B2 B2
+
+rank 0: B2 B2
+rank 1:""",
+    )
+    lines = timetable(make("1f1b", 11, 11, 40), columns=80).splitlines()
+    assert {len(line.partition(":")[0]) for line in lines if line} == {len("rank 10")}
+    assert max(map(len, lines)) <= 80
+
+
 def boxes(picture: str) -> dict[str, ElementTree.Element]:
     """The rectangle of each action, by its word."""
     groups = ElementTree.fromstring(picture).iter(f"{_SVG}g")
