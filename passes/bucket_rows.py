@@ -20,6 +20,7 @@ from fxdp.ir.ops.parameter_rows import elements_each, rows_each
 from fxdp.ir.packing import elements
 from fxdp.ir.placements import Placement
 from fxdp.ir.row_buckets import parameter_of, readers, wait_of
+from fxdp.ir.slots import Gradient, Parameter
 from fxdp.ir.types import TensorType, type_bytes
 
 aten = torch.ops.aten
@@ -80,6 +81,19 @@ def _scatters(graph: fx.Graph) -> list[_Member]:
         made = position[start.args[0]]
         found.append(_Member(start.args[0], tuple(steps), made, made))
     return sorted(found, key=lambda member: member.first)
+
+
+def _places(graph: fx.Graph, waits: set[fx.Node]) -> dict[fx.Node, int]:
+    """The place in memory of the parameter whose gradient's rows, or a cast of them, a wait gives."""
+    inputs = [note(n).slot for n in graph.find_nodes(op="placeholder")]
+    position = {slot: i for i, slot in enumerate(inputs)}
+    output, found = graph.output_node(), {}
+    for slot, value in zip(note(output).results, output.args[0], strict=True):  # type: ignore[arg-type]
+        if isinstance(slot, Gradient) and isinstance(slot.of, Parameter):
+            while isinstance(value, fx.Node) and value not in waits and value.all_input_nodes:
+                value = value.all_input_nodes[0]
+            found[value] = position.get(slot.of, len(position))
+    return found
 
 
 def _cut(members: Iterable[_Member], room: int, kept: frozenset[str]) -> list[_Bucket]:
@@ -222,7 +236,8 @@ class BucketRows:
             one of them, and views of its flat value; `scatter_rows` in the same way, after the last gradient
 
     Buckets follow the order of use in the forward, that in the backward, and the order in which gradients are
-    made, each for itself. Inside of a bucket parameters stand in the model's order: as they lie in memory.
+    made, each for itself. Inside of a bucket parameters stand in the model's order, as they lie in memory;
+    so do gradients.
     Values that are still read when the next bucket is due, as a tied weight is, go into buckets of their own,
     so that no others stay with them.
 
@@ -259,9 +274,13 @@ class BucketRows:
             writer.erase(bucket)
         scatters = _scatters(graph)
         end = _to_the_end(graph, {m.steps[-1] for m in scatters})
+        place = _places(graph, {m.steps[-1] for m in scatters})
         for bucket in _cut(scatters, self._room(scatters, mesh), self.kept):
-            with graph.inserting_before(bucket[-1].value.next):
-                start, *rest = writer.travel(bucket, _scatter_cause(bucket))
+            made, cause = bucket[-1].value, _scatter_cause(bucket)
+            # side by side as the parameters are, so an optimizer may step all of them as one
+            bucket.sort(key=lambda m: place.get(m.steps[-1], len(place)))
+            with graph.inserting_before(made.next):
+                start, *rest = writer.travel(bucket, cause)
             with graph.inserting_before(end):
                 writer.cut_out(rest[-1] if rest else start, bucket, whole=False)
             writer.erase(bucket)

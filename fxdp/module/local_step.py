@@ -2,7 +2,7 @@
 
 Each element of a parameter is stepped by itself, so rows give the numbers of the whole. torch would give the
 same on `DTensor`s, where it can, but dispatches each op of a step for each of them, which takes longer than
-the step itself.
+the step itself. Rows that lie side by side, as their gradients do, are stepped as one (`FlatRows`).
 
 On a CPU torch's `fused=True` rounds the last few elements of a tensor otherwise than those before, which fill
 vectors of the processor. So there, and on one device with another number of threads, a last bit may differ.
@@ -11,19 +11,34 @@ vectors of the processor. So there, and on one device with another number of thr
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import chain
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, pairwise
 from operator import is_
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from fxdp.ir.model_tensors import held
-from fxdp.module.optimizer_twin import dealt, keep_options, rows_of, twin_of
-from fxdp.torch_compat import dtensor_like
+from fxdp.module.flat_rows import FlatRows, as_seen, joined, line_from, room
+from fxdp.module.optimizer_twin import keep_options, rows_of, twin_of
+
+
+class _Member(NamedTuple):
+    """A sharded parameter of an optimizer."""
+
+    group: int
+    parameter: DTensor
+    rows: Tensor
+
+    def goes_on_in(self, other: _Member) -> bool:
+        """Whether both may be stepped as one."""
+        return (self.group, self.rows.dtype, self.rows.device) == (
+            other.group, other.rows.dtype, other.rows.device,
+        )  # fmt: skip
 
 
 @dataclass
@@ -32,26 +47,72 @@ class LocalRows:
 
     read: list[Any]
     """What it was made of: if any of these is another object, it must be made anew."""
-    params: list[list[Tensor]]
-    state: defaultdict[Tensor, dict[str, Any]]
-    sharded: list[tuple[DTensor, Tensor]]
-    """Parameters and their rows."""
+    members: list[_Member]
+    """The sharded parameters, group by group as they lie in memory."""
+    rooms: list[int]
+    """The bytes of rows and gradients behind which each of them but the last goes on in the next; or -1."""
+    joined: list[bool] = field(default_factory=list)
+    """Whether its gradient does so, too."""
+    params: list[list[Tensor]] = field(default_factory=list)
+    state: defaultdict[Tensor, dict[str, Any]] = field(default_factory=lambda: defaultdict(dict))
+    plain: list[Tensor] = field(default_factory=list)
+    """The parameters that are not sharded."""
+    alone: list[int] = field(default_factory=list)
+    """The members that are stepped by themselves."""
+    lines: list[tuple[FlatRows, list[int]]] = field(default_factory=list)
+    """Members that are stepped as one, and their places."""
 
     @classmethod
     def of(cls, optimizer: Optimizer) -> LocalRows:
-        """The rows of an optimizer's parameters and state."""
+        """An optimizer's parameters, of which nothing is joined yet."""
+        members = [
+            _Member(number, parameter, held(parameter))
+            for number, group in enumerate(optimizer.param_groups)
+            for parameter in group["params"]
+            if isinstance(parameter, DTensor)
+        ]
+        members.sort(key=lambda m: (m.group, m.rows.data_ptr()))
+        rooms = [room(a.rows) if a.goes_on_in(b) else -1 for a, b in pairwise(members)]
+        follow = joined([m.rows for m in members], rooms)
+        return cls([], members, [size if f else -1 for size, f in zip(rooms, follow, strict=True)])
+
+    def gradients(self) -> list[Tensor | None]:
+        """The rows of the members' gradients."""
+        return [None if (g := p.grad) is None else rows_of(p, g) for _, p, _ in self.members]
+
+    def join(self, optimizer: Optimizer, gradients: Sequence[Tensor | None]) -> None:
+        """Find what is stepped as one, if that has changed."""
+        flags = joined(gradients, self.rooms)
+        if self.read and self.joined == flags and all(line.in_step() for line, _ in self.lines):
+            return
+        self.joined, self.state, self.alone, self.lines = flags, defaultdict(dict), [], []
         groups = [group["params"] for group in optimizer.param_groups]
-        made = cls([], [[held(p) for p in params] for params in groups], defaultdict(dict), [])
-        for parameter in (p for params in groups for p in params):
-            states = optimizer.state.get(parameter)
-            if isinstance(parameter, DTensor):
-                made.sharded.append((parameter, held(parameter)))
-                if states:
-                    made.state[held(parameter)] = _dealt_rows(parameter, states)
-            elif states is not None:
-                made.state[parameter] = states
-        made.read = _parts(optimizer)
-        return made
+        self.params = [[p for p in params if not isinstance(p, DTensor)] for params in groups]
+        self.plain = list(chain.from_iterable(self.params))
+        for parameter in self.plain:
+            if parameter in optimizer.state:
+                self.state[parameter] = optimizer.state[parameter]
+        for run in _runs(flags, len(self.members)):
+            self._add(run, optimizer.state)
+        self.read = _parts(optimizer)
+
+    def _add(self, run: list[int], seen: MutableMapping[Tensor, Any]) -> None:
+        """Members at these places, as one where that can be."""
+        members = [self.members[i] for i in run]
+        states = [_dealt_rows(p, seen[p]) if seen.get(p) else {} for _, p, _ in members]
+        line = FlatRows.of([p for _, p, _ in members], states, seen) if len(run) > 1 else None
+        if line is not None:
+            self.lines.append((line, run))
+            self._step_on(members[0].group, line.flat, line.state)
+            return
+        self.alone += run
+        for (group, _, rows), state in zip(members, states, strict=True):
+            self._step_on(group, rows, state)
+
+    def _step_on(self, group: int, rows: Tensor, state: dict[str, Any]) -> None:
+        self.params[group].append(rows)
+        if state:
+            self.state[rows] = state
 
     def is_of(self, optimizer: Optimizer) -> bool:
         """Whether it is still what the optimizer has."""
@@ -69,38 +130,62 @@ class LocalStep:
         """`last` is what the step before has left."""
         self._optimizer = optimizer
         self.rows = rows = last if last is not None and last.is_of(optimizer) else LocalRows.of(optimizer)
+        gradients = rows.gradients()
+        rows.join(optimizer, gradients)
         self._values = _values(rows.state)
         self.twin = twin_of(optimizer)
         self.twin.state = rows.state
         for own, params in zip(self.twin.param_groups, rows.params, strict=True):
             own["params"] = params
-        for parameter, local in rows.sharded:
-            gradient = parameter.grad
-            local.grad = None if gradient is None else rows_of(parameter, gradient)
+        for place in rows.alone:
+            rows.members[place].rows.grad = gradients[place]
+        for line, run in rows.lines:
+            line.flat.grad = _as_line(gradients, run, line.flat.numel())
 
     def finish(self) -> None:
         """Let the optimizer have the twin's state."""
+        rows, seen = self.rows, self._optimizer.state
         keep_options(self._optimizer, self.twin)
-        for _, local in self.rows.sharded:
-            local.grad = None  # or it would outlive the parameter's
-        if _same(self._values, _values(self.rows.state)):  # all was written in place
+        for place in rows.alone:
+            rows.members[place].rows.grad = None  # or it would outlive the parameter's
+        for line, _ in rows.lines:
+            line.finish(rows.state.get(line.flat, {}), seen)
+        if _same(self._values, _values(rows.state)):  # all was written in place
             return
-        for group, params in zip(self._optimizer.param_groups, self.rows.params, strict=True):
-            for parameter, local in zip(group["params"], params, strict=True):
-                if local in self.rows.state:
-                    self._keep(parameter, self.rows.state[local])
-        self.rows.read = _parts(self._optimizer)
+        for place in rows.alone:
+            _, parameter, local = rows.members[place]
+            if local in rows.state:
+                _keep(seen[parameter], parameter, rows.state[local])
+        for plain in rows.plain:
+            if plain in rows.state:
+                seen[plain] = rows.state[plain]
+        rows.read = _parts(self._optimizer)
 
-    def _keep(self, parameter: Tensor, own: dict[str, Any]) -> None:
-        if not isinstance(parameter, DTensor):
-            self._optimizer.state[parameter] = own
-            return
-        states = self._optimizer.state[parameter]
-        for name, value in own.items():
-            before = states.get(name)
-            known = held(before) if isinstance(before, DTensor) else before
-            if known is not value or name not in states:
-                states[name] = _as_seen(parameter, value)
+
+def _keep(states: dict[str, Any], parameter: DTensor, own: Mapping[str, Any]) -> None:
+    """Let a parameter's states be those that its rows have got."""
+    for name, value in own.items():
+        before = states.get(name)
+        known = held(before) if isinstance(before, DTensor) else before
+        if known is not value or name not in states:
+            states[name] = as_seen(parameter, value)
+
+
+def _runs(joined: Sequence[bool], count: int) -> Iterator[list[int]]:
+    """Places that are joined, each with the next."""
+    run: list[int] = []
+    for place in range(count):
+        run.append(place)
+        if place == count - 1 or not joined[place]:
+            yield run
+            run = []
+
+
+def _as_line(gradients: Sequence[Tensor | None], places: Sequence[int], count: int) -> Tensor:
+    """Gradients that lie side by side as one tensor."""
+    found = [g for place in places if (g := gradients[place]) is not None]
+    line = line_from(found[0], count)
+    return torch.cat([g.reshape(-1) for g in found]) if line is None else line
 
 
 def _values(state: Mapping[Tensor, Mapping[str, Any]]) -> list[Any]:
@@ -124,7 +209,7 @@ def _dealt_rows(parameter: DTensor, states: dict[str, Any]) -> dict[str, Any]:
     rows = {name: _rows_in(parameter, value) for name, value in states.items()}
     for name, value in states.items():
         if (held(value) if isinstance(value, DTensor) else value) is not rows[name]:
-            states[name] = _as_seen(parameter, rows[name])
+            states[name] = as_seen(parameter, rows[name])
     return rows
 
 
@@ -133,11 +218,3 @@ def _rows_in(parameter: DTensor, value: Any) -> Any:
     if isinstance(value, Tensor) and value.dim() > 0 and value.shape == parameter.shape:
         return rows_of(parameter, value)
     return value
-
-
-def _as_seen(parameter: DTensor, value: Any) -> Any:
-    if not isinstance(value, Tensor) or value.dim() == 0 or value.shape != held(parameter).shape:
-        return value
-    if value.dtype == parameter.dtype:
-        return dtensor_like(parameter, value)
-    return dealt(parameter, value, len(parameter))
