@@ -84,15 +84,19 @@ def _scatters(graph: fx.Graph) -> list[_Member]:
 
 
 def _places(graph: fx.Graph, waits: set[fx.Node]) -> dict[fx.Node, int]:
-    """The place in memory of the parameter whose gradient's rows, or a cast of them, a wait gives."""
+    """The place in memory of the parameter whose gradient's rows, or a cast of them, a wait gives.
+
+    Waits of which that cannot be said come last.
+    """
     inputs = [note(n).slot for n in graph.find_nodes(op="placeholder")]
     position = {slot: i for i, slot in enumerate(inputs)}
-    output, found = graph.output_node(), {}
+    output, found = graph.output_node(), dict.fromkeys(waits, len(inputs))
     for slot, value in zip(note(output).results, output.args[0], strict=True):  # type: ignore[arg-type]
         if isinstance(slot, Gradient) and isinstance(slot.of, Parameter):
             while isinstance(value, fx.Node) and value not in waits and value.all_input_nodes:
                 value = value.all_input_nodes[0]
-            found[value] = position.get(slot.of, len(position))
+            if value in found:
+                found[value] = position.get(slot.of, len(inputs))
     return found
 
 
@@ -278,7 +282,7 @@ class BucketRows:
         for bucket in _cut(scatters, self._room(scatters, mesh), self.kept):
             made, cause = bucket[-1].value, _scatter_cause(bucket)
             # side by side as the parameters are, so an optimizer may step all of them as one
-            bucket.sort(key=lambda m: place.get(m.steps[-1], len(place)))
+            bucket.sort(key=lambda m: place[m.steps[-1]])
             with graph.inserting_before(made.next):
                 start, *rest = writer.travel(bucket, cause)
             with graph.inserting_before(end):

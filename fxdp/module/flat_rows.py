@@ -23,15 +23,16 @@ from fxdp.ir.model_tensors import held
 from fxdp.module.optimizer_twin import dealt
 from fxdp.torch_compat import dtensor_like, that_pickles
 
-# torch's fused kernels round what fills no vector of the processor otherwise, and cut by such lines for their
-# threads: behind whole lines each element is rounded as it is by itself
-_LINE_BYTES = 64
+# torch's kernels round what fills no two vectors of the processor otherwise, and cut by cache lines for their
+# threads: behind a multiple of both each element is rounded as it is by itself
+_WHOLE_BYTES = 128
 
 
 def room(rows: Tensor) -> int:
     """Behind so many bytes others may be joined to rows; -1 if none may."""
-    whole = rows.numel() > 0 and rows.nbytes % _LINE_BYTES == 0 and rows.is_contiguous()
-    return rows.nbytes if whole else -1
+    whole = rows.numel() > 0 and rows.nbytes % _WHOLE_BYTES == 0 and rows.is_contiguous()
+    # complex values may be conjugated when read, each tensor for itself
+    return rows.nbytes if whole and not rows.is_complex() else -1
 
 
 def joined(tensors: Sequence[Tensor | None], rooms: Sequence[int]) -> list[bool]:
@@ -49,6 +50,11 @@ def as_one(tensors: Sequence[Tensor]) -> Tensor | None:
     if not all(joined(tensors, rooms)) or any(tensor.dtype != first.dtype for tensor in tensors):
         return None
     return line_from(first, sum(tensor.numel() for tensor in tensors))
+
+
+def in_one_memory(some: Tensor, other: Tensor) -> bool:
+    """Whether both lie in the same allocation: neighbours in different ones are no line."""
+    return some.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
 
 
 def line_from(first: Tensor, count: int) -> Tensor | None:
@@ -76,32 +82,29 @@ class FlatRows:
     def of(
         cls, parameters: list[DTensor], states: Sequence[Mapping[str, Any]],
         seen: Mapping[Tensor, MutableMapping[str, Any]],
-    ) -> FlatRows | None:  # fmt: skip
-        """Parameters whose rows lie side by side, with rows of their states; None if states are unlike.
+    ) -> FlatRows:  # fmt: skip
+        """Parameters whose rows lie side by side in one memory, with rows of their states, which are alike.
 
         `seen` is what users have as states: where those did not lie side by side yet, they get others.
         """
         flat = as_one([held(p) for p in parameters])
-        if flat is None or any(s.keys() != states[0].keys() for s in states):
-            return None
-        of_name = {name: [state[name] for state in states] for name in states[0]}
-        if not all(_may_join(values, parameters) for values in of_name.values()):
-            return None
+        assert flat is not None
         made = cls(parameters, flat, {})
-        for name, values in of_name.items():
-            if not isinstance(values[0], Tensor):
-                made.state[name] = values[0]
+        for name, value in states[0].items():
+            if not isinstance(value, Tensor):
+                made.state[name] = value
                 continue
+            values = [state[name] for state in states]
             one = as_one(values)
             line = torch.cat([value.reshape(-1) for value in values]) if one is None else one
-            made._take(name, line, is_number=values[0].dim() == 0)
+            made._take(name, line, is_number=value.dim() == 0)
             if one is None:
                 made._hand_out(name, line, seen)
-        made._note()
+        made.note()
         return made
 
     def in_step(self) -> bool:
-        """Whether nobody but `finish` has written the numbers, so that they are equal."""
+        """Whether nobody has written the numbers since `note`, so that they are equal."""
         return self._written == [numbers._version for numbers in self._numbers.values()]
 
     def finish(self, own: dict[str, Any], seen: Mapping[Tensor, MutableMapping[str, Any]]) -> None:
@@ -112,8 +115,7 @@ class FlatRows:
             if self._known.get(name, self) is not value:
                 self._adopt(name, value, seen)
             elif (numbers := self._numbers.get(name)) is not None:
-                numbers.fill_(value.item())
-        self._note()
+                numbers[1:].copy_(value)
 
     def _adopt(self, name: str, value: Any, seen: Mapping[Tensor, MutableMapping[str, Any]]) -> None:
         """A state that the step has made."""
@@ -122,7 +124,7 @@ class FlatRows:
             for parameter in self.parameters:
                 seen[parameter][name] = value
             return
-        is_number = value.shape != self.flat.shape
+        is_number = value.dim() == 0
         line = value.repeat(len(self.parameters)) if is_number else value
         self._take(name, line, is_number=is_number)
         self._hand_out(name, line, seen)
@@ -141,7 +143,8 @@ class FlatRows:
         for parameter, part in zip(self.parameters, parts, strict=True):
             seen[parameter][name] = as_seen(parameter, part.view(held(parameter).shape))
 
-    def _note(self) -> None:
+    def note(self) -> None:
+        """Remember that the numbers are equal; lines may share a memory, so all of them must `finish` first."""
         self._written = [numbers._version for numbers in self._numbers.values()]
 
 
@@ -154,8 +157,15 @@ def as_seen(parameter: DTensor, value: Any) -> Any:
     return dealt(parameter, value, len(parameter))
 
 
+def alike(states: Sequence[Mapping[str, Any]], parameters: Sequence[DTensor]) -> bool:
+    """Whether states of parameters may be joined: by the same names rows like theirs, or equal numbers."""
+    first = states[0]
+    return all(state.keys() == first.keys() for state in states) and all(
+        _may_join([state[name] for state in states], parameters) for name in first
+    )
+
+
 def _may_join(values: Sequence[Any], parameters: Sequence[DTensor]) -> bool:
-    """Whether these states of several parameters are rows like theirs, or equal numbers."""
     first = values[0]
     if not isinstance(first, Tensor):
         return all(not isinstance(value, Tensor) and value == first for value in values)

@@ -2,7 +2,8 @@
 
 Each element of a parameter is stepped by itself, so rows give the numbers of the whole. torch would give the
 same on `DTensor`s, where it can, but dispatches each op of a step for each of them, which takes longer than
-the step itself. Rows that lie side by side, as their gradients do, are stepped as one (`FlatRows`).
+the step itself. Rows that lie side by side, as their gradients do, are stepped as one (`FlatRows`), those of
+one group with the same number of steps behind them; any others by themselves.
 
 On a CPU torch's `fused=True` rounds the last few elements of a tensor otherwise than those before, which fill
 vectors of the processor. So there, and on one device with another number of threads, a last bit may differ.
@@ -23,7 +24,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from fxdp.ir.model_tensors import held
-from fxdp.module.flat_rows import FlatRows, as_seen, joined, line_from, room
+from fxdp.module.flat_rows import FlatRows, alike, as_seen, in_one_memory, joined, line_from, room
 from fxdp.module.optimizer_twin import keep_options, rows_of, twin_of
 
 
@@ -46,7 +47,9 @@ class LocalRows:
     """What a twin steps on, kept from step to step: to read it takes longer than to step small parameters."""
 
     read: list[Any]
-    """What it was made of: if any of these is another object, it must be made anew."""
+    """What it was made of: if any of these is another object, it must be made anew. Empty during a step."""
+    sizes: list[int]
+    """How many parameters the groups have."""
     members: list[_Member]
     """The sharded parameters, group by group as they lie in memory."""
     rooms: list[int]
@@ -74,7 +77,8 @@ class LocalRows:
         members.sort(key=lambda m: (m.group, m.rows.data_ptr()))
         rooms = [room(a.rows) if a.goes_on_in(b) else -1 for a, b in pairwise(members)]
         follow = joined([m.rows for m in members], rooms)
-        return cls([], members, [size if f else -1 for size, f in zip(rooms, follow, strict=True)])
+        sizes = [len(group["params"]) for group in optimizer.param_groups]
+        return cls([], sizes, members, [size if f else -1 for size, f in zip(rooms, follow, strict=True)])
 
     def gradients(self) -> list[Tensor | None]:
         """The rows of the members' gradients."""
@@ -92,22 +96,36 @@ class LocalRows:
         for parameter in self.plain:
             if parameter in optimizer.state:
                 self.state[parameter] = optimizer.state[parameter]
-        for run in _runs(flags, len(self.members)):
-            self._add(run, optimizer.state)
+        seen = optimizer.state
+        states = [_dealt_rows(p, seen[p]) if seen.get(p) else {} for _, p, _ in self.members]
+        follow = [flag and self._follow(i, states, gradients) for i, flag in enumerate(flags)]
+        for run in _runs(follow, len(self.members)):
+            self._add(run, [states[i] for i in run], seen)
         self.read = _parts(optimizer)
 
-    def _add(self, run: list[int], seen: MutableMapping[Tensor, Any]) -> None:
-        """Members at these places, as one where that can be."""
-        members = [self.members[i] for i in run]
-        states = [_dealt_rows(p, seen[p]) if seen.get(p) else {} for _, p, _ in members]
-        line = FlatRows.of([p for _, p, _ in members], states, seen) if len(run) > 1 else None
-        if line is not None:
-            self.lines.append((line, run))
-            self._step_on(members[0].group, line.flat, line.state)
+    def _follow(
+        self, place: int, states: Sequence[dict[str, Any]], gradients: Sequence[Tensor | None]
+    ) -> bool:
+        """Whether a member may be stepped as one with the next, beside which it and its gradient lie."""
+        one, other = self.members[place : place + 2]
+        gradient, following = gradients[place : place + 2]
+        if gradient is None or following is None or not in_one_memory(gradient, following):
+            return False
+        both = states[place], states[place + 1]
+        return in_one_memory(one.rows, other.rows) and alike(both, (one.parameter, other.parameter))
+
+    def _add(
+        self, run: list[int], states: list[dict[str, Any]], seen: MutableMapping[Tensor, Any]
+    ) -> None:
+        """Members at these places, as one."""
+        group, _, rows = self.members[run[0]]
+        if len(run) == 1:
+            self.alone += run
+            self._step_on(group, rows, states[0])
             return
-        self.alone += run
-        for (group, _, rows), state in zip(members, states, strict=True):
-            self._step_on(group, rows, state)
+        line = FlatRows.of([self.members[i].parameter for i in run], states, seen)
+        self.lines.append((line, run))
+        self._step_on(group, line.flat, line.state)
 
     def _step_on(self, group: int, rows: Tensor, state: dict[str, Any]) -> None:
         self.params[group].append(rows)
@@ -116,7 +134,15 @@ class LocalRows:
 
     def is_of(self, optimizer: Optimizer) -> bool:
         """Whether it is still what the optimizer has."""
-        return _same(self.read, _parts(optimizer))
+        sizes = [len(group["params"]) for group in optimizer.param_groups]
+        return sizes == self.sizes and _same(self.read, _parts(optimizer))
+
+    def with_state(self) -> set[Tensor]:
+        """The parameters that have been stepped with a state."""
+        of_lines = (p for line, _ in self.lines if line.flat in self.state for p in line.parameters)
+        of_others = (self.members[i] for i in self.alone)
+        rows = (member.parameter for member in of_others if member.rows in self.state)
+        return {*of_lines, *rows, *(p for p in self.plain if p in self.state)}
 
 
 class LocalStep:
@@ -133,6 +159,7 @@ class LocalStep:
         gradients = rows.gradients()
         rows.join(optimizer, gradients)
         self._values = _values(rows.state)
+        self._parts, rows.read = rows.read, []  # what a step that raises has left is not gone on with
         self.twin = twin_of(optimizer)
         self.twin.state = rows.state
         for own, params in zip(self.twin.param_groups, rows.params, strict=True):
@@ -144,14 +171,24 @@ class LocalStep:
 
     def finish(self) -> None:
         """Let the optimizer have the twin's state."""
-        rows, seen = self.rows, self._optimizer.state
-        keep_options(self._optimizer, self.twin)
+        rows, optimizer = self.rows, self._optimizer
+        keep_options(optimizer, self.twin)
+        in_place = _same(self._values, _values(rows.state))
+        if not in_place:
+            _enter(optimizer, rows.with_state())
         for place in rows.alone:
             rows.members[place].rows.grad = None  # or it would outlive the parameter's
         for line, _ in rows.lines:
-            line.finish(rows.state.get(line.flat, {}), seen)
-        if _same(self._values, _values(rows.state)):  # all was written in place
-            return
+            line.finish(rows.state.get(line.flat, {}), optimizer.state)
+        for line, _ in rows.lines:
+            line.note()
+        if not in_place:
+            self._hand_out()
+        rows.read = self._parts if in_place else _parts(optimizer)
+
+    def _hand_out(self) -> None:
+        """Let parameters that were stepped by themselves have the states that the step has made."""
+        rows, seen = self.rows, self._optimizer.state
         for place in rows.alone:
             _, parameter, local = rows.members[place]
             if local in rows.state:
@@ -159,7 +196,16 @@ class LocalStep:
         for plain in rows.plain:
             if plain in rows.state:
                 seen[plain] = rows.state[plain]
-        rows.read = _parts(self._optimizer)
+
+
+def _enter(optimizer: Optimizer, stepped: set[Tensor]) -> None:
+    """Let these parameters have states in the optimizer's order, whatever is joined on this rank.
+
+    Ranks that save or load gather one state after another.
+    """
+    for parameter in chain.from_iterable(group["params"] for group in optimizer.param_groups):
+        if parameter in stepped:
+            optimizer.state[parameter]
 
 
 def _keep(states: dict[str, Any], parameter: DTensor, own: Mapping[str, Any]) -> None:
@@ -185,7 +231,7 @@ def _as_line(gradients: Sequence[Tensor | None], places: Sequence[int], count: i
     """Gradients that lie side by side as one tensor."""
     found = [g for place in places if (g := gradients[place]) is not None]
     line = line_from(found[0], count)
-    return torch.cat([g.reshape(-1) for g in found]) if line is None else line
+    return torch.cat([g.detach().reshape(-1) for g in found]) if line is None else line
 
 
 def _values(state: Mapping[Tensor, Mapping[str, Any]]) -> list[Any]:

@@ -210,6 +210,38 @@ def _loop(make: Maker, strategy: str) -> tuple[float, float]:
     )
 
 
+class Deep(nn.Module):
+    """Its gradients are made in the other order than its parameters lie in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(32, 32) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return x.square().mean()
+
+
+def _side_by_side(make: Maker) -> float:
+    """Gradients of a bucket stand as parameters do, so states come to stand so."""
+    torch.manual_seed(0)
+    twin = Deep()
+    compiled = _shard(copy.deepcopy(twin))
+    optimizers = [make(net.parameters()) for net in (compiled, twin)]
+    for step in range(3):
+        whole = torch.randn(5, 32, generator=torch.Generator().manual_seed(step))
+        for net, x in ((compiled, whole[:3] if dist.get_rank() == 0 else whole[3:]), (twin, whole)):
+            net(x).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+    averages = [optimizers[0].state[p]["exp_avg"] for p in compiled.parameters()]
+    for values in ([p.grad for p in compiled.parameters()], averages):
+        at = [_local(value).data_ptr() for value in values]
+        assert at == [at[0] + sum(_local(v).nbytes for v in values[:i]) for i in range(6)]
+    return _worst(compiled.parameters(), twin.parameters())
+
+
 def _overflow() -> float:
     """A gradient that is not finite in one rank's rows lets every rank leave the step out."""
     nets = _shard(_model()), _model()
@@ -344,6 +376,7 @@ def _around() -> None:
     assert max(_loop(OPTIMIZERS["adamw"], "shard")) <= 1e-12
     for name in ("adamw", "adafactor", "muon"):
         assert max(_loop(OPTIMIZERS[name], "optimizer")) <= 1e-12, name
+    assert max(_side_by_side(OPTIMIZERS[name]) for name in ("adamw", "adam fused")) <= 1e-12
     assert _overflow() == 0.0
     assert _hooks_and_closures() == 0.0
     assert max(_made_before()) == 0.0

@@ -124,6 +124,22 @@ def test_along_one_of_two_axes_a_bucket_is_summed_once() -> None:
     assert targets == [conversions.scatter_rows, conversions.sum_rows]
 
 
+def test_gradients_stand_as_their_parameters_lie_in_memory() -> None:
+    """Whatever is made first: so an optimizer may step all of a bucket as one tensor."""
+    g = Sketch()
+    for name in "abc":
+        g.add(Parameter(name), "f32[5]", Rows())
+    x, made = g.add(Input(0, "x"), "f32[B, 5]", S(0)), {}
+    for name in "cab":
+        made[name] = g.call(
+            aten.sum.dim_IntList, x, [0], type="f32[5]", at=P, reads=(S(0),), name=f"d{name}", backward=True
+        )
+    gradients = {Gradient(Parameter(name)): node for name, node in made.items()}
+    gm = BucketRows().run(InsertCollectives().run(g.returns(gradients, (Rows(),) * 3), mesh()), mesh())
+    (scatter,) = gm.graph.find_nodes(op="call_function", target=conversions.scatter_rows)
+    assert [n.name for n in scatter.args[0]] == ["da", "db", "dc"]
+
+
 def test_what_stays_for_the_backward_has_a_bucket_of_its_own() -> None:
     """A flat value lives as long as any that is cut out of it."""
     gm = BucketRows(kept=frozenset({"a"})).run(two_layers(gathered_once=True), mesh())
