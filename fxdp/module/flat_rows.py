@@ -144,7 +144,7 @@ class FlatRows:
             seen[parameter][name] = as_seen(parameter, part.view(held(parameter).shape))
 
     def note(self) -> None:
-        """Remember that the numbers are equal; lines may share a memory, so all of them must `finish` first."""
+        """Remember that the numbers are equal; lines may share a memory, so first all must `finish`."""
         self._written = [numbers._version for numbers in self._numbers.values()]
 
 

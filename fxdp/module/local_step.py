@@ -26,6 +26,7 @@ from torch.optim import Optimizer
 from fxdp.ir.model_tensors import held
 from fxdp.module.flat_rows import FlatRows, alike, as_seen, in_one_memory, joined, line_from, room
 from fxdp.module.optimizer_twin import keep_options, rows_of, twin_of
+from fxdp.torch_compat import local_shards
 
 
 class _Member(NamedTuple):
@@ -52,6 +53,8 @@ class LocalRows:
     """How many parameters the groups have."""
     members: list[_Member]
     """The sharded parameters, group by group as they lie in memory."""
+    parameters: list[DTensor]
+    """Those of the members."""
     rooms: list[int]
     """The bytes of rows and gradients behind which each of them but the last goes on in the next; or -1."""
     joined: list[bool] = field(default_factory=list)
@@ -78,11 +81,17 @@ class LocalRows:
         rooms = [room(a.rows) if a.goes_on_in(b) else -1 for a, b in pairwise(members)]
         follow = joined([m.rows for m in members], rooms)
         sizes = [len(group["params"]) for group in optimizer.param_groups]
-        return cls([], sizes, members, [size if f else -1 for size, f in zip(rooms, follow, strict=True)])
+        rooms = [size if f else -1 for size, f in zip(rooms, follow, strict=True)]
+        return cls([], sizes, members, [m.parameter for m in members], rooms)
 
     def gradients(self) -> list[Tensor | None]:
         """The rows of the members' gradients."""
-        return [None if (g := p.grad) is None else rows_of(p, g) for _, p, _ in self.members]
+        gradients = [p.grad for p in self.parameters]
+        found = local_shards(gradients, self.parameters)
+        for i, (rows, gradient) in enumerate(zip(found, gradients, strict=True)):
+            if rows is None and gradient is not None:
+                found[i] = rows_of(self.parameters[i], gradient)
+        return found
 
     def join(self, optimizer: Optimizer, gradients: Sequence[Tensor | None]) -> None:
         """Find what is stepped as one, if that has changed."""

