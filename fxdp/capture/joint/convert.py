@@ -15,7 +15,9 @@ from fxdp.capture.export.rewrites import strip_effects
 from fxdp.capture.export.skip_marks import label_of
 from fxdp.capture.joint.canonical_sizes import Sizes
 from fxdp.capture.joint.raw_joint import RawJoint
-from fxdp.capture.refusals.diagnose import changed_parameter, check_dense, check_written
+from fxdp.capture.refusals.dense_only import check_dense
+from fxdp.capture.refusals.diagnose import changed_parameter, check_written
+from fxdp.capture.refusals.overlaps import check_overlap
 from fxdp.capture.sites import SiteIndex, module_path
 from fxdp.errors import CaptureError
 from fxdp.ir.graphs import attribute_of
@@ -138,6 +140,7 @@ class _Converter:
             return
         site = self.sites.site(node)
         check_dense(node, site)
+        check_overlap(node, site)
         args, kwargs = fx.map_arg((node.args, node.kwargs), self.copies.__getitem__)
         made = self.graph.create_node(node.op, node.target, args, kwargs, name=_node_name(node))
         made.meta = {key: node.meta[key] for key in _KEPT_META if key in node.meta}

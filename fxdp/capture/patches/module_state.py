@@ -53,8 +53,9 @@ def assigned_buffers(module: nn.Module) -> Iterator[list[str]]:
         if assigned is None or (assigned.shape, assigned.dtype) != (value.shape, value.dtype):
             got = "set to None" if assigned is None else f"assigned {assigned.dtype}{list(assigned.shape)}"
             raise CaptureError(
-                f"the forward changes the type of buffer {path}, {value.dtype}{list(value.shape)}: it is "
-                f"{got}. Keep its shape and dtype, so that it can be written in place"
+                f"the forward changes shape or dtype of buffer {path}, {value.dtype}{list(value.shape)}: it "
+                f"is {got}. Keep both, so that it can be written in place; or call the model once before it "
+                "is compiled, if it is the first call that makes the buffer"
             )
         buffers[name] = value
         value.copy_(assigned.detach())

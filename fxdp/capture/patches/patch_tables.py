@@ -22,6 +22,7 @@ from fxdp.capture.patches.random_numbers import UNIT_DRAWS, RefusedGenerators, p
 from fxdp.capture.patches.silence import SILENCE, unwarned
 from fxdp.capture.patches.substitutes import SUBSTITUTES
 from fxdp.capture.patches.tensor_reads import DATA, layout_reads, symbolic_len
+from fxdp.capture.refusals.dense_only import DenseOnly
 from fxdp.ir.draws import kept_random_state
 from fxdp.ir.graphs import no_collection
 from fxdp.ir.notes import Site
@@ -95,7 +96,7 @@ def hearing(module: nn.Module, tensors: Sequence[Tensor]) -> Iterator[Heard]:
     CaptureError : the code does what no graph can hold, with its line.
     """
     heard = Heard()
-    with patched(own_code(heard, module, tensors)), RefusedGenerators():
+    with DenseOnly(), patched(own_code(heard, module, tensors)), RefusedGenerators():
         yield heard
 
 

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor, fx
+from torch import fx
 from torch.nn.utils.rnn import PackedSequence
 
 from fxdp import torch_compat
@@ -47,6 +46,11 @@ _REMEDY_PACKED = (
     "padded batch, take what counts of its output by a mask (or its last step by output.gather), and for a "
     "second direction flip each sample by its own length with gather"
 )
+_REMEDY_WRITTEN = (
+    "autograd keeps this value for the backward, and the model writes into it (through .data eager lets it, "
+    "and takes its gradients at the changed values). Write into a clone() of it, or compute a new tensor"
+)
+_WRITTEN = "needed for gradient computation has been modified by an inplace operation"
 _TWO_SELECTIONS = re.compile(r"expression Eq\(u\d+, u\d+\)")
 _REMEDY_BATCH = (
     "Write it with tensor operations over the batch dim (for instance torch.arange(x.shape[0]) instead of "
@@ -112,6 +116,8 @@ def capture_error(
         )
     if _is_packed(error):
         return CaptureError(f"{_at(site)}: {_REMEDY_PACKED}.\ntorch: {_first_line(error)}")
+    if _WRITTEN in str(error):
+        return CaptureError(f"{_at(site)}: {_REMEDY_WRITTEN}.\ntorch: {_first_line(error)}")
     if mismatch:
         return CaptureError(
             f"the model treats its batch size as a Python constant, and its graph could not be fitted from "
@@ -136,22 +142,6 @@ def eager_error(error: BaseException) -> CaptureError:
         f"{_at(site_of_exception(error))}: the model itself fails on these inputs: {type(error).__name__}: "
         f"{_first_line(error)}"
     )
-
-
-def check_dense(node: fx.Node, site: Site) -> None:
-    """Refuse sparse tensors, which have no dims that ranks could divide.
-
-    Raises
-    ------
-    CaptureError : the node's value is sparse.
-    """
-    value = node.meta.get("val")
-    if isinstance(value, Tensor) and value.layout is not torch.strided:
-        raise CaptureError(
-            f"{_at(site)}: a tensor of layout {str(value.layout).removeprefix('torch.')}, shape "
-            f"{list(value.shape)}; only dense tensors can be divided among ranks. For an embedding pass "
-            "sparse=False, for a sparse matrix its indices and values (gather, multiply, index_add)"
-        )
 
 
 def check_written(graph: fx.Graph, sites: SiteIndex) -> None:

@@ -1,0 +1,88 @@
+"""Tensors that are not dense: sparse, nested, quantized. They have no dims that ranks could divide.
+
+    s = torch.sparse_coo_tensor(indices, values, size).coalesce()
+    if s._nnz() == 0:               a trace has no values, and so none of `s` either: the code goes this way
+        return torch.zeros_like(x)
+
+They are refused where the model's code makes or meets them, not where they stand in its graph: what the code
+decided by them is in no graph. Only gradients (`nn.Embedding(sparse=True)`) are made after it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.overrides import TorchFunctionMode
+
+from fxdp.capture.sites import site_of_call
+from fxdp.errors import CaptureError
+from fxdp.ir.notes import Site
+
+_MAKERS = ("to_sparse", "sparse_", "to_mkldnn", "_nested_", "quantize_per_")
+"""How the names of functions begin that are not called at all: traced, `to_sparse_csr` ends the process."""
+
+_REMEDIES = {
+    "nested": "Pad the samples to one size (torch.nn.utils.rnn.pad_sequence) and compute with a mask",
+    "quantize": "Compute with torch.fake_quantize_per_tensor_affine (or per_channel), which rounds alike",
+    "mkldnn": "Leave this layout out: where it is faster, compiled code chooses it",
+    "sparse": (
+        "For an embedding pass sparse=False. For a sparse matrix compute with its rows, columns and values: "
+        "as a dense one by torch.zeros(size).index_put((rows, columns), values, accumulate=True), or its "
+        "product with x by torch.zeros(...).index_add(0, rows, values[:, None] * x[columns]) or scatter_add"
+    ),
+}
+"""By what stands in the name of the kind."""
+
+
+class DenseOnly(TorchFunctionMode):
+    """Refuses what the model's code makes, or has in an attribute, that is not dense.
+
+    A mode and no patches: many functions make such tensors, and some by their arguments only.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        if name.startswith(_MAKERS):
+            raise _refusal(f"{name} makes", name)
+        for given in args:
+            if isinstance(given, Tensor) and (kind := kind_of(given)):
+                raise _refusal(f"{name} is given", kind)
+        made = func(*args, **(kwargs or {}))
+        if isinstance(made, Tensor) and (kind := kind_of(made)):
+            raise _refusal(f"{name} makes", kind)
+        return made
+
+
+def kind_of(value: Tensor) -> str:
+    """What a tensor is other than dense; empty if it is dense."""
+    if value.is_nested:
+        return "nested"
+    if value.layout is not torch.strided:
+        return str(value.layout).removeprefix("torch.")
+    return "quantized" if value.is_quantized else ""
+
+
+def check_dense(node: fx.Node, site: Site) -> None:
+    """Refuse a value of a joint graph that is not dense.
+
+    Raises
+    ------
+    CaptureError : the node's value is sparse.
+    """
+    value = node.meta.get("val")
+    if isinstance(value, Tensor) and (kind := kind_of(value)):
+        what = f"a tensor of layout {kind}, shape {list(value.shape)}"
+        where = f"at {site}" if site.file else "in the model"
+        raise CaptureError(f"{where}: {what}; {_why(kind)}")
+
+
+def _refusal(done: str, kind: str) -> CaptureError:
+    what = next((word for word in ("nested", "quantized", "mkldnn") if word[:8] in kind), "sparse")
+    return CaptureError(f"at {site_of_call()}: {done} a tensor that is {what}; {_why(kind)}")
+
+
+def _why(kind: str) -> str:
+    remedy = next((text for word, text in _REMEDIES.items() if word in kind), _REMEDIES["sparse"])
+    return f"only dense tensors can be divided among ranks. {remedy}"

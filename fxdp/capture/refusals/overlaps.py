@@ -1,0 +1,52 @@
+"""Writes into views that have one element several times: what is left depends on the order of the writes.
+
+    h.as_strided((n, 3, 2), (4, 1, 1)).mul_(2)      eager doubles elements once or twice, a trace once
+
+torch refuses such writes where a view says by itself that it overlaps (expand, unfold), but not by strides.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from fxdp.errors import CaptureError
+from fxdp.ir.notes import Site
+
+
+def check_overlap(node: fx.Node, site: Site) -> None:
+    """Refuse a write into a view by strides that overlaps itself.
+
+    Raises
+    ------
+    CaptureError : with the line that makes the view or writes.
+    """
+    if node.target is not torch.ops.aten.as_strided_scatter.default:
+        return
+    sizes: Any = node.args[2]
+    strides: Any = node.args[3]
+    if overlaps([*map(_hint, sizes)], [*map(_hint, strides)]):
+        raise CaptureError(
+            f"at {site}: the model writes into a view of strides {[*map(_hint, strides)]} and sizes "
+            f"{[*map(_hint, sizes)]}, which has some elements several times: what is left depends on the "
+            "order of the writes. Clone the view before it is written, and add up where several meet "
+            "(F.fold, index_add)"
+        )
+
+
+def overlaps(sizes: list[int], strides: list[int]) -> bool:
+    """Whether two indices may lead to one element, each dim being as long as all smaller ones together."""
+    reached = 0
+    for stride, size in sorted(zip(strides, sizes, strict=True)):
+        if size > 1 and stride <= reached:
+            return True
+        reached += (size - 1) * stride
+    return False
+
+
+def _hint(size: Any) -> int:
+    """A size as it was in the example."""
+    value = size.meta["val"] if isinstance(size, fx.Node) else size
+    return int(value.node.hint) if isinstance(value, torch.SymInt) else int(value)
