@@ -169,7 +169,7 @@ class Planning:
         holders = {axis: mesh.size_along(axis) * mesh.pipeline.size for axis in (None, *mesh.axes)}
         parts = [part.gm for part in program.partition.parts]
         if program.step is None:
-            shared = exchange_buffers(parts, mesh) if mesh.shared_memory else 0
+            shared = exchange_buffers(parts, mesh)
             gather = next((part.gm for part in program.partition.gathers if part is not None), None)
             return (curve(parts[0], holders, self._local, shared=shared, gather=gather),)
         each = [self._layout.sizes[i] for i in range(program.options.microbatches)]

@@ -1,8 +1,16 @@
 """Which way a collective travels: the mesh's process group, messages of the calling thread, or shared memory.
 
+| way | is | carries |
+|---|---|---|
+| `group` | gloo or NCCL | all, of any size |
+| `messages` | sockets of the calling thread (`ranks/links/messages.py`) | small values of a fixed size |
+| `memory` | what all ranks see, on one host (`ranks/links/shared_memory.py`) | sums; rows of any size |
+| `hosts` | memory in each host, gloo between them (`ranks/links/host_sums.py`) | sums, if that is cheaper |
+
 A message of a few KB between two ranks takes 10 us by message and 300 us by gloo, whose threads have to be
-woken. A large sum between ranks of one host takes a quarter of gloo's time through memory that they share
-(`ranks/links/shared_memory.py`). On CUDA everything goes by NCCL.
+woken. A large sum between ranks of one host takes a quarter of gloo's time through memory that they share.
+Of ranks on several hosts the links' speed decides, which is measured when they are joined. On CUDA everything
+goes by NCCL.
 """
 
 from __future__ import annotations
@@ -47,7 +55,9 @@ def way_of(node: fx.Node, mesh: Mesh) -> Way:
     summed = found.takes is Partial and found.reduction(node) != "moments"
     if fits_messages(type_bytes(type_), mesh.size, summed=summed):
         return "messages"
-    return "memory" if mesh.shared_memory and found.reduction(node) == "sum" else "group"
+    if found.reduction(node) != "sum":
+        return "group"
+    return "memory" if mesh.shared_memory else "hosts" if mesh.host_sums else "group"
 
 
 def _is_part(axis: str | None, mesh: Mesh) -> bool:
@@ -70,6 +80,9 @@ def group_of(node: fx.Node, mesh: Mesh) -> str:
 
 
 def carrier_name(node: fx.Node, mesh: Mesh) -> str:
-    """What carries the collective `node`, in a user's words: `gloo`, `nccl`, `messages` or `memory`."""
+    """What carries the collective `node`, in a user's words.
+
+    `gloo`, `nccl`, `messages`, `memory`, or `memory and gloo` where both have a part in each sum.
+    """
     way = way_of(node, mesh)
-    return mesh.backend if way == "group" else way
+    return {"group": mesh.backend, "hosts": f"memory and {mesh.backend}"}.get(way, way)

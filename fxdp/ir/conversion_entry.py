@@ -37,8 +37,10 @@ class Emission(Protocol):
 Call: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...]]
 """A function of an emitted program and its arguments."""
 
-Way: TypeAlias = Literal["group", "messages", "memory"]
-"""What carries a value: the mesh's process group, messages of the calling thread, memory that ranks share."""
+Way: TypeAlias = Literal["group", "messages", "memory", "hosts"]
+"""What carries a value: the mesh's process group, messages of the calling thread, memory that all ranks
+share, or memory within each of several hosts and a process group between them.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

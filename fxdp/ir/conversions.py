@@ -153,7 +153,7 @@ TABLE: tuple[Conversion, ...] = (
         price=lambda size, gathered: 2 * size,
         on_ranks=collectives.all_reduced,
         start=_start_all_reduce, finish=_finish_all_reduce,
-        words="reduced whole", ways=("group", "messages", "memory"),
+        words="reduced whole", ways=("group", "messages", "memory", "hosts"),
     ),
     Conversion(
         target=reduce_scatter, takes=Partial, gives=Shard, arguments=_factors, reduces="sum",

@@ -18,6 +18,10 @@ class LinkCost:
     latency: float
     per_byte: float
 
+    def seconds(self, size: int) -> float:
+        """Of one sum of so many bytes."""
+        return self.latency + size * self.per_byte
+
     def bucket(self, total: int) -> int:
         """Bytes of a bucket, of `total` that are made one after another and summed meanwhile.
 

@@ -74,6 +74,7 @@ class Mesh:
     pipeline : the pipeline axis, of size 1 if the mesh has none.
     groups : the process groups that join the ranks; none in a plan, or at size 1.
     shared_memory : whether all ranks are on one host and can sum through memory that they share.
+    host_sums : whether they are on several hosts, and sum through memory within each of these.
     link : what sums over ranks cost on the wire, where there is one and it was measured.
     """
 
@@ -85,6 +86,7 @@ class Mesh:
     pipeline: PipelineAxis = PipelineAxis()
     groups: tuple[Group, ...] = ()
     shared_memory: bool = False
+    host_sums: bool = False
     link: LinkCost | None = None
 
     @property

@@ -262,10 +262,11 @@ def _join(mesh: Mesh, links: Links | None, device_mesh: DeviceMesh | None = None
     # one axis alone is what the groups above join; of several torch has made one each with the DeviceMesh
     if device_mesh is not None and len(mesh.axes) > 1:
         groups += [Group(device_mesh.get_group(axis).group_name, axis=axis) for axis in mesh.axes]
-    shared = links.memory is not None
-    return Joined(
-        replace(mesh, groups=tuple(groups), shared_memory=shared, link=links.cost), links, device_mesh
+    shared, over_hosts = links.memory is not None, links.hosts is not None
+    found = replace(
+        mesh, groups=tuple(groups), shared_memory=shared, host_sums=over_hosts, link=links.cost
     )
+    return Joined(found, links, device_mesh)
 
 
 def _refuse_outside(size: int, here: int, ranks: tuple[int, ...]) -> None:

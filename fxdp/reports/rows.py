@@ -31,8 +31,8 @@ class CommRow:
     gradient: bool = False
     """Whether it reduces gradients of parameters."""
     by: str = ""
-    """What carries it: `gloo`, `nccl`, `messages` that the calling thread itself writes and reads, or
-    `memory` that the ranks of one host share.
+    """What carries it: `gloo`, `nccl`, `messages` that the calling thread itself writes and reads,
+    `memory` that the ranks of one host share, or `memory and gloo`: within hosts and between them.
     """
 
     def __repr__(self) -> str:

@@ -87,7 +87,7 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Started]:
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Started]:
-    with machines(2, mbit=500, known_as="127.0.1.1") as made:
+    with machines(2, mbit=100, known_as="127.0.1.1") as made:
         run = _Run(made, 2, tmp_path_factory.mktemp("two"))
         yield run, run.start("stages")
 
@@ -121,6 +121,10 @@ def test_three_hosts_with_ipv6_only(three: _Started) -> None:
     _check(*three)
 
 
+def test_hosts_of_one_rank_each_sum_by_gloo(three: _Started) -> None:
+    assert all(set(seen["carriers"]) <= {"gloo", "messages"} for seen in three[1])
+
+
 def test_all_know_how_fast_the_slowest_link_is(three: _Started) -> None:
     costs = {seen["seconds per byte"] for seen in three[1]}
     assert len(costs) == 1
@@ -142,8 +146,9 @@ def test_hosts_that_know_themselves_as_loopback(two: _Started) -> None:
 
 
 def test_memory_is_shared_by_those_who_share_it(two: _Started) -> None:
-    """Two of four ranks are on each host: not between all four, but within stages of one host."""
+    """Two of four ranks are on each host: not between all four, but by two, and within stages of one host."""
     assert [seen["memory"] for seen in two[1]] == [False] * 4
+    assert all("memory and gloo" in seen["carriers"] and "gloo" not in seen["carriers"] for seen in two[1])
     assert [seen["memory of a stage"] for seen in two[1]] == [True] * 4
 
 

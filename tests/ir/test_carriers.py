@@ -45,6 +45,9 @@ def test_way_of_a_sum(type_: str, ranks: int, device: str, way: str) -> None:
     assert way_of(node, mesh) == way
     large = way == "group" and device == "cpu" and "B" not in type_
     assert way_of(node, replace(mesh, shared_memory=True)) == ("memory" if large else way)
+    over_hosts = replace(mesh, host_sums=True)
+    assert way_of(node, over_hosts) == ("hosts" if large else way)
+    assert carrier_name(node, over_hosts) == ("memory and gloo" if large else carrier_name(node, mesh))
     assert carrier_name(node, mesh) == ({"cpu": "gloo", "cuda": "nccl"}[device] if way == "group" else way)
 
 

@@ -29,20 +29,23 @@ class Addresses:
     timeout_s : how long ranks have to come.
     size : how many there are: the more, the less often each one asks the store.
     tree_above : the setting, which must be the same on all ranks.
+    first : the lowest of them.
 
     Attributes
     ----------
-    token : the mesh's secret, which rank 0 makes.
+    token : the mesh's secret, which the first rank makes.
     look_s : how often to look for notices.
     rows : the first rank of the row of each rank that was waited for.
     """
 
     def __init__(
-        self, store: KeyValueStore, prefix: str, timeout_s: float, size: int = 2, tree_above: int = 0
-    ) -> None:
+        self, store: KeyValueStore, prefix: str, timeout_s: float, size: int = 2, tree_above: int = 0,
+        first: int = 0,
+    ) -> None:  # fmt: skip
         self.token = b""
         self.look_s = min(max(_LOOK_S, size * _LOOK_S_PER_RANK), _LONGEST_LOOK_S)
         self._tree_above = tree_above
+        self._first = first
         self._store = store
         self._prefix = prefix
         self._timeout_s = timeout_s
@@ -58,7 +61,7 @@ class Addresses:
         RankFailedError : the store is gone.
         """
         try:
-            if rank == 0:
+            if rank == self._first:
                 self._store.set(f"{self._prefix}/token", f"{secrets.token_hex(16)} {self._tree_above}")
             self._store.set(self._key(rank), f"{host} {port} {row}")
         except RuntimeError as error:
@@ -119,7 +122,7 @@ class Addresses:
         if time.monotonic() < self._deadline + later_s:
             return
         absent = [rank for rank in missing if not self._store.check([self._key(rank)])]
-        absent = absent or list(missing) or [0]  # rank 0 has the token
+        absent = absent or list(missing) or [self._first]  # which has the token
         listed = ", ".join(map(str, absent[:_LISTED]))
         more = f" and {len(absent) - _LISTED} more" if len(absent) > _LISTED else ""
         raise RankFailedError(

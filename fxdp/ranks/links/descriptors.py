@@ -4,6 +4,8 @@
     per rank of the row     1  messages, of 17 at most in a tree
                             1  for each of gloo's two groups, which it joins all to all; NCCL has rings
                             2  for its memory in two buffers
+    of several hosts, instead of these two: 1 for each rank of the same host, 1 for gloo to each other host,
+                            3  for the memory of each rank of the same host in three buffers
 """
 
 from __future__ import annotations
@@ -30,6 +32,11 @@ def needed(size: int, row: int, *, gloo: bool, memory: bool, tree_above: int = S
         groups = 2 * (row - 1 + _PER_GROUP) + (2 * (size - 1 + _PER_GROUP) if row < size else 0)
     buffers = 2 * (row + 1) if memory else 0
     return sockets + groups + buffers
+
+
+def of_hosts(mates: int, hosts: int) -> int:
+    """Files to be opened for sums between `hosts` hosts, on one of which `mates` ranks of the row are."""
+    return mates - 1 + hosts - 1 + _PER_GROUP + 3 * (mates + 1)
 
 
 def check_limit(size: int, wanted: int) -> None:

@@ -1,4 +1,4 @@
-"""A process group on CPU: small values go by rounds of `Messages`, large sums through `SharedMemory`.
+"""A process group on CPU: small values go by rounds of `Messages`, large sums through memory.
 
 Functional collectives find it by name, so a program names it where it would name a gloo group, and whatever
 understands those collectives (Inductor's ordering of communication above all) understands these.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from functools import reduce
+from functools import partial, reduce
 from typing import Any, TypeVar
 
 import torch
@@ -17,15 +17,16 @@ from torch import Tensor
 
 from fxdp.errors import StateError
 from fxdp.ir.carriers import fits_messages
+from fxdp.ranks.links.host_sums import HostSums
 from fxdp.ranks.links.messages import LinkBrokenError, Messages, OutOfOrderError, Round
-from fxdp.ranks.links.shared_memory import Reduction, RowExchange, SharedMemory, put_together
+from fxdp.ranks.links.shared_memory import Reduction, SharedMemory, put_together
 from fxdp.ranks.tree.tree_messages import Adder, TreeMessages
 from fxdp.torch_compat import Work
 
 _SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 """A dtype that numpy knows, for each item size."""
 
-_Given = TypeVar("_Given")
+_Begun = TypeVar("_Begun")
 
 _REDUCTIONS: tuple[tuple[Any, Reduction], ...] = (
     (dist.ReduceOp.SUM, torch.add),
@@ -45,6 +46,7 @@ class MessageGroup(dist.ProcessGroup):
     size : the number of ranks.
     explain : turns a broken connection, or a value of another call, into the error that names the rank.
     memory : for reductions that are too large for messages, which otherwise go by them too.
+    hosts : the same for sums, where only the ranks of each of several hosts share memory.
 
     Attributes
     ----------
@@ -57,11 +59,13 @@ class MessageGroup(dist.ProcessGroup):
         size: int,
         explain: Callable[[LinkBrokenError | OutOfOrderError], Exception],
         memory: SharedMemory | None = None,
+        hosts: HostSums | None = None,
     ) -> None:
         super().__init__(messages.rank, size)  # type: ignore[call-arg]
         self.handed_bytes = 0
         self._messages = messages
         self._memory = memory
+        self._hosts = hosts
         self._explain = explain
         self._size = size
 
@@ -77,9 +81,13 @@ class MessageGroup(dist.ProcessGroup):
             raise StateError(f"small values cannot be reduced by {wanted}; this is a bug in fxdp")
         (tensor,) = tensors
         self.handed_bytes += tensor.nbytes
-        if self._memory is None or fits_messages(tensor.nbytes, self._size, summed=True):
-            return _Reduction(self, tensor, function)
-        return _LargeReduction(self, self._memory, tensor, function)
+        memory, hosts = self._memory, self._hosts
+        if not fits_messages(tensor.nbytes, self._size, summed=True):
+            if memory is not None:
+                return _Large(self, lambda: memory.start(tensor, function), memory.finish)
+            if hosts is not None and function is torch.add:
+                return _Large(self, lambda: hosts.start(tensor), hosts.finish)
+        return _Reduction(self, tensor, function)
 
     def all_gather_single_coalesced(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
@@ -87,9 +95,10 @@ class MessageGroup(dist.ProcessGroup):
         """Start gathering the ranks' tensors along the first dim, each for itself."""
         size = sum(tensor.nbytes for tensor in inputs)
         self.handed_bytes += size
-        if self._memory is None or fits_messages(size, self._size, summed=False):
+        memory = self._memory
+        if memory is None or fits_messages(size, self._size, summed=False):
             return _Gather(self, inputs, outputs)
-        return _LargeExchange(self, self._memory, self._memory.start_gather, inputs, outputs)
+        return _Large(self, lambda: memory.start_gather(inputs, outputs), memory.finish)
 
     def reduce_scatter_single_coalesced(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
@@ -97,9 +106,10 @@ class MessageGroup(dist.ProcessGroup):
         """Start a sum over the ranks of which each gets the part of its number along the first dim."""
         (output,), (tensor,) = outputs, inputs
         self.handed_bytes += tensor.nbytes
-        if self._memory is None or fits_messages(tensor.nbytes, self._size, summed=True):
+        memory = self._memory
+        if memory is None or fits_messages(tensor.nbytes, self._size, summed=True):
             return _Scatter(self, tensor, output)
-        return _LargeExchange(self, self._memory, self._memory.start_scatter, tensor, output)
+        return _Large(self, lambda: memory.start_scatter(tensor, output), memory.finish)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced  # type: ignore[assignment]
     """torch's name before 2.13"""
@@ -135,40 +145,21 @@ class MessageGroup(dist.ProcessGroup):
             raise self._explain(error) from error
 
 
-class _LargeReduction(Work):
-    """A reduction through shared memory that was started; `wait` finishes it."""
+class _Large(Work):
+    """A collective through memory that was started; `wait` finishes it."""
 
     def __init__(
-        self, group: MessageGroup, memory: SharedMemory, tensor: Tensor, function: Reduction
+        self, group: MessageGroup, start: Callable[[], _Begun], finish: Callable[[_Begun], None]
     ) -> None:
         super().__init__()
         self._group = group
-        self._memory = memory
         with group.explained():
-            self._begun = memory.start(tensor, function)
+            begun = start()
+        self._finish: Callable[[], None] = partial(finish, begun)
 
     def wait(self, timeout: Any = None) -> bool:
         with self._group.explained():
-            self._memory.finish(self._begun)
-        return True
-
-
-class _LargeExchange(Work):
-    """A gather or scatter through shared memory that was started; `wait` finishes it."""
-
-    def __init__(
-        self, group: MessageGroup, memory: SharedMemory, start: Callable[[_Given, _Given], RowExchange],
-        given: _Given, output: _Given,
-    ) -> None:  # fmt: skip
-        super().__init__()
-        self._group = group
-        self._memory = memory
-        with group.explained():
-            self._begun = start(given, output)
-
-    def wait(self, timeout: Any = None) -> bool:
-        with self._group.explained():
-            self._memory.finish(self._begun)
+            self._finish()
         return True
 
 

@@ -20,7 +20,9 @@ import time
 from types import FrameType
 
 _AGAIN_S = 2.0  # before it is raised again: code that catches all errors may have caught it
-_COLLECTIVES = ("torch/distributed/distributed_c10d.py", "fxdp/runtime/p2p.py")
+_COLLECTIVES = (
+    "torch/distributed/distributed_c10d.py", "fxdp/runtime/p2p.py", "fxdp/ranks/links/host_sums.py",
+)  # fmt: skip
 _DEPTH = 4  # frames from torch's call of an op to the thread's innermost one
 
 

@@ -21,6 +21,7 @@ from fxdp.ranks.links.channel import Channel
 from fxdp.ranks.links.ending import Ending, EndKind
 from fxdp.ranks.links.group import MessageGroup
 from fxdp.ranks.links.history import SAME_ORDER
+from fxdp.ranks.links.host_sums import HostSums
 from fxdp.ranks.links.interrupt import Caller
 from fxdp.ranks.links.messages import LinkBrokenError, Messages, OutOfOrderError
 from fxdp.ranks.links.roll_call import RollCall
@@ -42,6 +43,7 @@ class Links:
     control : short messages between all ranks.
     messages : small tensors between the ranks of the row; programs reach it by `message_group_name`.
     memory : large sums between them, by the same name; None where the ranks do not share memory.
+    hosts : the same where they are on several hosts, and share memory there; None where that is no faster.
     cost : of sums over the network between them; None where they need none, or NCCL has it.
     caller : the thread that is inside a compiled call.
     turn : held by it.
@@ -57,6 +59,7 @@ class Links:
         control: Channel,
         messages: Messages,
         memory: SharedMemory | None,
+        hosts: HostSums | None,
         sockets: set[OpenSocket],
         cost: LinkCost | None = None,
     ) -> None:
@@ -68,14 +71,17 @@ class Links:
         self.messages = messages
         self.message_group_name = f"{name}/messages"
         self.memory = memory
+        self.hosts = hosts
         self.cost = cost
-        self._message_group = MessageGroup(messages, len(key[1]), self._explain, memory)
+        self._message_group = MessageGroup(messages, len(key[1]), self._explain, memory, hosts)
         register_group(self.message_group_name, self._message_group)
         self.caller = Caller()
         self.turn = threading.RLock()
         self.history = messages.history
         name_of = dict(zip(key[0], control.names, strict=True))
         messages.names = [name_of[rank] for rank in key[1]]
+        if hosts is not None:
+            hosts.messages.names, hosts.messages.history = messages.names, messages.history
         self._sockets = sockets
         self._roll_call = RollCall(control, self.caller, self.history, self._begun)
         self._watch = Watch(
@@ -192,6 +198,8 @@ class Links:
     def _cut(self) -> None:
         """Make every wait in the groups end with an error, here and on the other ranks."""
         self.messages.cut()
+        if self.hosts is not None:
+            self.hosts.messages.cut()
         cut(self._sockets)
         for group in map(self._find, self._groups):
             if group is not None and "nccl" in group.name().lower():
@@ -202,3 +210,5 @@ class Links:
         self.messages.close()
         if self.memory is not None:
             self.memory.close()
+        if self.hosts is not None:
+            self.hosts.close()

@@ -43,6 +43,8 @@ def _leave_to_parent() -> None:
     for links in list(_live):
         links.control.abandon()
         links.messages.abandon()
+        if links.hosts is not None:
+            links.hosts.messages.abandon()
     _live.clear()
 
 

@@ -13,19 +13,21 @@ from typing import Any
 import torch.distributed as dist
 
 from fxdp.errors import RankFailedError
+from fxdp.ir.link_cost import LinkCost
 from fxdp.ranks.links.cancellable import made_while_looking
 from fxdp.ranks.links.channel import Channel
 from fxdp.ranks.links.control import Control
-from fxdp.ranks.links.descriptors import check_limit, needed
+from fxdp.ranks.links.descriptors import check_limit, needed, of_hosts
 from fxdp.ranks.links.ending import Ending, EndKind, as_bytes, as_text, not_understood
+from fxdp.ranks.links.host_places import HostPlaces, host_places
+from fxdp.ranks.links.host_sums import HostSums
 from fxdp.ranks.links.interfaces import own_address
-from fxdp.ranks.links.link_speed import measured
+from fxdp.ranks.links.link_speed import is_cheaper, measured
 from fxdp.ranks.links.links import Links
 from fxdp.ranks.links.live import live_links, remember
 from fxdp.ranks.links.messages import Messages
 from fxdp.ranks.links.notices import KeyValueStore, Notices
 from fxdp.ranks.links.rendezvous import connect_all
-from fxdp.ranks.links.shared_buffers import probe
 from fxdp.ranks.links.shared_memory import SharedMemory
 from fxdp.ranks.links.sockets import OpenSocket, open_sockets
 from fxdp.ranks.tree.tree_control import TreeControl
@@ -35,6 +37,7 @@ from fxdp.settings import Settings
 from fxdp.torch_compat import PrefixStore, TCPStore, new_named_group
 
 _HASH = struct.Struct("<Q")
+_ACROSS = "across"  # the group that joins ranks of several hosts with the same share of large sums
 _DIGEST = 16  # hex digits that name some ranks in the store: two meshes of one run never share them
 
 
@@ -91,23 +94,47 @@ class _Opening:
     def links(self, world: dist.ProcessGroup) -> Links:
         """The connections first, as by them a rank that dies meanwhile is noticed; then the groups."""
         control, messages = self._connections()
+        mates: Messages | None = None
         try:
             control.names = self._names(control)
-            memory = self._memory(control, messages)
+            wanted = self.backend == "gloo" and self.settings.shared_memory
+            places = host_places(control, self._among(), wanted)
+            memory = SharedMemory(messages, len(self.row)) if places.one and len(self.row) > 1 else None
+            mates = self._mates(places, messages) if places.several else None
             own = f"{self.name}/{self.row[0]}"  # what only the ranks of this row share
             before = open_sockets()
-            groups = self._made(lambda: self._groups(own), control)
+            groups = self._made(lambda: self._groups(own, places), control)
             opened = open_sockets() - before
             sockets = _shared_sockets(control, opened) if self.backend == "gloo" else set()
-            on_wire = self.backend == "gloo" and "reduce" in groups and memory is None
-            cost = measured(groups["reduce"], control) if on_wire else None
+            hosts = None if mates is None else HostSums(mates, places, groups.get(_ACROSS))
+            cost, hosts = self._cheapest(groups, hosts, control) if memory is None else (None, None)
         except BaseException as error:
             control.last_words(control.news() or Ending(self.rank, EndKind.FAILED, _words(error)))
             control.close()
             messages.close()
+            if mates is not None:
+                mates.close()
             raise
         key = (tuple(self.ranks), tuple(self.row), self.backend)
-        return Links(world, key, own, groups, control, messages, memory, sockets, cost)
+        return Links(world, key, own, groups, control, messages, memory, hosts, sockets, cost)
+
+    def _cheapest(
+        self, groups: dict[str, dist.ProcessGroup], hosts: HostSums | None, control: Channel
+    ) -> tuple[LinkCost | None, HostSums | None]:
+        """What large sums cost the cheapest way, and that way if it is another one than gloo alone."""
+        if self.backend != "gloo" or "reduce" not in groups:
+            return None, None
+        reduce = groups["reduce"]
+        cost = measured(lambda value: reduce.allreduce([value]).wait(), control)
+        if hosts is None:
+            return cost, None
+        over_hosts = measured(lambda value: hosts.finish(hosts.start(value)), control)
+        if is_cheaper(over_hosts, cost):
+            return over_hosts, hosts
+        hosts.close()
+        if across := groups.pop(_ACROSS, None):
+            dist.destroy_process_group(across)
+        return cost, None
 
     def _names(self, control: Channel) -> list[int | str]:
         """What errors call the ranks: their numbers alone, as long as they are on one host."""
@@ -117,16 +144,13 @@ class _Opening:
         return [f"{rank} (host {host})" for rank, host in zip(self.ranks, hosts, strict=True)]
 
     def _connections(self) -> tuple[Channel, Messages]:
-        launch, timeout_s = self.settings.launch, self.settings.timeout_s
-        master = launch.master_addr if launch else _store_host(self.store)
-        host = self.settings.host or own_address(master, launch is None or launch.several_hosts)
-        among = self._among()
+        timeout_s, among = self.settings.timeout_s, self._among()
         planes, above = (range(len(self.ranks)), among), self.settings.tree_above
         place_of = {rank: place for place, rank in enumerate(among)}
         own = place_of[self.rank]
         given = (
-            self.store, self.name, self.rank, planes, host, timeout_s, self.notices.look,
-            self.settings.lost_s, above,
+            self.store, self.name, self.rank, planes, self._host(), timeout_s,
+            self.notices.look, self.settings.lost_s, above,
         )  # fmt: skip
         if len(self.ranks) <= above:
             to_all, to_row = connect_all(*given)
@@ -145,10 +169,23 @@ class _Opening:
         places = {rank: place for place, rank in enumerate(self.ranks)}
         return [places[rank] for rank in self.row]
 
-    def _memory(self, control: Channel, messages: Messages) -> SharedMemory | None:
-        wanted = self.backend == "gloo" and self.settings.shared_memory
-        shared = probe(control, self._among(), wanted)
-        return SharedMemory(messages, len(self.row)) if shared and len(self.row) > 1 else None
+    def _host(self) -> str:
+        """The address at which the other ranks reach this one."""
+        launch = self.settings.launch
+        master = launch.master_addr if launch else _store_host(self.store)
+        return self.settings.host or own_address(master, launch is None or launch.several_hosts)
+
+    def _mates(self, places: HostPlaces, messages: Messages) -> Messages:
+        """Connections to the ranks of this host alone: these meet more often than the hosts do."""
+        among, here = self._among(), places.of(messages.rank)
+        check_limit(len(self.ranks), of_hosts(len(here), len(places.hosts)))
+        planes, timeout_s = ([among[place] for place in here],), self.settings.timeout_s
+        (joined,) = connect_all(
+            self.store, f"{self.name}/host/{planes[0][0]}", self.rank, planes, self._host(), timeout_s,
+            self.notices.look, self.settings.lost_s,
+        )  # fmt: skip
+        connections = {place: joined[among[place]] for place in here if place != messages.rank}
+        return Messages(messages.rank, connections, timeout_s)
 
     def _made(
         self, make: Callable[[], dict[str, dist.ProcessGroup]], control: Channel
@@ -161,11 +198,15 @@ class _Opening:
         # NCCL connects at first use, and remembers the thread's device
         return made_while_looking(make, look) if self.backend == "gloo" else make()
 
-    def _groups(self, own: str) -> dict[str, dist.ProcessGroup]:
+    def _groups(self, own: str, places: HostPlaces) -> dict[str, dist.ProcessGroup]:
         timeout, groups = timedelta(seconds=self.settings.timeout_s), {}
         if len(self.row) > 1:
             for purpose in ("data", "reduce"):
                 groups[purpose] = _new_group(own, self.row, self.backend, timeout, purpose)
+        place = self.row.index(self.ranks[self.rank])
+        if places.several and (share := places.of(place).index(place)) < places.shares:
+            across = [self.row[host[share]] for host in places.hosts]
+            groups[_ACROSS] = _new_group(f"{own}/{share}", across, self.backend, timeout, _ACROSS)
         if len(self.row) < len(self.ranks):
             for purpose in ("forward", "backward"):
                 groups[purpose] = _new_group(self.name, self.ranks, self.backend, timeout, purpose)

@@ -61,7 +61,7 @@ def connect_all(
     size = len(planes[0])
     if size == 1:
         return [{} for _ in planes]
-    addresses = Addresses(store, prefix, timeout_s, size, tree_above)
+    addresses = Addresses(store, prefix, timeout_s, size, tree_above, min(planes[0]))
     pairs = {(p, other) for p, among in enumerate(planes) for other in among if other != rank}
     below = {pair for pair in pairs if pair[1] < rank}
     with listening(host, size) as listener:

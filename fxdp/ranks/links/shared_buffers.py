@@ -2,7 +2,7 @@
 
 The memory is anonymous (`memfd_create`): it has no name that could be left behind, needs no room in
 /dev/shm, and is gone with its last user. Other ranks open it through /proc, which needs Linux and the same
-user and process namespace; `probe` finds out whether all of them can.
+user and process namespace; `ranks/links/host_places.py` finds out who can.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ import fcntl
 import mmap
 import os
 import struct
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from fxdp.errors import StateError
-from fxdp.ranks.links.channel import Channel
+from fxdp.errors import RankFailedError, StateError
+from fxdp.ranks.links.messages import LinkBrokenError
 
 WHERE = struct.Struct("<QQQ")  # process, descriptor, number of the buffer
+_SIZE = struct.Struct("<Q")  # bytes of the value in it
 _SEALS = fcntl.F_SEAL_SHRINK
 
 
@@ -77,29 +77,76 @@ def open_buffer(where: bytes | memoryview) -> Tensor:
         os.close(opened)
 
 
-def probe(control: Channel, row: Sequence[int], wanted: bool) -> bool:
-    """Whether every rank wants to and can open the memory of the others in its row; all ranks must ask.
+class BufferTurns:
+    """Buffers of this rank that take turns, and those of other ranks of its host.
 
-    `row` holds places among the ranks of `control`. All rows get the same answer, as their programs are one.
+    Parameters
+    ----------
+    count : how many there are.
     """
-    mark = os.urandom(16)
-    buffer = None
-    if wanted and hasattr(os, "memfd_create"):
-        with contextlib.suppress(OSError, StateError):  # a sandbox may forbid it
-            buffer = SharedBuffer.make(len(mark), 0)
-            buffer.data.copy_(torch.frombuffer(bytearray(mark), dtype=torch.uint8))
-    found = control.exchange(mark + (b"" if buffer is None else buffer.where))
-    seen = all(_shows(found[place][:16], found[place][16:]) for place in row)
-    everybody = control.exchange(bytes([seen]))
-    if buffer is not None:
-        os.close(buffer.descriptor)
-    return all(answer == b"\x01" for answer in everybody)
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._begun = 0
+        self._made = 0
+        self._own: list[SharedBuffer | None] = [None] * count
+        self._seen: dict[tuple[int, int], tuple[bytes, Tensor]] = {}
+
+    def next(self, size: int) -> tuple[int, SharedBuffer]:
+        """The turn that begins, and its buffer: a new one where there is none with room for `size` bytes."""
+        turn, self._begun = self._begun % self._count, self._begun + 1
+        found = self._own[turn]
+        if found is None or found.data.numel() < size:
+            if found is not None:
+                os.close(found.descriptor)
+            self._made += 1
+            found = self._own[turn] = SharedBuffer.make(size, self._made)
+        return turn, found
+
+    def own(self, turn: int) -> SharedBuffer:
+        """The buffer of a turn that has begun."""
+        found = self._own[turn]
+        assert found is not None
+        return found
+
+    def note(self, turn: int, value: Tensor) -> memoryview:
+        """What the others must know to read a value in the buffer of this turn."""
+        return memoryview(self.own(turn).where + _SIZE.pack(value.nbytes))
+
+    def theirs(self, rank: int, turn: int, note: memoryview, own: Tensor) -> Tensor:
+        """Another rank's buffer, opened once, with a value like this rank's own.
+
+        Raises
+        ------
+        RankFailedError : its value has another size.
+        LinkBrokenError : its memory cannot be opened.
+        """
+        where, (size,) = note[: WHERE.size], _SIZE.unpack(note[WHERE.size :])
+        if size != own.nbytes:
+            raise RankFailedError(
+                f"rank {rank} came to a sum with {size} bytes; expected {own.nbytes} as here: the ranks' "
+                "programs have come apart, because a rank left out a call or a backward, or by a bug in fxdp"
+            )
+        known = self._seen.get((rank, turn))
+        if known is None or known[0] != where:
+            try:
+                known = self._seen[rank, turn] = bytes(where), open_buffer(where)
+            except (OSError, ValueError) as error:
+                raise LinkBrokenError(f"the memory of rank {rank} cannot be opened: {error}") from error
+            if known[1].numel() < size:
+                raise LinkBrokenError(f"the memory of rank {rank} is smaller than it says")
+        return known[1]
+
+    def close(self) -> None:
+        """Give the buffers back."""
+        for buffer in self._own:
+            if buffer is not None:
+                with contextlib.suppress(OSError):
+                    os.close(buffer.descriptor)
+        self._own = [None] * self._count
+        self._seen.clear()
 
 
-def _shows(mark: bytes, where: bytes) -> bool:
-    if not where:
-        return False
-    try:
-        return bytes(open_buffer(where).numpy()) == mark
-    except (OSError, ValueError, struct.error):
-        return False
+def elements(data: Tensor, value: Tensor) -> Tensor:
+    """The first bytes of a buffer as elements like those of `value`."""
+    return data[: value.nbytes].view(value.dtype)

@@ -18,9 +18,6 @@ finished the one before that. No rank ever needs more than two buffers of its la
 
 from __future__ import annotations
 
-import contextlib
-import os
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -28,11 +25,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from fxdp.errors import RankFailedError
-from fxdp.ranks.links.messages import LinkBrokenError, Messages, Round
-from fxdp.ranks.links.shared_buffers import WHERE, SharedBuffer, open_buffer
+from fxdp.ranks.links.messages import Messages, Round
+from fxdp.ranks.links.shared_buffers import BufferTurns, elements
 
-_SIZE = struct.Struct("<Q")  # bytes of the value in it
 _BUFFERS = 2
 
 
@@ -84,10 +79,7 @@ class SharedMemory:
         self._messages = messages
         self._rank = messages.rank
         self._size = size
-        self._count = 0
-        self._made = 0
-        self._own: list[SharedBuffer | None] = [None] * _BUFFERS
-        self._seen: dict[tuple[int, int], tuple[bytes, Tensor]] = {}
+        self._buffers = BufferTurns(_BUFFERS)
         self._under_way: Sum | RowExchange | None = None
 
     def start(self, value: Tensor, function: Reduction) -> Sum:
@@ -103,10 +95,10 @@ class SharedMemory:
 
     def start_gather(self, values: Sequence[Tensor], outputs: Sequence[Tensor]) -> RowExchange:
         """The same for values of which all ranks want everybody's: of each all ranks' in one output."""
-        turn, buffer = self._next(sum(value.nbytes for value in values))
-        shared = buffer.data[: sum(value.nbytes for value in values)].view(values[0].dtype)
+        turn, data = self._next(sum(value.nbytes for value in values))
+        shared = data[: sum(value.nbytes for value in values)].view(values[0].dtype)
         torch.cat([value.view(-1) for value in values], out=shared)
-        begun = RowExchange(shared, outputs, False, turn, self._say(buffer, shared))
+        begun = RowExchange(shared, outputs, False, turn, self._say(turn, shared))
         self._under_way = begun
         return begun
 
@@ -118,22 +110,22 @@ class SharedMemory:
 
     def _write_what_others_sum(self, value: Tensor) -> tuple[int, Round]:
         """Put all but the own chunk into the next buffer, and say so; the buffer's turn, and the round."""
-        turn, buffer = self._next(value.nbytes)
-        own, flat, shared = self._chunk(value, self._rank), value.view(-1), _elements(buffer.data, value)
+        turn, data = self._next(value.nbytes)
+        own, flat, shared = self._chunk(value, self._rank), value.view(-1), elements(data, value)
         shared[: own.start] = flat[: own.start]
         shared[own.stop :] = flat[own.stop :]
-        return turn, self._say(buffer, value)
+        return turn, self._say(turn, value)
 
-    def _next(self, size: int) -> tuple[int, SharedBuffer]:
-        """The buffer whose turn it is, with room for `size` bytes, once nobody reads it."""
+    def _next(self, size: int) -> tuple[int, Tensor]:
+        """The turn, and its buffer with room for `size` bytes, once nobody reads it."""
         if self._under_way is not None:
             self.finish(self._under_way)
-        turn, self._count = self._count % _BUFFERS, self._count + 1
-        return turn, self._buffer(turn, size)
+        turn, buffer = self._buffers.next(size)
+        return turn, buffer.data
 
-    def _say(self, buffer: SharedBuffer, value: Tensor) -> Round:
+    def _say(self, turn: int, value: Tensor) -> Round:
         """Tell the others that a value is there."""
-        return self._messages.start(memoryview(buffer.where + _SIZE.pack(value.nbytes)))
+        return self._messages.start(self._buffers.note(turn, value))
 
     def finish(self, begun: Sum | RowExchange) -> None:
         """Wait for all ranks' values and put the result where it belongs.
@@ -146,11 +138,10 @@ class SharedMemory:
         if begun.finished:
             return
         found = self._messages.finish(begun.ready)
-        flat, mine = begun.value.view(-1), self._own[begun.turn]
-        assert mine is not None
-        shared = {r: _elements(self._theirs(r, begun.turn, ready, flat), flat) for r, ready in found.items()}
+        flat, turn, buffers = begun.value.view(-1), begun.turn, self._buffers
+        shared = {r: elements(buffers.theirs(r, turn, note, flat), flat) for r, note in found.items()}
         if isinstance(begun, Sum):
-            shared[self._rank] = _elements(mine.data, flat)
+            shared[self._rank] = elements(buffers.own(turn).data, flat)
             self._finish_sum(begun, shared, flat)
         elif begun.scatters:
             shared[self._rank] = flat
@@ -182,45 +173,12 @@ class SharedMemory:
 
     def close(self) -> None:
         """Give the buffers back."""
-        for buffer in self._own:
-            if buffer is not None:
-                with contextlib.suppress(OSError):
-                    os.close(buffer.descriptor)
-        self._own = [None] * _BUFFERS
-        self._seen.clear()
+        self._buffers.close()
 
     def _chunk(self, value: Tensor, rank: int) -> slice:
         """The elements that a rank sums."""
         count = value.numel()
         return slice(count * rank // self._size, count * (rank + 1) // self._size)
-
-    def _buffer(self, turn: int, size: int) -> SharedBuffer:
-        """This rank's buffer, a new one where the one there is too small."""
-        found = self._own[turn]
-        if found is None or found.data.numel() < size:
-            if found is not None:
-                os.close(found.descriptor)
-            self._made += 1
-            found = self._own[turn] = SharedBuffer.make(size, self._made)
-        return found
-
-    def _theirs(self, rank: int, turn: int, ready: memoryview, own: Tensor) -> Tensor:
-        """Another rank's buffer, opened once, with a value like this rank's own."""
-        where, (size,) = ready[: WHERE.size], _SIZE.unpack(ready[WHERE.size :])
-        if size != own.nbytes:
-            raise RankFailedError(
-                f"rank {rank} came to a sum with {size} bytes; expected {own.nbytes} as here: the ranks' "
-                "programs have come apart, because a rank left out a call or a backward, or by a bug in fxdp"
-            )
-        known = self._seen.get((rank, turn))
-        if known is None or known[0] != where:
-            try:
-                known = self._seen[rank, turn] = bytes(where), open_buffer(where)
-            except (OSError, ValueError) as error:
-                raise LinkBrokenError(f"the memory of rank {rank} cannot be opened: {error}") from error
-            if known[1].numel() < size:
-                raise LinkBrokenError(f"the memory of rank {rank} is smaller than it says")
-        return known[1]
 
 
 def put_together(parts: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
@@ -229,8 +187,3 @@ def put_together(parts: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
     for place, part in enumerate(parts):
         own = [row[place] for row in rows]
         torch.split_with_sizes_copy(part.view(-1), [one.numel() for one in own], out=own)
-
-
-def _elements(data: Tensor, value: Tensor) -> Tensor:
-    """The first bytes of a buffer as elements like those of `value`."""
-    return data[: value.nbytes].view(value.dtype)

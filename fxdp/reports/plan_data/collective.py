@@ -76,7 +76,7 @@ class Collective:
     bytes : of the value that is reduced, gathered or sent, in global shape, all `count` together.
     type, dtype : of the value.
     axis : the mesh axes along which it travels.
-    carrier : `gloo`, `nccl`, `messages` or `memory`; empty where the plan has no device.
+    carrier : `gloo`, `nccl`, `messages`, `memory` or `memory and gloo`; empty where the plan has no device.
     phase : `forward` or `backward`.
     text : the cause in words.
     needs : why each of the values in it travels.

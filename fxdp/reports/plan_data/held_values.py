@@ -195,17 +195,18 @@ class HeldValues:
 
 
 def exchange_buffers(graphs: Sequence[fx.GraphModule], mesh: Mesh) -> int:
-    """Bytes of the two buffers in which a rank's large values lie for the others: they take turns."""
+    """Bytes of the buffers in which a rank's large values lie for the others of its host: they take turns."""
+    buffers = 3 if mesh.host_sums else 2
     graph_nodes = [(note(node).backward, node) for gm in graphs for node in gm.graph.nodes]
     turns = [
         size
         for phase in (False, True)
         for backward, node in graph_nodes
-        if backward is phase and way_of(node, mesh) == "memory" and (size := _sent(node, mesh))
+        if backward is phase and way_of(node, mesh) in ("memory", "hosts") and (size := _sent(node, mesh))
     ]
-    if len(turns) % 2:  # the next step begins with the other one
-        return 2 * max(turns)
-    return max(turns[::2], default=0) + max(turns[1::2], default=0)
+    if len(turns) % buffers:  # the next step begins with another one
+        return buffers * max(turns)
+    return sum(max(turns[i::buffers], default=0) for i in range(buffers))
 
 
 def _sent(node: fx.Node, mesh: Mesh) -> int:

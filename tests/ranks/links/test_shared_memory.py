@@ -14,8 +14,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fxdp.errors import RankFailedError, StateError
+from fxdp.ranks.links.host_places import host_places
 from fxdp.ranks.links.messages import LinkBrokenError, Messages
-from fxdp.ranks.links.shared_buffers import WHERE, SharedBuffer, open_buffer, probe
+from fxdp.ranks.links.shared_buffers import WHERE, SharedBuffer, open_buffer
 from fxdp.ranks.links.shared_memory import SharedMemory
 from fxdp.ranks.resolve import resolve_mesh
 from tests.rank_pool import RankPool
@@ -127,7 +128,8 @@ def _probed() -> list[bool]:
     links = resolve_mesh(None, "cpu").links
     assert links is not None
     everybody = range(dist.get_world_size())
-    return [probe(links.control, everybody, wanted) for wanted in (True, False, dist.get_rank() == 0)]
+    wishes = True, False, dist.get_rank() == 0
+    return [host_places(links.control, everybody, wanted).one for wanted in wishes]
 
 
 def test_memory_is_shared_if_all_ranks_can_and_want_to(ranks: RankPool) -> None:
