@@ -14,7 +14,6 @@ import torch
 from torch.utils.data import DataLoader
 
 import fxdp
-from fxdp.integrations import torch_compile
 from tests.documents import DOCS, GROUPS, MADE
 from tests.integrations.frameworks import TinyLM, forget_accelerate, launched, lightning_module, sentences
 from tests.rank_pool import RankPool
@@ -89,7 +88,6 @@ AFTERWARDS = {
     "compile": ("'_fxdp_compiled' in vars(model.embed.weight)", True),
 }
 QUICKER = {
-    'backend="fxdp"': "backend=backend",  # its name is known where fxdp is installed by pip
     '"bucket_mb": 25': '"compute": "eager"',
     "data))": 'data), compute="eager")', "FxdpStrategy(), ": 'FxdpStrategy(compute="eager"), '}
 
@@ -98,7 +96,8 @@ def _recipe(name: str, folder: str) -> Any:
     """What a recipe leaves behind, run with a model and data of ours."""
     data = sentences(4)
     names: dict[str, Any] = {"model": TinyLM(), "data": data, "loader": DataLoader(data, 2)}
-    names["backend"] = torch_compile.backend
+    import fxdp.integrations.torch_compile  # noqa: F401 (as pip does, which tells torch of its name)
+
     names["optimizer"] = torch.optim.SGD(names["model"].parameters())
     forget_accelerate()
     with launched():

@@ -33,7 +33,10 @@ from fxdp.capture.dynamo.dynamo_graph import read_graph
 from fxdp.capture.dynamo.dynamo_inputs import batch_dim
 from fxdp.module.between_graphs import BetweenGraphs
 from fxdp.module.traced_call import TracedCall, TracedOptions
-from fxdp.torch_compat import TracedFrame, graph_end, outer_call
+from fxdp.torch_compat import TracedFrame, graph_end, offer_backend, outer_call
+
+# pip tells torch by an entry point; this is for who runs fxdp from a folder
+offer_backend("fxdp", f"{__name__}:backend")
 
 
 def backend(

@@ -7,6 +7,7 @@ import inspect
 import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from importlib.metadata import EntryPoint
 from traceback import FrameSummary
 from types import CellType, CodeType, FunctionType
 from typing import Any, NoReturn
@@ -14,6 +15,7 @@ from typing import Any, NoReturn
 import sympy
 import torch
 from torch import Tensor, fx
+from torch._dynamo.backends import registry
 from torch._dynamo.exc import TensorifyScalarRestartAnalysis
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._dynamo.utils import counters, graph_break_reasons
@@ -29,6 +31,7 @@ __all__ = [
     "graph_breaks",
     "has_symbols_asked",
     "input_source",
+    "offer_backend",
     "run_traced",
     "skipped_function",
     "traced_frame",
@@ -37,6 +40,14 @@ __all__ = [
 _SKIPPED = re.compile(r"frame skipped: (?P<function>.+ line \d+\))")
 _MARKED = "_dynamo_weak_dynamic_indices"
 """Where `torch._dynamo.maybe_mark_dynamic` notes the dims on a tensor."""
+
+
+def offer_backend(name: str, place: str) -> None:
+    """Let torch.compile find a backend by its name, as that of an installed package.
+
+    It is not registered: torch does that itself when the name is asked for, and refuses to do it twice.
+    """
+    registry._BACKENDS.setdefault(name, EntryPoint(name, place, "torch_dynamo_backends"))
 
 
 @dataclass(frozen=True)

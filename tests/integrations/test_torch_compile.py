@@ -20,6 +20,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._dynamo.backends.registry import lookup_backend
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
@@ -180,6 +181,13 @@ def test_torch_finds_it_by_its_name() -> None:
     ((name, value),) = project["entry-points"][GROUP].items()
     assert name == "fxdp"
     assert EntryPoint(name, value, GROUP).load() is backend
+
+
+def test_importing_its_module_is_enough() -> None:
+    """What runs here is not installed by pip, or by one that knew of no backend."""
+    assert "fxdp" in torch._dynamo.list_backends()
+    for _ in range(2):
+        assert lookup_backend("fxdp") is backend
 
 
 def test_torch_lists_it_without_importing_it(tmp_path: Path) -> None:
