@@ -6,14 +6,14 @@ import difflib
 import os
 import re
 import textwrap
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from fxdp.errors import InputError, a_kind
 from fxdp.ir.notes import Site
 from fxdp.reports.by_line import place, shortened
-from fxdp.reports.plan_data.collective import Collective
+from fxdp.reports.plan_data.collective import Collective, Need
 from fxdp.reports.plan_data.details import Details
 from fxdp.reports.plan_data.parameter_table import ParameterRow
 from fxdp.reports.rows import Explanation, flat_dict
@@ -134,7 +134,7 @@ def _where(details: Details, subject: str, there: Any) -> Explained | None:
     found = Explained(
         subject,
         tuple(row for row in details.explanations if there(row.site)),
-        tuple(row for row in details.collectives if any(there(need.site) for need in row.needs)),
+        _carrying(details.collectives, lambda need: there(need.site)),
     )
     return found if found else None
 
@@ -163,8 +163,10 @@ def _by_name(details: Details, name: str) -> Explained | None:
     return _where(details, name, lambda site: site.module == name or site.module.startswith(inside))
 
 
-def _carrying(rows: Iterable[Collective], wanted: Any) -> tuple[Collective, ...]:
-    return tuple(row for row in rows if any(wanted(need) for need in row.needs))
+def _carrying(rows: Iterable[Collective], wanted: Callable[[Need], bool]) -> tuple[Collective, ...]:
+    """Those in which a wanted value travels; it goes first, as the first one's chain of causes is shown."""
+    found = (row for row in rows if any(map(wanted, row.needs)))
+    return tuple(replace(row, needs=tuple(sorted(row.needs, key=lambda n: not wanted(n)))) for row in found)
 
 
 def _by_words(details: Details, words: Sequence[str]) -> Explained | None:

@@ -162,6 +162,13 @@ def test_explain(
     assert "<unknown>" not in str(found)
 
 
+def test_the_cause_of_what_was_asked_for_goes_first(pairs: fxdp.Plan) -> None:
+    for name in ("fc.weight", "fc.bias"):
+        (both,) = pairs.explain(name).collectives
+        assert [need.text for need in both.needs].index(f"gradient of {name}") == 0
+        assert len(both.needs) == 2
+
+
 def test_explain_names_what_is_near(pairs: fxdp.Plan) -> None:
     with pytest.raises(fxdp.InputError, match=r"near it are fc\.weight"):
         pairs.explain("fc.wieght")
