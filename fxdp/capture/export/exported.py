@@ -20,6 +20,7 @@ from fxdp import torch_compat
 from fxdp.capture.captured import Check, Route
 from fxdp.capture.export.flat_module import FlatModule
 from fxdp.capture.export.skip_marks import route_skips
+from fxdp.capture.export.written_constants import hold_written_constants
 from fxdp.capture.patches.deferred import deferring
 from fxdp.capture.patches.module_state import read_old_values
 from fxdp.errors import CaptureError
@@ -73,6 +74,7 @@ def export(
     _check_constants(exported)
     gm = torch_compat.exported_module(exported)
     record = program.record
+    hold_written_constants(gm)
     read_old_values(gm, record.assigned)
     deferred.bind(gm)
     routes = route_skips(gm, record.skips)
