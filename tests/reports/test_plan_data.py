@@ -106,6 +106,7 @@ def test_json_that_is_no_plan_of_this_version(pairs: fxdp.Plan) -> None:
     found = json.loads(pairs.to_json())
     mistakes: dict[Any, str] = {
         "{": "this is no JSON",
+        '{"lr": 1, "epochs": 2}': "got JSON with the keys lr, epochs, expected the text",
         "[]": "got a list, expected the text that plan.to_json",
         json.dumps({**found, "version": 2, "fxdp": "9.0"}): "has version 2, made by fxdp 9.0 on torch",
         json.dumps({k: v for k, v in found.items() if k != "causes"}): "has no causes; it is incomplete",

@@ -76,8 +76,7 @@ def checked(text: str, needed: tuple[str, ...]) -> dict[str, Any]:
     except ValueError as error:
         raise InputError(f"from_json: this is no JSON: {error}; {expected}") from error
     if not isinstance(found, dict) or found.get("format") != FORMAT:
-        got = repr(found.get("format")) if isinstance(found, dict) else a_kind(found)
-        raise InputError(f"from_json: got {got}, {expected}")
+        raise InputError(f"from_json: got {_seen(found)}, {expected}")
     if found.get("version") != VERSION:
         raise InputError(
             f"from_json: the plan has version {found.get('version')!r}, made by fxdp {found.get('fxdp')} on "
@@ -87,6 +86,15 @@ def checked(text: str, needed: tuple[str, ...]) -> dict[str, Any]:
     if missing:
         raise InputError(f"from_json: the plan has no {', '.join(missing)}; it is incomplete")
     return found
+
+
+def _seen(found: object) -> str:
+    """JSON that is no plan, by what tells best which file it was."""
+    if not isinstance(found, dict):
+        return a_kind(found)
+    if "format" in found:
+        return f"JSON of format {found['format']!r}"
+    return f"JSON with the keys {', '.join(list(found)[:4])}" if found else "JSON without keys"
 
 
 @contextlib.contextmanager
