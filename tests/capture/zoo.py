@@ -16,8 +16,11 @@ TOKENS = 40
 
 
 @contextlib.contextmanager
-def keep_float64() -> Iterator[None]:
-    """transformers casts losses and norms to float32; keep float64 tensors as they are."""
+def keep_float64(*, integers: bool = False) -> Iterator[None]:
+    """transformers casts losses and norms to float32; keep float64 tensors as they are.
+
+    `integers`: `positions.float()` is float64, too, where a model multiplies it with its parameters.
+    """
     to, as_float, softmax = torch.Tensor.to, torch.Tensor.float, nn.functional.softmax
 
     def patched_to(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -31,7 +34,8 @@ def keep_float64() -> Iterator[None]:
         return softmax(x, *args, **kwargs)
 
     torch.Tensor.to = patched_to
-    torch.Tensor.float = lambda self: self if self.dtype == torch.float64 else as_float(self)
+    wide = {torch.float64, *((torch.int64, torch.int32, torch.bool) if integers else ())}
+    torch.Tensor.float = lambda self: self.double() if self.dtype in wide else as_float(self)
     nn.functional.softmax = patched_softmax
     try:
         yield

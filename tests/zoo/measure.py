@@ -54,35 +54,32 @@ class Measured:
     """The model fixed its batch size: the graph was fitted from several."""
 
 
-def make(entry: Entry, *, own: bool = False) -> tuple[nn.Module, dict[str, Any]]:
-    """The model in float64 (in its own types) and a batch of `BATCH`, always the same."""
+def make(entry: Entry) -> tuple[nn.Module, dict[str, Any]]:
+    """The model in float64 and a batch of `BATCH`, always the same."""
     torch.manual_seed(0)
-    model = entry.build()
-    with contextlib.nullcontext() if own else _default_float64():
-        return model if own else model.double(), entry.inputs(BATCH)
+    model = entry.build().double()
+    with _default_float64():
+        return model, entry.inputs(BATCH)
 
 
 def measure(
-    entry: Entry, mode: str, splits: Sequence[Sequence[int]] = SPLITS, *, own: bool = False
+    entry: Entry, mode: str, splits: Sequence[Sequence[int]] = SPLITS, *, integers: bool = False
 ) -> Measured:
     """Every node and result of the model in one mode, on each split; dropout draws what eager draws.
 
-    `own`: in the model's own types, and 1e-5 is equal, for models that name float32 beside their parameters.
+    `integers`: what the model calls `.float()` of integers is float64, too.
 
     Raises
     ------
     WrongError : something differs by more than 1e-9 (1e-6 behind the model's own casts to float32).
     FxdpError : the model cannot be captured or placed.
     """
-    model, inputs = make(entry, own=own)
+    model, inputs = make(entry)
     model.train(mode == "train")
     chosen = Options(rng="single-device", batch_dims=entry.batch_dims)
     measured = Measured()
-    with contextlib.ExitStack() as stack:
-        if not own:
-            stack.enter_context(keep_float64())
-            stack.enter_context(_default_float64())
-        stack.enter_context(torch.set_grad_enabled(mode != "no_grad"))
+    wide = keep_float64(integers=integers)
+    with wide, _default_float64(), torch.set_grad_enabled(mode != "no_grad"):
         captures: list[Captured] = []
         subjects: dict[tuple[int, int], Subject] = {}
         for split in splits:
@@ -91,7 +88,7 @@ def measure(
             if (at, len(split)) not in subjects:
                 mesh = mesh_of({"dp": len(split)}, "cpu")
                 local, reference = prepare_subject(model, captures[at], mesh, chosen)
-                allowed = tolerances(local.gm, own=own)
+                allowed = tolerances(local.gm, own=False)
                 subjects[at, len(split)] = Subject(model, local.gm, reference, chosen, allowed)
                 _count(measured, local, allowed)
             measured.errors[str(tuple(split))] = _error(subjects[at, len(split)], inputs, split)
