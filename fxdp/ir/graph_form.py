@@ -81,6 +81,28 @@ def target_name(target: Any) -> str:
     raise NoTextError(f"{target} of {type(target).__name__}")
 
 
+def value_text(value: Any) -> str:
+    """What a node gives, without its values: how each tensor lies, and whether it has a gradient.
+
+    Raises
+    ------
+    NoTextError : a tensor without strides.
+    """
+    if isinstance(value, torch.Tensor):
+        return f"{tensor_text(value)} {value.is_leaf}"
+    if isinstance(value, (tuple, list)):
+        return f"({', '.join(map(value_text, value))})"
+    return exact_text(value)
+
+
+def tensor_text(value: torch.Tensor) -> str:
+    """The same of one tensor."""
+    if value.layout != torch.strided:
+        raise NoTextError(f"a tensor of layout {value.layout}")
+    lies = exact_text((tuple(value.shape), tuple(value.stride()), value.storage_offset()))
+    return f"{type(value).__name__} {value.dtype} {value.device} {value.requires_grad} {lies}"
+
+
 def node_text(node: fx.Node) -> str:
     """A node without what is known of it."""
     target = node.target if isinstance(node.target, str) else target_name(node.target)

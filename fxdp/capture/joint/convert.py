@@ -60,7 +60,7 @@ class _Converter:
         strip_effects(raw.gm.graph)
         self.raw = raw
         self.sizes = sizes
-        self.slots = _Slots(raw.exported.owner, raw.exported.paths)
+        self.slots = Slots(raw.exported.owner, raw.exported.paths)
         self.graph = fx.Graph()
         self.sites = SiteIndex(raw.gm.graph.nodes)
         self.copies: dict[fx.Node, fx.Node] = {}
@@ -102,7 +102,7 @@ class _Converter:
         # of a tied parameter torch has a placeholder for each name, fxdp one
         made = next((m for m in self.copies.values() if note(m).slot == slot), None)
         if made is None:
-            made = self.graph.placeholder(identifier(_slot_name(slot)))
+            made = self.graph.placeholder(identifier(slot_name(slot)))
             value = node.meta["val"] if "val" in node.meta else attribute_of(self.raw.gm, node)
             made.meta["val"] = value
             backward = isinstance(slot, Tangent)
@@ -142,7 +142,7 @@ class _Converter:
         check_dense(node, site)
         check_overlap(node, site)
         args, kwargs = fx.map_arg((node.args, node.kwargs), self.copies.__getitem__)
-        made = self.graph.create_node(node.op, node.target, args, kwargs, name=_node_name(node))
+        made = self.graph.create_node(node.op, node.target, args, kwargs, name=node_name(node))
         made.meta = {key: node.meta[key] for key in _KEPT_META if key in node.meta}
         made.meta["fxdp"] = Note(
             type=self.sizes.type(node.meta.get("val")),
@@ -178,7 +178,7 @@ class _Converter:
         made.meta["fxdp"] = Note(results=tuple(slots[i] for i in order))
 
 
-class _Slots:
+class Slots:
     """From torch's descriptors to slots in the user's own names."""
 
     def __init__(self, module: nn.Module, paths: Sequence[str]) -> None:
@@ -251,7 +251,8 @@ def _canonical(named: Callable[..., Any]) -> dict[str, str]:
     return {name: first.setdefault(id(tensor), name) for name, tensor in named(remove_duplicate=False)}
 
 
-def _slot_name(slot: Slot) -> str:
+def slot_name(slot: Slot) -> str:
+    """What a placeholder is called, before it is made a Python name."""
     if isinstance(slot, Input):
         return slot.path
     return f"tangent_{slot.index}" if isinstance(slot, Tangent) else slot.name
@@ -263,7 +264,7 @@ def identifier(text: str) -> str:
     return name if name and not name[0].isdigit() else f"_{name}"
 
 
-def _node_name(node: fx.Node) -> str:
+def node_name(node: fx.Node) -> str:
     """The name of the op, without the numbers that torch appends while tracing."""
     if isinstance(node.target, torch_compat.OpOverload):
         return node.target._schema.name.split("::")[-1]

@@ -15,7 +15,6 @@ import hashlib
 import pickle
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import fx, nn
@@ -25,7 +24,15 @@ from fxdp.capture.export.exported import Exported
 from fxdp.capture.joint.raw_joint import JointOptions
 from fxdp.capture.joint.symbolic_joint import symbolic_joint
 from fxdp.disk.entries import Entries, key_of
-from fxdp.ir.graph_form import NoTextError, exact_text, graph_bytes, graph_of_bytes, node_text
+from fxdp.ir.graph_form import (
+    NoTextError,
+    exact_text,
+    graph_bytes,
+    graph_of_bytes,
+    node_text,
+    tensor_text,
+    value_text,
+)
 from fxdp.ir.graphs import attribute_of
 from fxdp.torch_compat import REGIONS, known_of_symbols, tracing_modes
 
@@ -115,26 +122,11 @@ def _graph_lines(gm: fx.GraphModule) -> Iterable[str]:
             yield f"region {node.name} {node.target} {exact_text(node.args)}"
         else:
             yield node_text(node)
-        yield _value_text(node.meta.get("val"))
+        yield value_text(node.meta.get("val"))
         yield repr([node.meta.get(key) for key in _SOURCE])
         if node.op == "get_attr" and isinstance(inner := attribute_of(gm, node), fx.GraphModule):
             yield from _graph_lines(inner)
             yield "end of region"
-
-
-def _value_text(value: Any) -> str:
-    if isinstance(value, torch.Tensor):
-        return f"{_tensor_text(value)} {value.is_leaf}"
-    if isinstance(value, (tuple, list)):
-        return f"({', '.join(map(_value_text, value))})"
-    return exact_text(value)
-
-
-def _tensor_text(value: torch.Tensor) -> str:
-    if value.layout != torch.strided:
-        raise NoTextError(f"a tensor of layout {value.layout}")
-    lies = exact_text((tuple(value.shape), tuple(value.stride()), value.storage_offset()))
-    return f"{type(value).__name__} {value.dtype} {value.device} {value.requires_grad} {lies}"
 
 
 def _tensor_lines(gm: fx.GraphModule) -> Iterable[str]:
@@ -142,7 +134,7 @@ def _tensor_lines(gm: fx.GraphModule) -> Iterable[str]:
     first: dict[int, str] = {}
     for named in (gm.named_parameters, gm.named_buffers):
         for name, tensor in named(remove_duplicate=False):
-            yield f"{named.__name__} {name} {first.setdefault(id(tensor), name)} {_tensor_text(tensor)}"
+            yield f"{named.__name__} {name} {first.setdefault(id(tensor), name)} {tensor_text(tensor)}"
     bytes_left = _LARGEST
     # nobody's values are read while fakes are traced, but constants' are
     buffers = {id(b) for b in gm.buffers()}
@@ -156,7 +148,7 @@ def _tensor_lines(gm: fx.GraphModule) -> Iterable[str]:
             raise NoTextError("constants without values")
         plain = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
         digest = hashlib.sha256(plain.numpy().tobytes()).hexdigest()
-        yield f"constant {name} {first.setdefault(id(tensor), name)} {_tensor_text(tensor)} {digest}"
+        yield f"constant {name} {first.setdefault(id(tensor), name)} {tensor_text(tensor)} {digest}"
 
 
 def _constants(gm: fx.GraphModule) -> dict[str, torch.Tensor]:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import logging
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from fxdp.capture.captured import Captured, SizeLeaf
 from fxdp.capture.export.exported import Exported
+from fxdp.capture.joint.alike_layers import find_layers, shortened
 from fxdp.capture.joint.canonical_sizes import Sizes
 from fxdp.capture.joint.conditions import find_conditions, guards_of, kept_dims, several_values
-from fxdp.capture.joint.convert import convert
-from fxdp.capture.joint.raw_joint import JointOptions, trace_joint
+from fxdp.capture.joint.convert import Converted, Slots, convert
+from fxdp.capture.joint.long_joint import OtherLayersError, lengthened
+from fxdp.capture.joint.raw_joint import JointOptions, RawJoint, trace_joint
 from fxdp.capture.refusals.mixed_dtypes import check_dtypes
 from fxdp.errors import CaptureError
 from fxdp.ir.sizes import fixed_by_data
+
+_log = logging.getLogger("fxdp")
 
 
 def symbolic_joint(exported: Exported, options: JointOptions) -> Captured:
@@ -27,9 +33,7 @@ def symbolic_joint(exported: Exported, options: JointOptions) -> Captured:
     """
     # read first: the forward graph is used up by what follows
     single = () if options.own_statistics else several_values(exported.gm.graph)
-    raw = trace_joint(exported, options)
-    sizes = Sizes(raw.fakes, exported.batch, [guard for guard, _ in guards_of(raw.shape_env)])
-    converted = convert(raw, sizes)
+    raw, sizes, converted = _by_layer(exported, options) or _joint(exported, options)
     check_dtypes(converted.gm.graph)
     return Captured(
         gm=converted.gm,
@@ -47,6 +51,26 @@ def symbolic_joint(exported: Exported, options: JointOptions) -> Captured:
         checks=exported.checks,
         routes=exported.routes,
     )
+
+
+def _joint(exported: Exported, options: JointOptions) -> tuple[RawJoint, Sizes, Converted]:
+    raw = trace_joint(exported, options)
+    sizes = Sizes(raw.fakes, exported.batch, [guard for guard, _ in guards_of(raw.shape_env)])
+    return raw, sizes, convert(raw, sizes)
+
+
+def _by_layer(exported: Exported, options: JointOptions) -> tuple[RawJoint, Sizes, Converted] | None:
+    """The same from a few of many layers that are alike; None where they are not."""
+    layers = find_layers(exported)
+    if layers is None:
+        return None
+    raw, sizes, short = _joint(shortened(exported, layers), options)
+    try:
+        gm = lengthened(short.gm, layers, Slots(exported.owner, exported.paths))
+    except OtherLayersError as error:
+        _log.debug("%d layers are traced one by one: %s", layers.count, error)
+        return None
+    return raw, sizes, replace(short, gm=gm)
 
 
 def _leaf(leaf: Any, sizes: Sizes) -> Any:
