@@ -1,6 +1,6 @@
 """The layers of a forward graph that are alike, and a shorter graph with a few of them.
 
-    embed  h.0 h.1 h.2 h.3 h.4 h.5 ... h.23  head      shortened:   embed  h.0 h.1 h.2 h.3 h.23  head
+    embed  h.0 h.1 h.2 ... h.22 h.23  head      shortened:   embed  h.0 h.1 h.2 h.3 h.4 h.23  head
 
 Nothing is known here of modules: layers are runs of the same ops on values of the same shapes, each on what
 the one before it gave and on parameters of its own. What all of them read (a mask, a shared weight) comes
@@ -22,9 +22,10 @@ from fxdp.ir.graphs import attribute_of
 from fxdp.ir.windows import Place, Windows, find_windows, operands
 from fxdp.torch_compat import graph_module
 
-KEPT = 5
-"""Layers of a shortened graph: the first and the last, whose neighbours are others, and three alike."""
-_LEAST = 8
+KEPT = 6
+"""Layers of a shortened graph: the first and the last, whose neighbours are others, and three between them
+that are alike; where a backward reads what the layer before gave, one of these is another, too."""
+_LEAST = 9
 """Below, the layers that are left out take less time than finding them and putting them back."""
 _SHORTEST = 6
 """Nodes of a layer in a forward graph."""
@@ -93,6 +94,8 @@ def _checked(exported: Exported, windows: Windows) -> Layers:
                 families.add(column)
             else:
                 _check_alike([_reads(node, i, places) for i, node in enumerate(column)])
+    if not families.names:  # the same weights in all: in a joint graph nothing would tell the layers apart
+        raise _OthersError
     families.check_readers()
     return Layers(windows, tuple(families.names))
 

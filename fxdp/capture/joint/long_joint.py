@@ -1,7 +1,7 @@
 """The joint graph of all layers from that of a few: what the middle ones have is made again for each other.
 
-    short     embed  F0 F1 F2 F3 F4  head  head'  G4 G3 G2 G1 G0  embed'
-    long      embed  F0 F1 F2 C3 .. Cn F3 F4  head  head'  G4 G3 Dn .. D3 G2 G1 G0  embed'
+    short     embed  F0 F1 F2 F3 F4 F5  head  head'  G5 G4 G3 G2 G1 G0  embed'
+    long      embed  F0 F1 F2 C3 .. Cn F3 F4 F5  head  head'  G5 G4 G3 Dn .. D3 G2 G1 G0  embed'
 
 F and G are what forward and backward of a layer are made of, found as runs of the same ops; their borders
 need not be those of the layers that were left out. C and D are copies of F2 and G2, each with the parameters
@@ -13,8 +13,6 @@ Where that does not hold, `OtherLayersError` says so, and all layers are traced.
 
 from __future__ import annotations
 
-import itertools
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -22,20 +20,11 @@ from torch import fx
 
 from fxdp.capture.joint.alike_layers import KEPT, Layers
 from fxdp.capture.joint.convert import Slots, identifier, node_name, slot_name
-from fxdp.capture.sites import SiteIndex
-from fxdp.ir.graph_form import value_text
-from fxdp.ir.notes import Note, Site, copy_note, note, sequence_number
+from fxdp.capture.joint.moved_notes import Numbers, Sites
+from fxdp.capture.joint.short_joint import OtherLayersError, ShortJoint
+from fxdp.ir.notes import Note, copy_note, note, sequence_number
 from fxdp.ir.slots import Buffer, Gradient, Mutation, Parameter, ResultSlot, Slot
-from fxdp.ir.windows import Windows, find_windows, operands
 from fxdp.torch_compat import graph_module
-
-_SHORTEST = 6
-_LEAST = 3
-"""Windows: one to copy, one before it, one after it."""
-
-
-class OtherLayersError(Exception):
-    """The layers of a joint graph differ in more than their parameters."""
 
 
 def lengthened(short: fx.GraphModule, layers: Layers, slots: Slots) -> fx.GraphModule:
@@ -48,90 +37,6 @@ def lengthened(short: fx.GraphModule, layers: Layers, slots: Slots) -> fx.GraphM
     return _Lengthened(short, layers, slots).run()
 
 
-class _Short:
-    """The nodes of a short joint graph, and which number of a layer each belongs to."""
-
-    def __init__(self, gm: fx.GraphModule, layers: Layers) -> None:
-        calls = [n for n in gm.graph.nodes if n.op == "call_function"]
-        self.forward = [n for n in calls if not note(n).backward]
-        self.backward = [n for n in calls if note(n).backward]
-        self.families = {
-            names[real]: (family, i)
-            for family, names in enumerate(layers.families)
-            for i, real in enumerate(layers.kept)
-        }
-        found = [self._windows(nodes) for nodes in (self.forward, self.backward) if nodes]
-        self.rows = [windows.rows for windows in found]
-        self.places = {
-            node: (half, *place)
-            for half, windows in enumerate(found)
-            for node, place in windows.places.items()
-        }
-
-    def _windows(self, nodes: list[fx.Node]) -> Windows:
-        found = find_windows(nodes, _known, shortest=_SHORTEST, least=_LEAST)
-        if found is None:
-            raise OtherLayersError("no run of ops")
-        # numbers by the parameters that are read: of the backward's windows the first is the last layer's
-        highest = {i: max(self._layers_of(row), default=-KEPT) for i, row in found.rows.items()}
-        for step in (1, -1):
-            # what is around the layers may look like a part of one
-            likely = Counter(number - step * i for i, number in highest.items() if number >= 0)
-            (offset, count), *_ = likely.most_common(1) or [(0, 0)]
-            if count >= _LEAST:
-                alike = {i: row for i, row in found.rows.items() if highest[i] == offset + step * i}
-                return Windows(alike).numbered(highest.__getitem__)
-        raise OtherLayersError("parameters are not read layer by layer")
-
-    def _layers_of(self, row: tuple[fx.Node, ...]) -> Iterator[int]:
-        for node in itertools.chain.from_iterable(map(operands, row)):
-            place = self.parameter(node)
-            if place is not None:
-                yield place[1]
-
-    def parameter(self, node: fx.Node) -> tuple[int, int] | None:
-        """The family of a parameter's or buffer's placeholder, and its layer."""
-        slot = note(node).slot
-        return self.families.get(slot.name) if isinstance(slot, (Parameter, Buffer)) else None
-
-    def layer(self, node: fx.Node) -> int | None:
-        """The number of a node of a window, or of a parameter."""
-        if node in self.places:
-            return self.places[node][1]
-        place = self.parameter(node)
-        return None if place is None else place[1]
-
-    def reads(self, node: fx.Node, number: int) -> object:
-        """What a node of window `number` reads, in words that are the same for the next window."""
-        if node in self.places:
-            half, i, k = self.places[node]
-            return half, number - i, k
-        place = self.parameter(node)
-        return node if place is None else ("parameter", number - place[1], place[0])
-
-    def copied(self) -> int:
-        """The window to copy: it reads what the one before it does."""
-        for number in (2, 1, 3):
-            if all(self._like_the_one_before(rows, number) for rows in self.rows):
-                return number
-        raise OtherLayersError("no layer reads what the one before it does")
-
-    def _like_the_one_before(self, rows: dict[int, tuple[fx.Node, ...]], number: int) -> bool:
-        if not {number - 1, number, number + 1} <= rows.keys():
-            return False
-        pairs = zip(rows[number], rows[number - 1], strict=True)
-        return all(
-            self.reads(a, number) == self.reads(b, number - 1)
-            for one, other in pairs
-            for a, b in zip(operands(one), operands(other), strict=True)
-        )
-
-
-def _known(node: fx.Node) -> object:
-    known = note(node)
-    return str(known.type), value_text(node.meta.get("val")), node.meta.get("is_gradient_acc"), known.skip
-
-
 class _Lengthened:
     """Writes the long graph."""
 
@@ -139,7 +44,7 @@ class _Lengthened:
         self.gm = gm
         self.layers = layers
         self.slots = slots
-        self.short = _Short(gm, layers)
+        self.short = ShortJoint(gm, layers)
         self.copied = self.short.copied()
         self.more = layers.count - KEPT
         self.graph = fx.Graph()
@@ -147,8 +52,8 @@ class _Lengthened:
         """Copies of what belongs to no layer."""
         self.made: dict[object, fx.Node] = {}
         """Of what does, by its place in the long graph."""
-        self.sites = _Sites(layers)
-        self.numbers = _Numbers(self.short, self.copied, self.more)
+        self.sites = Sites(layers)
+        self.numbers = Numbers(self.short, self.copied, self.more)
 
     def run(self) -> fx.GraphModule:
         self._placeholders()
@@ -291,73 +196,3 @@ def _of(slot: ResultSlot, name: str) -> ResultSlot:
         return Mutation(renamed)
     assert isinstance(renamed, Parameter)
     return Gradient(renamed)
-
-
-class _Numbers:
-    """The numbers by which torch tells forward ops apart: those of the layers that are made are new."""
-
-    def __init__(self, short: _Short, copied: int, more: int) -> None:
-        self._copied, self._more = copied, more
-        self._rows = {i: [sequence_number(n) for n in row] for i, row in short.rows[0].items()}
-        self._first: dict[int | None, tuple[int, int]] = {}
-        for i, row in self._rows.items():
-            for k, number in enumerate(row):
-                self._first.setdefault(number, (i, k))
-        self._elsewhere = {sequence_number(n) for n in short.forward if n not in short.places}
-        used = (sequence_number(n) for n in (*short.forward, *short.backward))
-        self._fresh = itertools.count(1 + max((number for number in used if number is not None), default=0))
-        self._made: dict[tuple[int, int, bool], int] = {}
-
-    def moved(self, number: int, by: int, copied: bool) -> int:
-        """The number of the same op `by` layers later; of what is in no layer its own."""
-        if number in self._first:
-            i, k = self._first[number]
-            layer = i + by
-            if self._copied < layer <= self._copied + self._more:
-                return self._new(layer, k, True)
-            row = self._rows.get(layer if layer <= self._copied else layer - self._more)
-            found = None if row is None else row[k]
-            return number if found is None else found
-        # an op that only the backward still knows
-        return self._new(by, number, False) if copied and number not in self._elsewhere else number
-
-    def _new(self, layer: int, k: int, found: bool) -> int:
-        if (layer, k, found) not in self._made:
-            self._made[layer, k, found] = next(self._fresh)
-        return self._made[layer, k, found]
-
-
-class _Sites:
-    """Where nodes of one layer come from, for nodes of another."""
-
-    def __init__(self, layers: Layers) -> None:
-        index = SiteIndex(())
-        self._rows = [[index.site(n) for n in row] for row in layers.windows.rows.values()]
-        self._kept = layers.kept
-        self._moved: dict[int, dict[Site, Site]] = {}
-
-    def moved(self, site: Site, by: int, *, strict: bool) -> Site:
-        """The same place of the source `by` layers later."""
-        if not site.file:
-            return site
-        if by not in self._moved:
-            self._moved[by] = self._table(by)
-        found = self._moved[by].get(site)
-        if found is None and strict:
-            raise OtherLayersError(f"{site} is in no layer")
-        return found or site
-
-    def _table(self, by: int) -> dict[Site, Site]:
-        found: dict[Site, Site] = {}
-        for number, real in enumerate(self._kept):
-            if 0 <= number + by < len(self._rows):
-                for pair in zip(self._rows[real], self._rows[number + by], strict=True):
-                    pairs = [pair]
-                    if all(site.module for site in pair):  # sums of gradients know their line alone
-                        pairs.append((replace(pair[0], module=""), replace(pair[1], module="")))
-                    for one, other in pairs:
-                        if found.setdefault(one, other) != other:
-                            raise OtherLayersError(f"{one} is {found[one]} and {other}")
-        return found
-
-
