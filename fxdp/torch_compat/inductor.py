@@ -8,6 +8,7 @@ import itertools
 import platform
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import torch
@@ -21,6 +22,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 __all__ = [
     "CppBuilding",
+    "built_as_code",
     "code_settings",
     "compile_with_inductor",
     "cpp_building",
@@ -162,6 +164,14 @@ def _call_products_into_buffers() -> None:
 def code_settings() -> dict[str, Any]:
     """The settings under which all code is compiled and loaded."""
     return {"cpp.vec_isa_ok": True} if _compiler_knows_vectors() else {}
+
+
+def built_as_code() -> AbstractContextManager[Any]:
+    """Inside, kernels are built and found under `code_settings`."""
+    import torch._inductor.config as inductor_config
+
+    found: AbstractContextManager[Any] = inductor_config.patch(code_settings())
+    return found
 
 
 @functools.cache

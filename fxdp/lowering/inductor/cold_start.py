@@ -27,7 +27,7 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 from fxdp.lowering.inductor.kernel_units import units
 from fxdp.lowering.inductor.start import Start
-from fxdp.torch_compat import CppBuilding, compile_lock, cpp_building
+from fxdp.torch_compat import CppBuilding, built_as_code, compile_lock, cpp_building
 
 _log = logging.getLogger("fxdp")
 
@@ -78,7 +78,8 @@ def kernels_built_together() -> Iterator[None]:
             yield
         finally:
             cpp.programs.AsyncCompile = own
-        kernels.build()
+        with built_as_code():  # programs are compiled and loaded under these settings, but that is over here
+            kernels.build()
 
 
 class _Awaited(NamedTuple):

@@ -189,3 +189,16 @@ def _trained(
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
     texts = [str(halves.forward_graph.graph), str(halves.backward_graph.graph)]
     return texts, [loss.detach(), *gradients, *model.buffers()]
+
+
+def test_kernels_are_built_under_the_settings_of_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a warm start, which builds none, would try vector instructions that the cold start knew."""
+    import torch._inductor.config as inductor_config
+
+    found = []
+    monkeypatch.setattr(cold_start._Kernels, "build", lambda _: found.append(inductor_config.cpp.vec_isa_ok))
+    monkeypatch.setattr("fxdp.torch_compat.inductor._compiler_knows_vectors", lambda: True)
+    with cold_start.kernels_built_together():
+        pass
+    assert found == [True]
+    assert inductor_config.cpp.vec_isa_ok is None
