@@ -32,6 +32,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import fxdp
 from fxdp.reports.rows import format_bytes
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from tests.held_memory import bytes_of, peak_of, shared_bytes
 
 CONSOLE = Console(width=max(Console().width, 110))

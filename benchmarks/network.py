@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.table import Table
 from variants import VARIANTS
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from tests.hosts.machines import Machines, machines, why_not
 
 CONSOLE = Console(width=max(Console().width, 100))

@@ -31,9 +31,12 @@ from models import CASES
 from processes import launch
 from rich.console import Console
 from rich.table import Table
-from sharding_rank import BASELINE, BUCKET_MB, SHARDED, VARIANTS, WHOLE, measure
 
 from fxdp.reports.rows import format_bytes
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from sharding_rank import BASELINE, BUCKET_MB, SHARDED, VARIANTS, WHOLE, measure
+
 from tests.hosts.machines import Machines, machines, why_not
 
 CONSOLE = Console(width=max(Console().width, 110))
