@@ -101,6 +101,8 @@ class Net(nn.Module):
 def disturbed(rank: int, fault: Fault, folder: str) -> None:
     """The life of a rank."""
     warnings.simplefilter("ignore")
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's job in the background ignores it
     life = _Rank(fault, rank, Path(folder))
     if life.guilty and fault.kind == "error in a thread":
         thread = threading.Thread(target=life.live)
