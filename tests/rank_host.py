@@ -37,7 +37,7 @@ import fxdp
 import fxdp.module.compiled  # imported once, for all ranks
 import fxdp.ranks.agreement  # the same
 from fxdp.disk.entries import key_of
-from fxdp.torch_compat.inductor import code_settings
+from fxdp.torch_compat import built_as_code
 from tests.captures import traced_by_one_rank
 
 COLLECT_AFTER = (50_000, 20, 50)
@@ -117,7 +117,7 @@ def _know_inductor() -> None:
 
     compile_kernels_quickly()
     init_backend_registration()
-    with torch._inductor.config.patch(code_settings()):  # else a program for each kind of vectors is compiled
+    with built_as_code():  # else a program for each kind of vectors is compiled
         cpu_vec_isa.pick_vec_isa()
     joint_graph.lazy_init(torch.device("cpu"))  # traces the patterns that it looks for: half a second
     post_grad.lazy_init()

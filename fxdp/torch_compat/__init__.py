@@ -18,4 +18,5 @@ from fxdp.torch_compat.operators import *  # noqa: F403
 from fxdp.torch_compat.outer_call import *  # noqa: F403
 from fxdp.torch_compat.quick_sizes import *  # noqa: F403
 from fxdp.torch_compat.symbolic import *  # noqa: F403
+from fxdp.torch_compat.vector_instructions import *  # noqa: F403
 from fxdp.torch_compat.wrapping import *  # noqa: F403

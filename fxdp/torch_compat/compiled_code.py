@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from fxdp.torch_compat.exporting import tracing_modes
-from fxdp.torch_compat.inductor import code_settings
+from fxdp.torch_compat.vector_instructions import built_as_code, code_settings
 
 __all__ = ["code_bytes", "code_environment", "code_of_bytes"]
 
@@ -73,13 +73,12 @@ def code_bytes(code: Any) -> bytes:
 
 def code_of_bytes(content: bytes) -> Callable[[list[Any]], Any]:
     """The half again, loaded and ready to run."""
-    import torch._inductor.config as inductor_config
     from torch._inductor.output_code import CompiledFxGraphConstants
     from torch._inductor.utils import BoxedBool
 
     code = pickle.loads(content)
     constants = CompiledFxGraphConstants()
-    with inductor_config.patch(code_settings()):  # those of its kernels decide where they are found
+    with built_as_code():  # those of its kernels decide where they are found
         code.after_deserialization(constants)
         code.post_compile([], constants, {**code.fx_kwargs, "cudagraphs": BoxedBool(False)})
     return code  # type: ignore[no-any-return]

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
-import platform
-import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import torch
@@ -20,10 +16,10 @@ from torch.fx import traceback as fx_traceback
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
+from fxdp.torch_compat.vector_instructions import built_as_code
+
 __all__ = [
     "CppBuilding",
-    "built_as_code",
-    "code_settings",
     "compile_with_inductor",
     "cpp_building",
     "handing_on",
@@ -121,9 +117,9 @@ def compile_with_inductor(
     from torch._inductor.virtualized import V
 
     _call_products_into_buffers()
-    settings = code_settings()
-    if in_order:
-        settings |= {"reorder_for_peak_memory": False, "reorder_for_locality": False}
+    settings: dict[str, Any] = (
+        {"reorder_for_peak_memory": False, "reorder_for_locality": False} if in_order else {}
+    )
     context = TracingContext(fake_mode)
     with (
         tracing(context),
@@ -131,6 +127,7 @@ def compile_with_inductor(
         torch.no_grad(),
         V.set_fake_mode(fake_mode),
         torch._C._DisableAutocast(),  # a traced pattern of Inductor would be cast, too
+        built_as_code(),
         inductor_config.patch(settings),
     ):
         compiled = compile_fx_inner(
@@ -159,38 +156,6 @@ def _call_products_into_buffers() -> None:
 
     if torch.ops.aten.addmm_.default not in lowerings:
         make_fallback(torch.ops.aten.addmm_.default, warn=False)  # type: ignore[no-untyped-call]
-
-
-def code_settings() -> dict[str, Any]:
-    """The settings under which all code is compiled and loaded."""
-    return {"cpp.vec_isa_ok": True} if _compiler_knows_vectors() else {}
-
-
-def built_as_code() -> AbstractContextManager[Any]:
-    """Inside, kernels are built and found under `code_settings`."""
-    import torch._inductor.config as inductor_config
-
-    found: AbstractContextManager[Any] = inductor_config.patch(code_settings())
-    return found
-
-
-@functools.cache
-def _compiler_knows_vectors() -> bool:
-    """Whether the vector instructions that the processor reports need no test compilation.
-
-    Inductor compiles and loads one program per instruction set, which takes seconds of a cold start. GCC
-    knows all sets that torch uses on x86-64 since version 9; elsewhere Inductor may look for itself.
-    """
-    if platform.machine() not in ("x86_64", "AMD64"):
-        return False
-    try:
-        asked = subprocess.run(
-            ["g++", "-dumpversion"], capture_output=True, text=True, timeout=10, check=True
-        )
-    except (OSError, subprocess.SubprocessError):
-        return False
-    major = asked.stdout.partition(".")[0].strip()
-    return major.isdigit() and int(major) >= 9
 
 
 def inductor_folder() -> str:

@@ -197,7 +197,7 @@ def test_kernels_are_built_under_the_settings_of_the_code(monkeypatch: pytest.Mo
 
     found = []
     monkeypatch.setattr(cold_start._Kernels, "build", lambda _: found.append(inductor_config.cpp.vec_isa_ok))
-    monkeypatch.setattr("fxdp.torch_compat.inductor._compiler_knows_vectors", lambda: True)
+    monkeypatch.setattr("fxdp.torch_compat.vector_instructions._gcc", lambda: 12)
     with cold_start.kernels_built_together():
         pass
     assert found == [True]
