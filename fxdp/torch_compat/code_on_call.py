@@ -1,7 +1,7 @@
 """Of torch's graph modules: their Python code is written when one is called, not at each change of its graph.
 
-Export and tracing change a graph in a dozen passes, and print and compile its code after each. Nobody calls
-it: what is traced next runs the nodes.
+Export, tracing and the partitioner change a graph in a dozen passes, and print and compile its code after
+each. Nobody calls it: what is traced next runs the nodes.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from torch.fx.graph import _PyTreeCodeGen
 
 __all__ = ["code_on_call"]
 
+_WRITE_CODE = GraphModule.recompile
+
 
 @contextlib.contextmanager
 def code_on_call() -> Iterator[None]:
     """Inside, no graph module gets code before its first call; torch's own lazy ones stay as they are."""
-    plain = GraphModule.recompile
 
     def forward(self: GraphModule, *args: Any, **kwargs: Any) -> Any:
-        plain(self)  # puts the code in the place of this function
+        _WRITE_CODE(self)  # puts the code in the place of this function
         return self.forward(*args, **kwargs)
 
     def recompile(self: GraphModule) -> None:
@@ -35,4 +36,5 @@ def code_on_call() -> Iterator[None]:
     try:
         yield
     finally:
-        GraphModule.recompile = plain  # type: ignore[method-assign]
+        # another thread that is inside of this writes code too early from here on, and puts back the same
+        GraphModule.recompile = _WRITE_CODE  # type: ignore[method-assign]

@@ -47,6 +47,7 @@ from fxdp.lowering.inductor.strides import results as flat_results
 from fxdp.lowering.inductor.trace import Traced, trace, unread_draws
 from fxdp.lowering.shapes import Shapes, SizesFixedError
 from fxdp.torch_compat import (
+    code_on_call,
     compile_with_inductor,
     fixed_sizes,
     graph_module,
@@ -79,7 +80,8 @@ def lower_inductor(
     ------
     SizesFixedError : a size that was to stay open became a constant.
     """
-    traced = trace(gm, values, shapes, device)
+    with code_on_call():
+        traced = trace(gm, values, shapes, device)
     keeps_strides = shapes.generic or not chooses_layouts(traced.joint, device)
     compiler = _Compiler(
         traced, _Signature.of(gm), device, start, keeps_strides, summed, first, budget, by_layer
@@ -144,7 +146,8 @@ class _Compiler:
     def training(self, zero: frozenset[int] | None) -> Halves:
         types = self.signature.tangents
         zero = usual_zeros(types) if zero is None else zero
-        forward, backward, saved_order = self._cut()
+        with code_on_call():
+            forward, backward, saved_order = self._cut()
         halves = Halves(
             _not_compiled, self.signature.outputs, forward, backward, saved_order, len(types),
             self._compile_backward, self._compile_half, self.summed,
@@ -165,7 +168,8 @@ class _Compiler:
         return halves
 
     def inference(self) -> Halves:
-        joint = joint_passes_for_inference(self.traced.joint, self.device, self.traced.fake_mode)
+        with code_on_call():
+            joint = joint_passes_for_inference(self.traced.joint, self.device, self.traced.fake_mode)
         _write_back(joint, self.signature)
         code, _ = self._compile(joint, backward=False, inference=True)
         return Halves(code, self.signature.outputs, joint)

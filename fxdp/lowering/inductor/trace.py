@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from fxdp.ir.draws import node_draws
 from fxdp.ir.notes import note
 from fxdp.ir.ops import collectives, layouts
 from fxdp.ir.ops.whole_draws import is_twin
@@ -21,7 +22,7 @@ from fxdp.lowering.inductor.number_tensors import NumberTensors
 from fxdp.lowering.inductor.recomputed_values import marked, save_results_alone
 from fxdp.lowering.inductor.strides import channels_last, traces_channels_last
 from fxdp.lowering.shapes import Shapes
-from fxdp.torch_compat import FakeTensorMode, OpOverload, interpret_sympy, trace_for_inductor
+from fxdp.torch_compat import FakeTensorMode, OpOverload, OpTraces, interpret_sympy, trace_for_inductor
 
 aten = torch.ops.aten
 
@@ -115,6 +116,7 @@ class _Run:
         self._numbers: set[fx.Node] = set()
         self._tensors = NumberTensors()
         self._drawn: Tensor | None = None
+        self._traces = OpTraces()
 
     def call(self, node: fx.Node, number: int) -> Any:
         """The value of a node, the `number`th of its graph, once those that it reads are in `env`."""
@@ -126,7 +128,10 @@ class _Run:
         args = self._sendable(node, self._laid_out(node, args) if self._lays_out else args)
         with marked(node, number):
             target, given = self._tensors.call(node, args)
-            value = target(*given, **kwargs)
+            if note(node).again or node_draws(node):
+                value = target(*given, **kwargs)
+            else:
+                value = self._traces.call(target, given, kwargs)
             self._tensors.keep(node, args, self.env)
         if node.target is _READ or self._numbers.intersection(node.all_input_nodes):
             value = _read_again(value, self._numbers, node)

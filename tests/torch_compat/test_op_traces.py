@@ -1,0 +1,85 @@
+"""Ops that were traced before are copied: the trace is the same, node by node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch import Tensor, fx, nn
+
+import fxdp
+from fxdp.lowering.inductor import trace as tracing
+from fxdp.lowering.inductor.compile import lower_inductor
+from fxdp.torch_compat import OpTraces, op_traces
+
+
+class _Layers(nn.Module):
+    """Layers with what decompositions treat in their own ways: views, several results, indices, constants."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(7, 8)
+        self.norms = nn.ModuleList(nn.LayerNorm(8) for _ in range(3))
+        self.last = nn.Conv1d(8, 8, 3, padding=1)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        h = self.embed(tokens)
+        for norm in self.norms:
+            scores = norm(h) @ h.transpose(1, 2)
+            h = h + nn.functional.dropout(nn.functional.gelu(scores.softmax(-1) @ h), 0.1)
+            h = torch.cat([h[..., :4] - 0.0, h[..., 4:] * -0.0], -1).contiguous()
+            values, where = h.max(1)
+            h = h + values[:, None] * where[:, None].to(h.dtype)
+        return self.last(h.mT).square().mean()
+
+
+def _lines(gm: fx.GraphModule) -> Iterator[str]:
+    """All that a trace says of its nodes, whose memory each value lies in included; nodes by number."""
+    first: dict[int, int] = {}
+    numbers: dict[fx.Node, str] = {}
+    for number, node in enumerate(gm.graph.nodes):
+        numbers[node] = f"%{number}"
+        value = node.meta.get("val")
+        said = []
+        for one in value if isinstance(value, (tuple, list)) else [value]:
+            if isinstance(one, Tensor):
+                memory = first.setdefault(one.untyped_storage()._cdata, number)
+                said.append(f"{one.dtype} {tuple(one.shape)} {one.stride()} {one.storage_offset()} {memory}")
+            else:
+                said.append(str(one))
+        reads = fx.map_arg((node.args, node.kwargs), numbers.__getitem__)
+        yield f"{number} {node.op} {node.target} {reads} {said} {sorted(node.meta)}"
+
+
+def test_traces_are_those_of_ops_that_are_run() -> None:
+    both: list[tuple[list[str], list[str], bool]] = []
+    copied = mock.Mock(side_effect=op_traces._copied)
+
+    def seen(*given: Any, **how: Any) -> Any:
+        with mock.patch.object(op_traces, "_copied", copied):
+            ours = tracing.trace(*given)
+        with mock.patch.object(OpTraces, "call", lambda self, target, args, kwargs: target(*args, **kwargs)):
+            plain = tracing.trace(*given)
+        both.append((list(_lines(ours.joint)), list(_lines(plain.joint)), given[2].generic))
+        return lower_inductor(*given, **how)
+
+    with (
+        mock.patch("fxdp.lowering.inductor.kept_halves.lower_inductor", seen),
+        mock.patch.dict("os.environ", {"FXDP_CACHE": "0"}),
+    ):
+        compiled = fxdp.compile(_Layers())
+        for size in (4, 6):
+            compiled(torch.randint(7, (size, 5))).backward()
+    assert [generic for _, _, generic in both] == [False, True]
+    assert copied.call_count > 50
+    for ours, plain, _ in both:
+        assert ours == plain
+
+
+@pytest.mark.parametrize("zeros", [(0.0, -0.0), (1, True), (1, 1.0)])
+def test_equal_numbers_of_other_kinds_are_others(zeros: tuple[float, float]) -> None:
+    one, other = (op_traces._kind(number, []) for number in zeros)
+    assert one != other
