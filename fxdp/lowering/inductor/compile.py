@@ -53,6 +53,7 @@ from fxdp.torch_compat import (
     graph_module,
     joint_passes_for_inference,
     partition_for_inductor,
+    quick_sizes,
 )
 
 aten = torch.ops.aten
@@ -80,7 +81,7 @@ def lower_inductor(
     ------
     SizesFixedError : a size that was to stay open became a constant.
     """
-    with code_on_call():
+    with code_on_call(), quick_sizes():
         traced = trace(gm, values, shapes, device)
     keeps_strides = shapes.generic or not chooses_layouts(traced.joint, device)
     compiler = _Compiler(
@@ -146,7 +147,7 @@ class _Compiler:
     def training(self, zero: frozenset[int] | None) -> Halves:
         types = self.signature.tangents
         zero = usual_zeros(types) if zero is None else zero
-        with code_on_call():
+        with code_on_call(), quick_sizes():
             forward, backward, saved_order = self._cut()
         halves = Halves(
             _not_compiled, self.signature.outputs, forward, backward, saved_order, len(types),
@@ -168,7 +169,7 @@ class _Compiler:
         return halves
 
     def inference(self) -> Halves:
-        with code_on_call():
+        with code_on_call(), quick_sizes():
             joint = joint_passes_for_inference(self.traced.joint, self.device, self.traced.fake_mode)
         _write_back(joint, self.signature)
         code, _ = self._compile(joint, backward=False, inference=True)
