@@ -7,6 +7,7 @@
     picks     reads no more of its first operand than it returns
     mixes     puts values of several operands together; none is larger than what was given
     shape     reads nothing of its first operand but shape, dtype and device
+    unwritten its memory holds whatever was there
     linear    the groups of arguments in which a pointwise op is linear, all others held fixed
 
 The facts are said of each op by itself, since none follows from another:
@@ -41,10 +42,12 @@ class _Fact(Flag):
     PICKS = auto()
     MIXES = auto()
     SHAPE = auto()
+    UNWRITTEN = auto()
 
 
 _NONE, _VIEW, _SAME, _IDENTITY = _Fact.NONE, _Fact.VIEW, _Fact.SAME, _Fact.IDENTITY
 _ZEROS, _PICKS, _MIXES, _SHAPE = _Fact.ZEROS, _Fact.PICKS, _Fact.MIXES, _Fact.SHAPE
+_UNWRITTEN = _Fact.UNWRITTEN
 _SELF: Groups = (("self",),)
 
 _ROWS: tuple[tuple[_Fact, Groups, tuple[OpOverload, ...]], ...] = (
@@ -97,12 +100,18 @@ _ROWS: tuple[tuple[_Fact, Groups, tuple[OpOverload, ...]], ...] = (
     )),
     # a value of the operand's shape
     (_SHAPE, (), (
-        aten.zeros_like.default, aten.ones_like.default, aten.full_like.default, aten.empty_like.default,
+        aten.zeros_like.default, aten.ones_like.default, aten.full_like.default,
         aten.fill.Scalar, aten.zero.default, aten.rand_like.default, aten.randn_like.default,
         aten.randint_like.default, aten.randint_like.low_dtype, aten.bernoulli.p, aten.uniform.default,
         aten.normal_functional.default, aten.log_normal.default, aten.cauchy.default,
         aten.exponential.default, aten.geometric.default, aten.random.default, aten.random.to,
         getattr(aten.random, "from"),
+    )),
+    # memory that nothing has written
+    (_SHAPE | _UNWRITTEN, (), (aten.empty_like.default,)),
+    (_UNWRITTEN, (), (
+        aten.empty.memory_format, aten.empty_strided.default, aten.empty_permuted.default,
+        aten.new_empty.default, aten.new_empty_strided.default,
     )),
     # rows of the first operand, named by the second
     (_PICKS | _MIXES, (), (aten.gather.default, aten.index.Tensor, aten.index_select.default)),
@@ -156,6 +165,11 @@ def mixes(target: Any) -> bool:
 def reads_shape_alone(target: Any) -> bool:
     """Whether values of the first operand are not read: of a partial one each rank has the whole shape."""
     return _has(target, _SHAPE)
+
+
+def is_unwritten(target: Any) -> bool:
+    """Whether the values of the result are whatever its memory held before."""
+    return _has(target, _UNWRITTEN)
 
 
 def linear_groups(target: Any) -> Groups:

@@ -11,6 +11,7 @@ from torch import fx
 
 from fxdp.ir.graphs import attribute_of
 from fxdp.ir.notes import is_host_size, note
+from fxdp.ir.op_kinds import is_unwritten
 from fxdp.ir.ops.layouts import laid_arguments
 from fxdp.ir.sizes import B, number
 from fxdp.ir.slots import ResultSlot, Slot
@@ -19,12 +20,6 @@ from fxdp.torch_compat import OpOverload
 
 aten = torch.ops.aten
 
-_UNWRITTEN = frozenset(
-    {
-        aten.empty.memory_format, aten.empty_like.default, aten.empty_strided.default,
-        aten.empty_permuted.default, aten.new_empty.default, aten.new_empty_strided.default,
-    }
-)  # fmt: skip
 _POISON = float("nan")
 _COPY_IF_NEEDED: dict[Any, Any] = {
     aten.view.default: aten.reshape.default,
@@ -98,6 +93,6 @@ def execute(node: fx.Node, value_of: Callable[[fx.Node], Any]) -> Any:
     if isinstance(node.target, OpOverload):
         args, kwargs = laid_arguments(node.target, args, kwargs)
     result = _COPY_IF_NEEDED.get(node.target, node.target)(*args, **kwargs)
-    if node.target in _UNWRITTEN:
+    if is_unwritten(node.target):
         result.fill_(_POISON if result.is_floating_point() or result.is_complex() else 1)
     return result

@@ -29,6 +29,7 @@ from torch._guards import TracingContext, tracing
 from torch._ops import OpOverload
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.export import _trace as export_trace
 from torch.fx.experimental import proxy_tensor
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, PropagateUnbackedSymInts
@@ -44,6 +45,7 @@ __all__ = [
     "DataDependentOutputException",
     "ForwardTokenAOTInput",
     "ForwardTokenAOTOutput",
+    "FunctionalTensor",
     "GradAOTOutput",
     "GuardOnDataDependentSymNode",
     "InputMutationAOTOutput",

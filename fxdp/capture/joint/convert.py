@@ -18,6 +18,7 @@ from fxdp.capture.joint.raw_joint import RawJoint
 from fxdp.capture.refusals.dense_only import check_dense
 from fxdp.capture.refusals.diagnose import changed_parameter, check_written
 from fxdp.capture.refusals.overlaps import check_overlap
+from fxdp.capture.refusals.unwritten import check_unwritten
 from fxdp.capture.sites import SiteIndex, module_path
 from fxdp.errors import CaptureError
 from fxdp.ir.graphs import attribute_of
@@ -77,6 +78,7 @@ class _Converter:
                 self._copy(node)
         self.graph.eliminate_dead_code(is_impure_node=_is_kept)
         self._erase_unused()
+        check_unwritten(self.graph)
         gm = torch_compat.graph_module(self.raw.gm, self.graph, "Joint")
         return Converted(gm, self.constants)
 

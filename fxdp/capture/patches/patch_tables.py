@@ -21,7 +21,7 @@ from fxdp.capture.patches.raise_checks import Asked, checks
 from fxdp.capture.patches.random_numbers import UNIT_DRAWS, RefusedGenerators, python_draws, seedings
 from fxdp.capture.patches.silence import SILENCE, unwarned
 from fxdp.capture.patches.substitutes import SUBSTITUTES
-from fxdp.capture.patches.tensor_reads import DATA, layout_reads, symbolic_len
+from fxdp.capture.patches.tensor_reads import DATA, TEXTS, layout_reads, symbolic_len
 from fxdp.capture.refusals.dense_only import DenseOnly
 from fxdp.ir.draws import kept_random_state
 from fxdp.ir.graphs import no_collection
@@ -79,6 +79,7 @@ def own_code(heard: Heard, module: nn.Module, tensors: Sequence[Tensor]) -> tupl
         *AUTOGRAD,
         *INNER_GRADIENTS,
         DATA,
+        *TEXTS,
         *layout_reads(heard.layout_reads, module, tensors),
         *seedings(heard.seeded),
         *checks(heard.asked),

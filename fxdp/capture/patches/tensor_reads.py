@@ -4,6 +4,7 @@
     y.data                              a detached tensor, and an assignment to it a write in place
     x.as_strided((n, 4), (1, 5))        strides, offsets, and views that are spelled by them
     if not x.is_contiguous(): ...
+    len(repr(x))                        a text, which shows no values while they are traced
 
 Export does not see `.data`: what that gives has left the trace, and becomes a constant without values. And a
 trace answers for contiguous inputs, which the caller's need not be (`refusals/input_layouts.py`). What is
@@ -21,8 +22,9 @@ from torch import Tensor, nn
 
 from fxdp.capture.captured import LayoutRead
 from fxdp.capture.patches.patch import Patch, around, calling_frame
-from fxdp.capture.sites import is_user_file, site_of_frame
+from fxdp.capture.sites import is_user_file, site_of_call, site_of_frame
 from fxdp.errors import CaptureError
+from fxdp.torch_compat import FunctionalTensor
 
 _LIBRARIES = frozenset({"builtins", "fxdp", "numpy", "sympy", "torch", "mpmath", "networkx"})
 """Their code needs real ints, and is no part of a model."""
@@ -83,6 +85,25 @@ def _traced_data(plain: Any) -> property:
 
 
 DATA = Patch(Tensor, "data", _traced_data)
+
+
+def _text(plain: Callable[..., str], self: Tensor, **kwargs: Any) -> str:
+    """A text may be printed; code that computes with it would compute with that of a traced tensor."""
+    made = plain(self, **kwargs)
+    return _Text(made) if is_user_file(calling_frame().f_code.co_filename) else made
+
+
+def _refused(self: str, *args: Any) -> Any:
+    raise CaptureError(
+        f"at {site_of_call()}: reads the text of a tensor, which shows no values while the model is "
+        "captured, and a graph would keep what was read. Compute with the tensor, or only print its text"
+    )
+
+
+_Text = type(
+    "_Text", (str,), dict.fromkeys(("__len__", "__iter__", "__getitem__", "__contains__", "count"), _refused)
+)
+TEXTS = tuple(Patch(owner, "__repr__", around(_text)) for owner in (Tensor, nn.Parameter, FunctionalTensor))
 
 
 def layout_reads(found: list[LayoutRead], module: nn.Module, inputs: Sequence[Tensor]) -> tuple[Patch, ...]:

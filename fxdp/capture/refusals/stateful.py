@@ -121,6 +121,10 @@ def copy_of(module: nn.Module, replaced: Mapping[int, Any] | None = None) -> nn.
 
     `copy.deepcopy` refuses such tensors: the `weight` that `torch.nn.utils.weight_norm` computes anew before
     each forward, or what a forward kept, in lists and dicts, too.
+
+    Raises
+    ------
+    CaptureError : something else that the module holds cannot be copied; with its attribute.
     """
     computed = {
         id(value): value.detach().clone()
@@ -128,7 +132,25 @@ def copy_of(module: nn.Module, replaced: Mapping[int, Any] | None = None) -> nn.
         for value in pytree.tree_leaves(vars(child))
         if isinstance(value, Tensor) and not value.is_leaf
     }
-    return copy.deepcopy(module, {**computed, **(replaced or {})})
+    kept = {**computed, **(replaced or {})}
+    try:
+        return copy.deepcopy(module, dict(kept))
+    except Exception as error:  # whatever the user's classes raise
+        raise CaptureError(
+            f"a copy of the model is needed, and copy.deepcopy refuses {_uncopied(module, kept)}: "
+            f"{type(error).__name__}: {error}. Keep it outside of the model, or give its class a __deepcopy__"
+        ) from error
+
+
+def _uncopied(module: nn.Module, kept: Mapping[int, Any]) -> str:
+    """The first attribute that cannot be copied by itself."""
+    for path, child in module.named_modules():
+        for key in own_attributes(child):
+            try:
+                copy.deepcopy(vars(child)[key], dict(kept))
+            except Exception:
+                return f"{key} of {path or 'the model'} ({type(child).__name__})"
+    return f"the model ({type(module).__name__})"
 
 
 @contextlib.contextmanager

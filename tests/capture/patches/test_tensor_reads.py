@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 
 import pytest
@@ -70,9 +71,19 @@ def _sparse(model: _Model, x: Tensor) -> Tensor:
     return rows.square().sum()
 
 
+def _reads_text(model: _Model, x: Tensor) -> Tensor:
+    return model.fc(x).sum() * len(repr(x))
+
+
+def _reads_text_of_a_weight(model: _Model, x: Tensor) -> Tensor:
+    return model.fc(x).sum() * ("nan" in f"{model.fc.weight}")
+
+
 @pytest.mark.parametrize(
     ("body", "said"),
     [
+        (_reads_text, r"at .*test_tensor_reads.py:\d+.*: reads the text of a tensor"),
+        (_reads_text_of_a_weight, r"at .*test_tensor_reads.py:\d+.*: reads the text of a tensor"),
         (_another_shape, r"assigns torch.float64\[\] to the data of torch.float64\[4\]"),
         (_follows, r"at .*test_tensor_reads.py:\d+.*: the forward changes parameter slow.weight in place"),
         (_clamps, r"at .*test_tensor_reads.py:\d+.*: the forward changes parameter fc.weight in place"),
@@ -82,6 +93,18 @@ def _sparse(model: _Model, x: Tensor) -> Tensor:
 def test_refused(body: Callable[[_Model, Tensor], Tensor], said: str) -> None:
     with pytest.raises(CaptureError, match=said):
         capture(_Model(body), (torch.randn(8, 4, dtype=torch.float64),), {})
+
+
+def test_the_text_of_a_tensor_may_be_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    def shows(model: _Model, x: Tensor) -> Tensor:
+        print(repr(x), f"{x} and {model.fc.bias}")
+        warnings.warn(repr(x), stacklevel=1)
+        return model.fc(x).sum()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        check(_Model(shows), (torch.randn(8, 4, dtype=torch.float64),), splits=[(5, 2, 0, 1)])
+    assert "and" in capsys.readouterr().out
 
 
 def test_functions_of_strides_take_keywords() -> None:

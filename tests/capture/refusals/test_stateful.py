@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 from collections import deque
 from collections.abc import Callable
 
@@ -149,3 +150,11 @@ def test_what_a_forward_left_is_copied_as_values() -> None:
     assert torch.equal(twin.last, model.last)
     assert not twin.last.requires_grad
     assert twin.fc.weight is not model.fc.weight
+
+
+def test_what_cannot_be_copied_is_named() -> None:
+    model = nn.Sequential(nn.Linear(4, 4))
+    model[0].lock = threading.Lock()  # type: ignore[assignment]
+    words = r"refuses lock of 0 \(Linear\): TypeError: cannot pickle.*__deepcopy__"
+    with pytest.raises(CaptureError, match=words):
+        fxdp.verify(model, (torch.randn(4, 4),), mesh={"dp": 2})
