@@ -21,6 +21,8 @@ from tests.zoo.entry import Entry
 
 LIBRARIES = ("timm", "torchvision", "diffusers", "peft", "torch_geometric", "transformers")
 CLASSES = 10
+SAMPLES = 3
+"""In the batch that eager tries."""
 
 
 @dataclass(frozen=True)
@@ -77,15 +79,20 @@ def first_that_runs(entries: Iterable[tuple[str, Entry]]) -> Member:
     last: Exception | None = None
     for name, entry in entries:
         try:
-            torch.manual_seed(0)
-            loss = entry.build().train()(**entry.inputs(3))
-            loss.backward()
-            if not loss.isfinite():
-                raise EagerError(f"its loss is {loss.item()}")
-            return Member(name, entry)
+            return check_runs(Member(name, entry))
         except Exception as error:
             last = error
     raise EagerError(f"{type(last).__name__}: {last}") from last
+
+
+def check_runs(member: Member) -> Member:
+    """The member, whose model eager has run forward and backward, in training, with a few samples."""
+    torch.manual_seed(0)
+    loss = member.entry.build().train()(**member.entry.inputs(SAMPLES))
+    loss.backward()
+    if not loss.isfinite():
+        raise EagerError(f"its loss is {loss.item()}")
+    return member
 
 
 def _import_torchvision() -> None:

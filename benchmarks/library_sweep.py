@@ -20,6 +20,7 @@ from rich.console import Console
 from zoo_table import state
 
 import fxdp
+from tests.zoo.catalogue import CATALOGUE
 from tests.zoo.entry import Entry
 from tests.zoo.measure import Measured, WrongError, measure
 
@@ -34,11 +35,18 @@ def sweep(libraries: Sequence[str], names: Sequence[str], *, timeout: float, mis
     measured is a sample of each.
     """
     listed = {library: families(library) for library in libraries}
+    _warm()
     orders = [[(library, name) for name in _order(listed[library], names)] for library in libraries]
     for library, name in filter(None, chain.from_iterable(zip_longest(*orders))):
         if not (missing and name in known(library)):
             row = in_own_process(["train"], partial(_measure, listed[library], name), timeout)["train"]
             _keep(library, len(listed[library]), name, row)
+
+
+def _warm() -> None:
+    """What torch and sympy set up for the first capture, the processes of all families inherit."""
+    warnings.simplefilter("ignore")
+    measure(CATALOGUE["gpt2"], "train", SPLITS)
 
 
 def _order(listed: Families, names: Sequence[str]) -> list[str]:

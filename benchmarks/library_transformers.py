@@ -1,101 +1,134 @@
-"""A family of transformers is a folder of its models; its own tests say how small, and with which loss."""
+"""A family of transformers is a folder of its models: as the catalogue has it, or made small by names."""
 
 from __future__ import annotations
 
+import importlib
 import inspect
-import unittest
-from collections.abc import Iterator
-from copy import deepcopy
+import re
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
 import transformers
-from library_entries import EagerError, Families, Member, first_that_runs
-from library_tests import entry_of, test_modules
+from library_entries import SAMPLES, EagerError, Families, Member, check_runs, parameters
+from tiny_configs import tiny
+from tiny_inputs import Call, calls
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
-from transformers.models.auto import modeling_auto
+from transformers import PreTrainedModel
 
-from tests.zoo.entry import Entry, Inputs
+from tests.zoo.catalogue import CATALOGUE
+from tests.zoo.entry import Entry
 
-BASES = {
-    *modeling_auto.MODEL_MAPPING_NAMES.values(),
-    *modeling_auto.MODEL_FOR_BACKBONE_MAPPING_NAMES.values(),
-}
-"""Those without a loss."""
+OWN: dict[str, dict[str, Any]] = {}
+"""What the configuration of a family cannot do without, where the names of its sizes do not say."""
+LARGEST = 10_000_000
+"""Parameters of a model that counts as small."""
 
 
 def families() -> Families:
     """All folders with a model."""
-    root = Path(inspect.getfile(transformers)).parent / "models"
-    names = sorted({path.parent.name for path in root.glob("*/modeling_*.py")} - {"auto"})
-    return {name: partial(_smallest, name) for name in names}
+    names = sorted({path.parent.name for path in _root().glob("*/modeling_*.py")} - {"auto"})
+    known = _catalogued()
+    return {name: partial(_smallest, name, known.get(name, [])) for name in names}
 
 
-def _smallest(name: str) -> Member:
-    return first_that_runs(_entries(name))
+def _root() -> Path:
+    return Path(inspect.getfile(transformers)).parent / "models"
 
 
-def _entries(name: str) -> Iterator[tuple[str, Entry]]:
-    modules = test_modules("transformers", f"models/{name}", "ModelTesterMixin", "CausalLMModelTest")
-    tests = [_made(case) for module in modules for case in vars(module).values() if _is_test(case, module)]
-    if not tests:
-        raise EagerError("the tests at hand have no small model of it")
-    classes = [(test, model) for test in tests for model in test.all_model_classes]
-    for test, model in sorted(classes, key=lambda pair: _is_base(pair[1])):
-        yield model.__name__, entry_of(partial(_build, test, model), partial(_inputs, test, model))
+def _smallest(name: str, known: Sequence[tuple[str, Entry]]) -> Member:
+    """The first model that eager runs, in the catalogue or of those that the family defines.
+
+    Raises
+    ------
+    EagerError : none does, with what the last one says.
+    """
+    said: list[str] = []
+    for model, entry in known:
+        try:
+            return check_runs(Member(model, _with_loss(entry)))
+        except Exception as error:
+            said.append(f"{model}: {type(error).__name__}: {error}")
+    for made in _classes(name):
+        try:
+            return _first_call(made, OWN.get(name, {}))
+        except Exception as error:
+            said.append(f"{made.__name__}: {type(error).__name__}: {error}")
+    raise EagerError("; ".join(said[:3]) or "the family has no model")
 
 
-def _is_test(case: Any, module: ModuleType) -> bool:
-    """Whether this is a class of tests of a model, defined here."""
-    if not (isinstance(case, type) and issubclass(case, unittest.TestCase)):
-        return False
-    return case.__module__ == module.__name__ and hasattr(case, "_prepare_for_class")
+def _with_loss(entry: Entry) -> Entry:
+    return Entry(lambda: OwnLoss(entry.build()), entry.inputs, entry.batch_dims)
 
 
-def _is_base(model: type) -> bool:
-    return any(model.__name__ == base or model.__name__ in base for base in BASES)
+def _catalogued() -> dict[str, list[tuple[str, Entry]]]:
+    """The models of the catalogue by the family whose folder has their class."""
+    found: dict[str, list[tuple[str, Entry]]] = {}
+    for name, entry in CATALOGUE.items():
+        for module in entry.build().modules():
+            folder = re.match(r"transformers\.models\.(\w+)\.", type(module).__module__)
+            if folder:
+                found.setdefault(folder[1], []).append((f"{type(module).__name__} ({name})", entry))
+                break
+    return found
 
 
-def _made(case: Any) -> Any:
-    test = case("setUp")
-    test.setUp()
-    return test
+def _classes(name: str) -> list[Any]:
+    """The family's models, those with a task of their own first."""
+    found: dict[str, Any] = {}
+    for path in sorted((_root() / name).glob("modeling_*.py")):
+        module = importlib.import_module(f"transformers.models.{name}.{path.stem}")
+        found |= {key: value for key, value in vars(module).items() if _is_model(value, module.__name__)}
+    return sorted(found.values(), key=lambda model: [word not in model.__name__ for word in ("For", "Model")])
 
 
-def _build(test: Any, model: Any) -> nn.Module:
-    config, _ = test.model_tester.prepare_config_and_inputs_for_common()
-    return _OwnLoss(model(deepcopy(config)))
-
-
-def _inputs(test: Any, model: Any, batch: int) -> Inputs:
-    _set_batch(test.model_tester, batch)
-    _, inputs = test.model_tester.prepare_config_and_inputs_for_common()
-    labelled = test._prepare_for_class(inputs, model, return_labels=model.__name__ not in BASES)
-    return {name: _drawn(name, value) for name, value in labelled.items() if value is not None}
-
-
-def _set_batch(tester: Any, batch: int) -> None:
-    """Of the tester, and of those for parts of the model that it has."""
-    for name, value in list(vars(tester).items()):
-        if name == "batch_size":
-            tester.batch_size = batch
-        elif name.endswith("_tester"):
-            _set_batch(value, batch)
-
-
-def _drawn(name: str, value: Any) -> Any:
-    """Labels that are zero everywhere teach nothing: random ones."""
-    is_zero = (
-        name == "labels" and isinstance(value, Tensor) and not value.is_floating_point() and not value.any()
+def _is_model(value: Any, module: str) -> bool:
+    return (
+        isinstance(value, type)
+        and issubclass(value, PreTrainedModel)
+        and value.__module__ == module
+        and value.config_class is not None
+        and not value.__name__.endswith("PreTrainedModel")
     )
-    return torch.randint_like(value, 2) if is_zero else value
 
 
-class _OwnLoss(nn.Module):
+def _first_call(model: Any, own: dict[str, Any]) -> Member:
+    """The model with the first inputs that it accepts; with a head of keys for each of queries if need be."""
+    said: Exception | None = None
+    for groups in (2, 1):
+        build = partial(_build, model, own, groups)
+        try:
+            if (size := parameters(build)) > LARGEST:
+                raise EagerError(f"{size} parameters are not small")
+            for call in calls(build().model):
+                try:
+                    return _accepted(build, call)
+                except Exception as error:
+                    said = error
+        except Exception as error:
+            said = error
+    raise said or EagerError("nothing here has the names of its arguments")
+
+
+def _accepted(build: Any, call: Call) -> Member:
+    """A model that counts the tokens of an image says how many it wants."""
+    try:
+        return check_runs(Member(f"{call.kind}({call})", Entry(build, call)))
+    except Exception as error:
+        wanted = re.search(r"tokens:? ?(\d+),? (?:and )?features:? ?(\d+)", str(error))
+        if call.marks or not wanted or not call.media:
+            raise
+        return _accepted(build, call.with_marks(int(wanted[2]) // SAMPLES))
+
+
+def _build(model: Any, own: dict[str, Any], groups: int) -> OwnLoss:
+    return OwnLoss(model(tiny(model.config_class, own, groups=groups)))
+
+
+class OwnLoss(nn.Module):
     """The model's own loss; a mean square of what it returns if it has none."""
 
     def __init__(self, model: nn.Module) -> None:
