@@ -26,7 +26,8 @@ from fxdp.ranks.links.link_speed import is_cheaper, measured
 from fxdp.ranks.links.links import Links
 from fxdp.ranks.links.live import live_links, remember
 from fxdp.ranks.links.messages import Messages
-from fxdp.ranks.links.notices import KeyValueStore, Notices
+from fxdp.ranks.links.notices import KeyValueStore, Notices, store_lost
+from fxdp.ranks.links.peers import Peers
 from fxdp.ranks.links.rendezvous import connect_all
 from fxdp.ranks.links.shared_memory import SharedMemory
 from fxdp.ranks.links.sockets import OpenSocket, open_sockets
@@ -68,10 +69,19 @@ def open_links(
     is_gloo, above = backend == "gloo", settings.tree_above
     check_limit(len(ranks), needed(len(ranks), len(row), gloo=is_gloo, memory=wanted, tree_above=above))
     store = world.get_group_store()
-    name = _prefix(store, rank, ranks)
-    notices = Notices(store, name, ranks, rank)
     try:
-        opening = _Opening(store, name, notices, rank, ranks, row, backend, settings)
+        name = _prefix(store, rank, ranks)
+        notices = Notices(store, name, ranks, rank)
+    except dist.DistNetworkError as error:
+        raise store_lost(error) from error
+    peers = Peers(ranks, ranks[rank], lambda other: store.check([f"{name}/{ranks.index(other)}"]))
+
+    def look() -> None:
+        notices.look()
+        peers.look()
+
+    try:
+        opening = _Opening(store, name, look, rank, ranks, row, backend, settings)
         return remember(opening.links(world))
     except BaseException as error:
         notices.tell(ranks[rank], _words(error))
@@ -84,7 +94,7 @@ class _Opening:
 
     store: KeyValueStore
     name: str
-    notices: Notices
+    look: Callable[[], None]
     rank: int
     ranks: Sequence[int]
     row: Sequence[int]
@@ -150,7 +160,7 @@ class _Opening:
         own = place_of[self.rank]
         given = (
             self.store, self.name, self.rank, planes, self._host(), timeout_s,
-            self.notices.look, self.settings.lost_s, above,
+            self.look, self.settings.lost_s, above,
         )  # fmt: skip
         if len(self.ranks) <= above:
             to_all, to_row = connect_all(*given)
@@ -182,7 +192,7 @@ class _Opening:
         planes, timeout_s = ([among[place] for place in here],), self.settings.timeout_s
         (joined,) = connect_all(
             self.store, f"{self.name}/host/{planes[0][0]}", self.rank, planes, self._host(), timeout_s,
-            self.notices.look, self.settings.lost_s,
+            self.look, self.settings.lost_s,
         )  # fmt: skip
         connections = {place: joined[among[place]] for place in here if place != messages.rank}
         return Messages(messages.rank, connections, timeout_s)
