@@ -12,6 +12,7 @@ import torch
 from torch import fx
 
 from fxdp.capture.export.skip_marks import MARK
+from fxdp.compiler.row_checks import ROW_CHECKS
 from fxdp.ir import conversions
 from fxdp.ir.graphs import given_arguments
 from fxdp.ir.level import Level
@@ -27,10 +28,14 @@ from fxdp.torch_compat import OpOverload
 Fault = tuple[fx.Node, str]
 Check = Callable[[fx.Graph], Iterator[Fault]]
 
-CHECKS: dict[Level, list[Check]] = {level: [] for level in Level} | {Level.STAGED: list(STAGE_CHECKS)}
+CHECKS: dict[Level, list[Check]] = {level: list(ROW_CHECKS.get(level, ())) for level in Level}
 """The checks that each level adds to those before it."""
+CHECKS[Level.STAGED] += STAGE_CHECKS
 
-UNTIL: dict[Check, Level] = dict.fromkeys(STAGE_CHECKS, Level.STAGED)
+UNTIL: dict[Check, Level] = {
+    **dict.fromkeys(STAGE_CHECKS, Level.STAGED),
+    **dict.fromkeys((check for checks in ROW_CHECKS.values() for check in checks), Level.LOCAL),
+}
 """The last level at which a check holds, where that is not the last of all."""
 
 
@@ -186,20 +191,6 @@ def collectives_have_one_wait(graph: fx.Graph) -> Iterator[Fault]:
                 yield node, f"needs exactly one wait, has {len(users)} users"
         elif node.target is conversions.wait and node.args[0].target not in conversions.COLLECTIVES:
             yield node, "waits for what is no collective"
-
-
-@_holds(Level.LOCAL, until=Level.LOCAL)
-def buckets_of_rows_start_in_one_order(graph: fx.Graph) -> Iterator[Fault]:
-    """Once they are scheduled, each start of a phase reads the one before it: no compiler may swap them."""
-    starts = [n for n in graph.nodes if n.target in conversions.ORDERED and len(n.args) > 2]
-    if not any(node.args[2] for node in starts):
-        return
-    last: dict[bool, fx.Node] = {}
-    for node in starts:
-        before = last.get(note(node).backward)
-        if before is not None and before not in node.args[2]:
-            yield node, f"may start before %{before.name}"
-        last[note(node).backward] = node
 
 
 @_holds(Level.EXPLICIT, until=Level.LOCAL)

@@ -22,7 +22,7 @@ from fxdp.ir.notes import Cause, Site
 from fxdp.ir.ops.moments import MOMENTS_OP
 from fxdp.ir.placements import MOMENTS, P, R, Rows, S
 from fxdp.ir.recipes import Recipe
-from fxdp.ir.slots import Buffer, Gradient, Input, Mutation, Output, Parameter
+from fxdp.ir.slots import Buffer, Gradient, Input, Mutation, Output, Parameter, Tangent
 from tests.graphs import Sketch
 
 aten = torch.ops.aten
@@ -183,6 +183,33 @@ def _buckets_of_rows_start_in_one_order() -> fx.GraphModule:
     return g.returns({Output(i): n for i, n in enumerate(done)})
 
 
+def _casts_come_before_gathers() -> fx.GraphModule:
+    g = Sketch()
+    results: dict[Any, fx.Node] = {}
+    for name, dtypes in (("w", ["bf16", "bf16"]), ("a", ["bf16", "f64"]), ("b", ["f64"]), ("c", ["bf16", None])):
+        own = g.add(Parameter(name), "f32[4]", Rows())
+        for dtype in dtypes:
+            start = g.call(conversions.gather_rows, own, type="f32[4]", at=R, reads=(Rows(),), cause=CAUSE)
+            done = g.call(conversions.wait, start, type="f32[4]", at=R, reads=(R,))
+            target = aten.neg.default if dtype is None else aten._to_copy.default
+            read = g.call(target, done, type=f"{dtype or 'f32'}[4]", at=R, reads=(R,))
+            results[Output(len(results))] = read
+    return g.returns(results, (R,) * len(results))
+
+
+def _gathers_of_the_backward_read_a_tangent() -> fx.GraphModule:
+    g = Sketch()
+    w, x = g.add(Parameter("w"), "f32[4]", Rows()), g.add(Input(0, "x"), "f32[B]", S(0))
+    tangent = g.add(Tangent(0), "f32[B]", S(0))
+    reads: Any = {"type": "f32[4]", "at": R, "cause": CAUSE, "reads": (Rows(), None)}
+    starts = [g.call(conversions.gather_rows, [w], (2,), (x,), **reads)]
+    starts.append(g.call(conversions.gather_rows, [w], (2,), (x,), backward=True, **reads))
+    reads["reads"] = (Rows(), None, None)
+    starts.append(g.call(conversions.gather_rows, [w], (2,), (starts[1], tangent), backward=True, **reads))
+    done = [g.call(conversions.wait, n, type="f32[4]", at=R, reads=(R,)) for n in starts]
+    return g.returns({Output(i): n for i, n in enumerate(done)})
+
+
 def _collectives_have_causes() -> fx.GraphModule:
     g = Sketch()
     x = g.add(Input(0, "x"), "f32[B]", S(0))
@@ -319,6 +346,16 @@ MALFORMED: list[tuple[Callable[[], fx.GraphModule], Level, list[str]]] = [
         ["needs exactly one wait, has 2 users", "waits for what is no collective"],
     ),
     (_buckets_of_rows_start_in_one_order, Level.LOCAL, ["may start before %gather_rows"]),
+    (
+        _gathers_of_the_backward_read_a_tangent,
+        Level.LOCAL,
+        ["is of the backward, but depends on no tangent"],
+    ),
+    (
+        _casts_come_before_gathers,
+        Level.EXPLICIT,
+        ["gathers %w as torch.float32, which is read as torch.bfloat16 alone"],
+    ),
     (_collectives_have_causes, Level.EXPLICIT, ["has no cause"]),
     (
         _partial_flows_through_linear_ops,

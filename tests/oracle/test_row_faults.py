@@ -7,11 +7,14 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import fx
+from torch.distributed.fsdp import MixedPrecisionPolicy
 
 import fxdp
+from fxdp.errors import VerifierError
 from fxdp.ir import conversions
 from fxdp.ir.notes import note
-from fxdp.passes import BucketRows
+from fxdp.ir.placements import R, Rows
+from fxdp.passes import BucketRows, PlaceParameters, ScheduleRows
 from tests import faults
 from tests.captures import KNOWN, captured_once
 from tests.exactness.test_sharded import Words, _batch
@@ -52,3 +55,48 @@ def test_the_fault_is_seen(
     with captured_once(KNOWN.setdefault("tests.exactness.test_sharded", {})):
         report = fxdp.verify(Words(), _batch(0, 9), mesh=mesh, strategy=strategy, bucket_mb=0.0005)
     assert not report.ok
+
+
+def _without_order(gm: fx.GraphModule) -> None:
+    """A gather may start before the one that it follows."""
+    start = _gather(gm, backward=False)
+    start.args = (*start.args[:2], tuple(n for n in start.args[2] if n.target is not conversions.gather_rows))
+
+
+def _without_tangent(gm: fx.GraphModule) -> None:
+    """A gather of the backward may be taken for the forward's."""
+    start = _gather(gm, backward=True)
+    start.args = (*start.args[:2], ())
+
+
+def _gather(gm: fx.GraphModule, *, backward: bool) -> fx.Node:
+    """The first of a backward; the second of a forward."""
+    starts = gm.graph.find_nodes(op="call_function", target=conversions.gather_rows)
+    return [n for n in starts if note(n).backward is backward][not backward]
+
+
+def _before_the_cast(gm: fx.GraphModule) -> None:
+    """A parameter is whole when it is cast, so twice the bytes are gathered."""
+    for cast in gm.graph.find_nodes(op="call_function", target=torch.ops.aten._to_copy.default):
+        if isinstance(note(cast).placement, Rows):
+            note(cast).placement, note(cast).operands = R, (R,)
+
+
+@pytest.mark.parametrize(
+    ("step", "fault", "words"),
+    [
+        (ScheduleRows, _without_order, "may start before %gather_rows"),
+        (ScheduleRows, _without_tangent, "of the backward, but depends on no tangent"),
+        (PlaceParameters, _before_the_cast, r"as torch.float32, which is read as torch.bfloat16 alone"),
+    ],
+)
+def test_what_gives_the_same_numbers_is_seen_by_the_verifier(
+    step: type, fault: Callable[[fx.GraphModule], None], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Order and bytes: on virtual ranks, which run one after another, both programs give the same."""
+    faults.after(step, fault)(monkeypatch)
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+    with pytest.raises(VerifierError, match=words):
+        fxdp.plan(
+            Words(), _batch(0, 8), mesh={"dp": 2}, strategy="shard", bucket_mb=0.0001, mp_policy=policy
+        )

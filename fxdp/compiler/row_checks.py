@@ -1,0 +1,69 @@
+"""What holds of a program that gathers rows of parameters and deals out sums of gradients.
+
+    a cast of w to fewer bytes, then its gather          EXPLICIT: what travels is as narrow as what is read
+    gather a, gather b reads gather a, ..                LOCAL, scheduled: one order, whoever compiles it
+    tangent, a gather of the backward reads it           LOCAL, scheduled: none is taken for the forward's
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import fx
+
+from fxdp.ir import conversions
+from fxdp.ir.graphs import reachable
+from fxdp.ir.level import Level
+from fxdp.ir.notes import note, tensor_type
+from fxdp.ir.slots import Tangent
+
+Fault = tuple[fx.Node, str]
+
+_CAST = torch.ops.aten._to_copy.default
+
+
+def casts_come_before_gathers(graph: fx.Graph) -> Iterator[Fault]:
+    """EXPLICIT: no parameter is gathered of which every op that reads it casts it to the same fewer bytes."""
+    for parameter in graph.find_nodes(op="placeholder"):
+        starts = [u for u in parameter.users if u.target is conversions.gather_rows]
+        readers = [r for s in starts for u in s.users if u.target is conversions.wait for r in u.users]
+        others = [user for user in parameter.users if user not in starts]
+        dtypes = {tensor_type(r).dtype if r.target is _CAST else None for r in (*readers, *others)}
+        if len(dtypes) == 1 and (dtype := dtypes.pop()) is not None and starts:
+            own = tensor_type(parameter).dtype
+            if dtype.itemsize < own.itemsize:
+                yield starts[0], f"gathers %{parameter.name} as {own}, which is read as {dtype} alone"
+
+
+def buckets_of_rows_start_in_one_order(graph: fx.Graph) -> Iterator[Fault]:
+    """LOCAL: once scheduled, each start of a phase reads the one before it: no compiler may swap them."""
+    last: dict[bool, fx.Node] = {}
+    for node in _scheduled(graph):
+        before = last.get(note(node).backward)
+        if before is not None and before not in node.args[2]:  # type: ignore[operator]
+            yield node, f"may start before %{before.name}"
+        last[note(node).backward] = node
+
+
+def gathers_of_the_backward_read_a_tangent(graph: fx.Graph) -> Iterator[Fault]:
+    """LOCAL: once scheduled, what the backward gathers depends on a tangent, or a compiler may keep the
+    forward's whole value in its place."""
+    tangents = [n for n in graph.find_nodes(op="placeholder") if isinstance(note(n).slot, Tangent)]
+    later = reachable(tangents)
+    for node in _scheduled(graph):
+        if node.target is conversions.gather_rows and note(node).backward and node not in later:
+            yield node, "is of the backward, but depends on no tangent"
+
+
+def _scheduled(graph: fx.Graph) -> list[fx.Node]:
+    """The starts of buckets in order; none where they have not been tied to what comes before them."""
+    starts = [n for n in graph.nodes if n.target in conversions.ORDERED and len(n.args) > 2]
+    return starts if any(node.args[2] for node in starts) else []
+
+
+ROW_CHECKS = {
+    Level.EXPLICIT: (casts_come_before_gathers,),
+    Level.LOCAL: (buckets_of_rows_start_in_one_order, gathers_of_the_backward_read_a_tangent),
+}
+"""The checks by the level from which on they hold; emission lowers the nodes that they read."""
