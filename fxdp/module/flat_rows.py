@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from fxdp.ir.adjoining import line_of
 from fxdp.ir.model_tensors import held
 from fxdp.module.optimizer_twin import dealt
 from fxdp.torch_compat import dtensor_like, that_pickles
@@ -38,18 +39,20 @@ def room(rows: Tensor) -> int:
 def joined(tensors: Sequence[Tensor | None], rooms: Sequence[int]) -> list[bool]:
     """Whether each of several tensors but the last goes on in the next, behind so many bytes."""
     # at each step for each parameter: what is done for all by one call is ten times as fast
-    at = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
-    if not all(tensor.is_contiguous() for tensor in tensors if tensor is not None):
+    there: list[Any] = [tensor for tensor in tensors if tensor is not None]
+    if not all(map(Tensor.is_contiguous, there)):
         return [False] * len(rooms)
+    at = [*map(Tensor.data_ptr, there)]
+    if len(at) < len(tensors):
+        at = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
     return list(map(eq, map(sub, at[1:], at), rooms))
 
 
 def as_one(tensors: Sequence[Tensor]) -> Tensor | None:
     """Tensors that follow one another in memory as one line, without a copy; None if they do not."""
-    first, rooms = tensors[0], [tensor.nbytes for tensor in tensors[:-1]]
-    if not all(joined(tensors, rooms)) or any(tensor.dtype != first.dtype for tensor in tensors):
+    if any(tensor.dtype != tensors[0].dtype for tensor in tensors):
         return None
-    return line_from(first, sum(tensor.numel() for tensor in tensors))
+    return line_of(tensors, [tensor.numel() for tensor in tensors])
 
 
 def in_one_memory(some: Tensor, other: Tensor) -> bool:
@@ -74,6 +77,8 @@ class FlatRows:
     """What the optimizer has for `flat`; empty before its first step."""
     _numbers: dict[str, Tensor] = field(default_factory=dict)
     """The states that are a number: one for each parameter, all equal."""
+    _others: dict[str, Tensor] = field(default_factory=dict)
+    """The same without the first, which is stepped."""
     _known: dict[str, Any] = field(default_factory=dict)
     """What of `state` the parameters have their parts of."""
     _written: list[int] = field(default_factory=list)
@@ -114,8 +119,8 @@ class FlatRows:
         for name, value in list(own.items()):
             if self._known.get(name, self) is not value:
                 self._adopt(name, value, seen)
-            elif (numbers := self._numbers.get(name)) is not None:
-                numbers[1:].copy_(value)
+            elif (others := self._others.get(name)) is not None:
+                others.copy_(value)
 
     def _adopt(self, name: str, value: Any, seen: Mapping[Tensor, MutableMapping[str, Any]]) -> None:
         """A state that the step has made."""
@@ -131,7 +136,7 @@ class FlatRows:
 
     def _take(self, name: str, line: Tensor, *, is_number: bool) -> None:
         if is_number:
-            self._numbers[name] = line
+            self._numbers[name], self._others[name] = line, line[1:]
         self.state[name] = self._known[name] = line[0] if is_number else line
 
     def _hand_out(self, name: str, line: Tensor, seen: Mapping[Tensor, MutableMapping[str, Any]]) -> None:

@@ -14,8 +14,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain, pairwise
-from operator import is_
+from operator import attrgetter, is_, itemgetter, methodcaller
 from typing import Any, NamedTuple
 
 import torch
@@ -23,10 +24,14 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from fxdp.ir.model_tensors import held
+from fxdp.ir.model_tensors import all_held, held
 from fxdp.module.flat_rows import FlatRows, alike, as_seen, in_one_memory, joined, line_from, room
 from fxdp.module.optimizer_twin import keep_options, rows_of, twin_of
 from fxdp.torch_compat import local_shards
+
+# of all parameters at each step, so by one call for all: that touches each object once and nothing else
+_GRAD, _PARAMS = attrgetter("grad"), itemgetter("params")
+_VALUES, _IS_NONE = methodcaller("values"), partial(is_, None)
 
 
 class _Member(NamedTuple):
@@ -86,12 +91,14 @@ class LocalRows:
 
     def gradients(self) -> list[Tensor | None]:
         """The rows of the members' gradients."""
-        gradients = [p.grad for p in self.parameters]
+        gradients = [*map(_GRAD, self.parameters)]
         found = local_shards(gradients, self.parameters)
-        for i, (rows, gradient) in enumerate(zip(found, gradients, strict=True)):
-            if rows is None and gradient is not None:
-                found[i] = rows_of(self.parameters[i], gradient)
-        return found
+        if not any(map(_IS_NONE, found)):
+            return [*found]
+        return [
+            rows_of(p, gradient) if rows is None and gradient is not None else rows
+            for p, rows, gradient in zip(self.parameters, found, gradients, strict=True)
+        ]
 
     def join(self, optimizer: Optimizer, gradients: Sequence[Tensor | None]) -> None:
         """Find what is stepped as one, if that has changed."""
@@ -238,20 +245,23 @@ def _runs(joined: Sequence[bool], count: int) -> Iterator[list[int]]:
 
 def _as_line(gradients: Sequence[Tensor | None], places: Sequence[int], count: int) -> Tensor:
     """Gradients that lie side by side as one tensor."""
-    found = [g for place in places if (g := gradients[place]) is not None]
-    line = line_from(found[0], count)
-    return torch.cat([g.detach().reshape(-1) for g in found]) if line is None else line
+    first = gradients[places[0]]
+    assert first is not None
+    line = line_from(first, count)
+    if line is None:
+        line = torch.cat([g.detach().reshape(-1) for place in places if (g := gradients[place]) is not None])
+    return line
 
 
 def _values(state: Mapping[Tensor, Mapping[str, Any]]) -> list[Any]:
-    return list(chain.from_iterable(states.values() for states in state.values()))
+    return list(chain.from_iterable(map(_VALUES, state.values())))
 
 
 def _parts(optimizer: Optimizer) -> list[Any]:
     """All objects that an optimizer's step depends on, but its options."""
-    params = list(chain.from_iterable(group["params"] for group in optimizer.param_groups))
+    params = list(chain.from_iterable(map(_PARAMS, optimizer.param_groups)))
     state = optimizer.state
-    return [*params, *map(held, params), *state, *state.values(), *_values(state)]
+    return [*params, *all_held(params), *state, *state.values(), *_values(state)]
 
 
 def _same(some: Sequence[Any], others: Sequence[Any]) -> bool:

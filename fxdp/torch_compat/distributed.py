@@ -22,7 +22,7 @@ from torch.distributed.distributed_c10d import _new_process_group_helper, _world
 
 __all__ = [
     "PrefixStore", "TCPStore", "Work", "collectives_begun", "flatten_state_dict", "new_named_group",
-    "register_group", "start_gathers",
+    "register_group", "room_to_send", "start_gathers",
 ]  # fmt: skip
 
 
@@ -90,3 +90,9 @@ def start_gathers(whole: Tensor, outputs: Sequence[Tensor], inputs: Sequence[Ten
     names = ("all_gather_single_coalesced", "allgather_into_tensor_coalesced")
     start = next(getattr(found, name) for name in names if hasattr(found, name))
     _register_work(whole, start(list(outputs), list(inputs)))
+
+
+def room_to_send(group: str, like: Tensor, count: int) -> Tensor:
+    """Memory for so many elements that are to be sent next: where the group would copy them, if it says."""
+    room = getattr(_resolve_process_group(group), "room_to_send", None)  # type: ignore[arg-type]
+    return like.new_empty(count) if room is None else room(like, count)

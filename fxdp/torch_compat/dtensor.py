@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter, is_
 from typing import Any
 
 import torch
@@ -14,15 +15,21 @@ from torch.fx.passes.shape_prop import TensorMetadata
 __all__ = [
     "dtensor_like",
     "dtensor_spec",
+    "gradient_like",
     "local_shard",
     "local_shards",
     "mesh_on_paper",
     "mesh_with_last",
     "shard_axes",
     "sharded_tensor",
+    "shards_of",
     "tensor_metadata",
     "that_pickles",
 ]
+
+# what the constructor calls; around it are wrappers for compilers
+_CONSTRUCT: Any = getattr(torch.Tensor, "_dtensor__new__", type.__call__)
+_LOCAL, _SPEC = attrgetter("_local_tensor"), attrgetter("_spec")
 
 
 def dtensor_spec(
@@ -51,13 +58,23 @@ def local_shard(tensor: DTensor) -> torch.Tensor:
     return tensor._local_tensor
 
 
+def shards_of(tensors: Iterable[DTensor]) -> list[torch.Tensor]:
+    """`local_shard` of each, for all of a model in a third of the time."""
+    return [*map(_LOCAL, tensors)]
+
+
 def local_shards(
-    tensors: Iterable[torch.Tensor | None], like: Iterable[DTensor]
-) -> list[torch.Tensor | None]:
+    tensors: Sequence[torch.Tensor | None], like: Sequence[DTensor]
+) -> Sequence[torch.Tensor | None]:
     """Those of `DTensor`s that were made by `dtensor_like`; None for any other.
 
-    Of a whole model's tensors a tenth of the time that it takes to compare their placements.
+    Of a whole model's tensors a twentieth of the time that it takes to compare their placements.
     """
+    try:  # as a rule all are
+        if all(map(is_, map(_SPEC, tensors), map(_SPEC, like))):
+            return shards_of(tensors)  # type: ignore[arg-type]
+    except AttributeError:  # None, or a plain tensor
+        pass
     return [
         tensor._local_tensor if isinstance(tensor, DTensor) and tensor._spec is other._spec else None
         for tensor, other in zip(tensors, like, strict=True)
@@ -101,8 +118,30 @@ def mesh_with_last(mesh: DeviceMesh, axis: str) -> DeviceMesh:
 
 
 def dtensor_like(tensor: DTensor, local: torch.Tensor) -> DTensor:
-    """Another value of a `DTensor`'s kind; its constructor takes 4 us, `from_local` 75."""
-    return DTensor(local, tensor._spec, requires_grad=False)  # type: ignore[no-untyped-call]
+    """Another value of a `DTensor`'s kind; this takes 1 us, its constructor 4, `from_local` 75."""
+    return _new(DTensor, local, tensor._spec)
+
+
+def gradient_like(tensor: DTensor, local: torch.Tensor) -> DTensor:
+    """The same for autograd to keep as a gradient, which takes it half as long."""
+    return _new(_Gradient, local, tensor._spec)
+
+
+class _Gradient(DTensor):
+    """Detached, as autograd keeps it, it is a `DTensor` without more ado: torch would infer its placement."""
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is torch.ops.aten.detach.default:
+            return _new(DTensor, args[0]._local_tensor, args[0]._spec)
+        return super().__torch_dispatch__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
+
+
+def _new(kind: type[DTensor], local: torch.Tensor, spec: Any) -> DTensor:
+    made: DTensor = _CONSTRUCT(kind, local, spec, requires_grad=False)
+    return made
 
 
 def that_pickles(tensor: DTensor) -> DTensor:

@@ -186,7 +186,8 @@ def _buckets_of_rows_start_in_one_order() -> fx.GraphModule:
 def _casts_come_before_gathers() -> fx.GraphModule:
     g = Sketch()
     results: dict[Any, fx.Node] = {}
-    for name, dtypes in (("w", ["bf16", "bf16"]), ("a", ["bf16", "f64"]), ("b", ["f64"]), ("c", ["bf16", None])):
+    read_as = {"w": ["bf16", "bf16"], "a": ["bf16", "f64"], "b": ["f64"], "c": ["bf16", None]}
+    for name, dtypes in read_as.items():
         own = g.add(Parameter(name), "f32[4]", Rows())
         for dtype in dtypes:
             start = g.call(conversions.gather_rows, own, type="f32[4]", at=R, reads=(Rows(),), cause=CAUSE)

@@ -61,7 +61,7 @@ def start_broadcast(value: Tensor, group: str) -> Tensor:
 
 
 def finish(pending: Tensor) -> Tensor:
-    """Wait for an all-reduce or broadcast."""
+    """Wait for an all-reduce, a broadcast, or rows of parameters or of sums."""
     return _c10d.wait_tensor(pending)  # type: ignore[no-any-return]
 
 

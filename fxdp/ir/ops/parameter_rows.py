@@ -8,7 +8,7 @@
 In a pipeline the rows of a data rank are dealt out once more, over its pipeline ranks, as DTensor deals a dim
 along two axes: rank 0's a0 a1 a2 as a0 a1 and a2. The ranks of a stage have them sent before they gather.
 
-The three ops are opaque to a compiler. Each `start_*` reads what must be there before it begins (`after`):
+Both ops are opaque to a compiler. Each `start_*` reads what must be there before it begins (`after`):
 the one before it, so that all ranks start them in one order, and a value of the computation, so that nobody
 gathers earlier than planned. Only data keeps a compiler from changing an order, or from taking a gather of
 the backward for the equal one of the forward and keeping its result.
@@ -23,8 +23,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fxdp.ir.adjoining import line_of
 from fxdp.ir.ops.library import aten, library
-from fxdp.torch_compat import OpOverload, start_gathers
+from fxdp.torch_compat import OpOverload, room_to_send, start_gathers
 
 _c10d = torch.ops._c10d_functional
 
@@ -68,19 +69,32 @@ def with_padding(rows: Tensor, size: int) -> Tensor:
     Rows that have their memory for themselves are copied: they may be a cast, whose memory compiled code
     gives to another value while a gather is under way.
     """
-    first = rows.storage_offset()
-    if rows.is_contiguous() and (first + size) * rows.itemsize < rows.untyped_storage().nbytes():
-        return rows.as_strided((size,), (1,), first)
-    padded = rows.new_zeros(size)
-    padded[: rows.numel()] = rows.reshape(-1)
-    return padded
+    (line,) = _with_paddings([rows], [size])
+    return line
+
+
+def _with_paddings(rows: Sequence[Tensor], sizes: Sequence[int]) -> Sequence[Tensor]:
+    """`with_padding` of each."""
+    line = line_of(rows, sizes)
+    if line is not None and _goes_on(line):
+        return torch.split(line, list(sizes))
+    if len(rows) > 1:
+        return [with_padding(each, size) for each, size in zip(rows, sizes, strict=True)]
+    padded = rows[0].new_zeros(sizes[0])
+    padded[: rows[0].numel()] = rows[0].reshape(-1)
+    return [padded]
+
+
+def _goes_on(line: Tensor) -> bool:
+    """Whether a line's memory does not end with it."""
+    return (line.storage_offset() + line.numel()) * line.itemsize < line.untyped_storage().nbytes()
 
 
 def _start_gather(
     rows: Sequence[Tensor], sizes: Sequence[int], world: int, group: str, after: Sequence[Tensor]
 ) -> Tensor:
     whole = rows[0].new_empty(world * sum(sizes))
-    own = [with_padding(each, size) for each, size in zip(rows, sizes, strict=True)]
+    own = _with_paddings(rows, sizes)
     # each parameter by itself, in one call: carriers put its rows where they stay
     start_gathers(whole, torch.split(whole, [world * size for size in sizes]), own, group)
     return whole
@@ -89,20 +103,16 @@ def _start_gather(
 def _start_scatter(
     values: Sequence[Tensor], sizes: Sequence[int], world: int, group: str, after: Sequence[Tensor]
 ) -> Tensor:
-    packed = dealt_rows(values, sum(sizes), world)
-    return _c10d.reduce_scatter_tensor(packed.view(-1), "sum", world, group)  # type: ignore[no-any-return]
+    packed = room_to_send(group, values[0], world * sum(sizes))
+    _deal_rows(values, packed.view(world, -1))
+    return _c10d.reduce_scatter_tensor(packed, "sum", world, group)  # type: ignore[no-any-return]
 
 
-def dealt_rows(values: Sequence[Tensor], size: int, world: int) -> Tensor:
-    """A line of `size` elements per rank: its rows of each value, one after another, padded by zeros."""
-    packed = values[0].new_empty(world, size)
+def _deal_rows(values: Sequence[Tensor], packed: Tensor) -> Tensor:
+    """A line of elements per rank: its rows of each value, one after another, padded by zeros."""
     if filled := [value for value in values if value.numel()]:  # the kernel wants no empty ones
-        aten._chunk_cat.out(filled, 0, world, out=packed)
+        aten._chunk_cat.out(filled, 0, len(packed), out=packed)
     return packed
-
-
-def _finish_scatter(pending: Tensor) -> Tensor:
-    return _c10d.wait_tensor(pending).clone()  # type: ignore[no-any-return] # an op must not return its operand
 
 
 def _gather_shape(
@@ -140,11 +150,10 @@ start_scatter_rows = _define(
     "start_scatter_rows(Tensor[] values, int[] sizes, int world, str group, Tensor[] after) -> Tensor",
     _start_scatter, _scatter_shape,
 )  # fmt: skip
-"""Start summing several values over the ranks, each of which gets `sizes` elements: its rows."""
-finish_scatter_rows = _define(
-    "finish_scatter_rows(Tensor pending) -> Tensor", _finish_scatter, torch.empty_like
-)  # fmt: skip
-"""Wait for this rank's rows of the sums, one after another, padded."""
+"""Start summing several values over the ranks, each of which gets `sizes` elements: its rows.
+
+What is waited for are this rank's rows of the sums, one after another, padded.
+"""
 
 STARTS = frozenset({start_gather_rows, start_scatter_rows})
 """What begins a collective among these ops."""
@@ -167,13 +176,13 @@ def gathered_rows(
 def scattered_rows(
     values: Sequence[Any], sizes: Sequence[int], each: Sequence[int] = (), after: object = ()
 ) -> list[Tensor]:
-    """Each rank's rows of a sum, padded; of lists of values what `finish_scatter_rows` gives."""
+    """Each rank's rows of a sum, padded; of lists of values what is waited for after `start_scatter_rows`."""
     world = len(values)
     if not each:
         total = torch.stack(list(values)).sum(0)
         return [padded_rows(total, world, rank) for rank in range(world)]
     sums = [torch.stack([own[place] for own in values]).sum(0) for place in range(len(each))]
-    return list(dealt_rows(sums, sum(each), world))
+    return list(_deal_rows(sums, sums[0].new_empty(world, sum(each))))
 
 
 def summed_rows(values: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:

@@ -111,6 +111,14 @@ class MessageGroup(dist.ProcessGroup):
             return _Scatter(self, tensor, output)
         return _Large(self, lambda: memory.start_scatter(tensor, output), memory.finish)
 
+    def room_to_send(self, like: Tensor, count: int) -> Tensor:
+        """Memory for what is given to the next reduce-scatter, which copies nothing then."""
+        size, memory = count * like.itemsize, self._memory
+        if memory is None or fits_messages(size, self._size, summed=True):
+            return like.new_empty(count)
+        with self.explained():
+            return memory.room(size).view(like.dtype)
+
     allgather_into_tensor_coalesced = all_gather_single_coalesced  # type: ignore[assignment]
     """torch's name before 2.13"""
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced  # type: ignore[assignment]

@@ -94,14 +94,20 @@ class BufferTurns:
 
     def next(self, size: int) -> tuple[int, SharedBuffer]:
         """The turn that begins, and its buffer: a new one where there is none with room for `size` bytes."""
-        turn, self._begun = self._begun % self._count, self._begun + 1
+        found, turn = self.coming(size), self._begun % self._count
+        self._begun += 1
+        return turn, found
+
+    def coming(self, size: int) -> SharedBuffer:
+        """The buffer of the turn that begins next."""
+        turn = self._begun % self._count
         found = self._own[turn]
         if found is None or found.data.numel() < size:
             if found is not None:
                 os.close(found.descriptor)
             self._made += 1
             found = self._own[turn] = SharedBuffer.make(size, self._made)
-        return turn, found
+        return found
 
     def own(self, turn: int) -> SharedBuffer:
         """The buffer of a turn that has begun."""

@@ -25,6 +25,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from fxdp.ir.adjoining import line_of
 from fxdp.ranks.links.messages import Messages, Round
 from fxdp.ranks.links.shared_buffers import BufferTurns, elements
 
@@ -95,12 +96,27 @@ class SharedMemory:
 
     def start_gather(self, values: Sequence[Tensor], outputs: Sequence[Tensor]) -> RowExchange:
         """The same for values of which all ranks want everybody's: of each all ranks' in one output."""
-        turn, data = self._next(sum(value.nbytes for value in values))
-        shared = data[: sum(value.nbytes for value in values)].view(values[0].dtype)
-        torch.cat([value.view(-1) for value in values], out=shared)
+        counts = [value.numel() for value in values]
+        size = sum(counts) * values[0].itemsize
+        turn, data = self._next(size)
+        shared, line = data[:size].view(values[0].dtype), line_of(values, counts)
+        if line is None:
+            torch.cat([value.view(-1) for value in values], out=shared)
+        else:
+            shared.copy_(line)
         begun = RowExchange(shared, outputs, False, turn, self._say(turn, shared))
         self._under_way = begun
         return begun
+
+    def room(self, size: int) -> Tensor:
+        """So many bytes where the others will look: for the value of the collective that starts next.
+
+        Raises
+        ------
+        RankFailedError : another rank ended before the collective before this one.
+        """
+        self._finish_last()
+        return self._buffers.coming(size).data[:size]
 
     def start_scatter(self, value: Tensor, output: Tensor) -> RowExchange:
         """The same for a sum of which a rank wants in `output` the chunk of its number."""
@@ -112,16 +128,20 @@ class SharedMemory:
         """Put all but the own chunk into the next buffer, and say so; the buffer's turn, and the round."""
         turn, data = self._next(value.nbytes)
         own, flat, shared = self._chunk(value, self._rank), value.view(-1), elements(data, value)
-        shared[: own.start] = flat[: own.start]
-        shared[own.stop :] = flat[own.stop :]
+        if shared.data_ptr() != flat.data_ptr():  # else it was written into `room`
+            shared[: own.start] = flat[: own.start]
+            shared[own.stop :] = flat[own.stop :]
         return turn, self._say(turn, value)
 
     def _next(self, size: int) -> tuple[int, Tensor]:
         """The turn, and its buffer with room for `size` bytes, once nobody reads it."""
-        if self._under_way is not None:
-            self.finish(self._under_way)
+        self._finish_last()
         turn, buffer = self._buffers.next(size)
         return turn, buffer.data
+
+    def _finish_last(self) -> None:
+        if self._under_way is not None:
+            self.finish(self._under_way)
 
     def _say(self, turn: int, value: Tensor) -> Round:
         """Tell the others that a value is there."""
@@ -183,7 +203,12 @@ class SharedMemory:
 
 def put_together(parts: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
     """Write values of all ranks, of each rank several one after another, along the first dim of outputs."""
-    rows = [output.view(len(parts), -1) for output in outputs]
+    ranks = len(parts)
+    line = line_of(outputs, [output.numel() for output in outputs])
+    if line is None:
+        rows = [row for output in outputs for row in output.view(ranks, -1).unbind()]
+    else:
+        rows = [*torch.split(line, [output.numel() // ranks for output in outputs for _ in parts])]
     for place, part in enumerate(parts):
-        own = [row[place] for row in rows]
+        own = rows[place::ranks]
         torch.split_with_sizes_copy(part.view(-1), [one.numel() for one in own], out=own)

@@ -2,10 +2,9 @@
 
 A bucket is more than its result. What its messages read and write lives beside it, out of sight of the graph:
 
-    start_scatter   packed [ranks x rows] and pending [rows]
-    finish_scatter  pending and rows: packed is gone, and an op returns no operand
+    start_scatter   pending [rows] and packed [ranks x rows], in memory that ranks share, if they do
     start_gather    pending [ranks x rows], and packed [rows] of casts
-    all_reduce      pending; its wait and a gather's hand that out as it is
+    all_reduce      pending; a wait for any of them hands that out as it is, when packed is gone
 """
 
 from __future__ import annotations
@@ -33,9 +32,7 @@ from fxdp.ir.types import TensorType, local_shape, tensor_types, type_bytes
 _WORDS = {Parameter: "parameters", Buffer: "buffers", Constant: "buffers", Input: "inputs"}
 _INSIDE: Mapping[Any, int] = {MOMENTS_OP: 2, STANDARDIZE_OP: 1, STANDARDIZE_BACKWARD_OP: 3}
 """Ops that are compositions: values of their first operand's size that they hold beside their result."""
-_IN_PLACE = frozenset(
-    {conversions.all_reduce, conversions.broadcast, conversions.sum_rows, conversions.gather_rows}
-)
+_IN_PLACE = conversions.ORDERED | {conversions.all_reduce, conversions.broadcast, conversions.sum_rows}
 """Their waits hand out what is pending."""
 
 
@@ -64,12 +61,16 @@ def summed(given: Mapping[Slot, int]) -> dict[str, int]:
 
 
 class HeldValues:
-    """One graph at the given sizes; `ranks` are those along each axis, None: all."""
+    """One graph at the given sizes; `ranks` are those along each axis, None: all.
+
+    `shares` says whether what is sent lies in memory that ranks share, which is not counted here.
+    """
 
     def __init__(
-        self, gm: fx.GraphModule, ranks: Mapping[str | None, int], sizes: Mapping[str, int]
-    ) -> None:
-        self._ranks, self._sizes = ranks, sizes
+        self, gm: fx.GraphModule, ranks: Mapping[str | None, int], sizes: Mapping[str, int],
+        *, shares: bool = False,
+    ) -> None:  # fmt: skip
+        self._ranks, self._sizes, self._shares = ranks, sizes, shares
         self._nodes = list(gm.graph.nodes)
         self._output = gm.graph.output_node()
         self._home = self._homes()
@@ -186,7 +187,7 @@ class HeldValues:
     def _packed(self, node: fx.Node) -> int:
         """Bytes of what a bucket's message reads, where that is a copy."""
         if node.target is conversions.scatter_rows:
-            return type_bytes(tensor_type(node), self._sizes)
+            return 0 if self._shares else type_bytes(tensor_type(node), self._sizes)
         if node.target is not conversions.gather_rows:
             return 0
         read: Any = node.args[0]

@@ -126,7 +126,7 @@ def curve(
 
     `gather` makes the whole parameters that stay from step to step.
     """
-    held = HeldValues(gm, mesh_ranks, sizes)
+    held = HeldValues(gm, mesh_ranks, sizes, shares=shared > 0)
     sums, gradients = summed(held.given()), held.gradients()
     state = {"optimizer": ADAM * gradients, "shared": shared}
     points, live = [], Counter[str]({**sums, **state})
