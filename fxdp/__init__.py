@@ -29,6 +29,7 @@ from fxdp.errors import (
     StateError,
     VerifierError,
 )
+from fxdp.version import __version__ as __version__
 
 # `fxdp --help` and the errors need no torch, whose import takes seconds: all else is imported when asked for
 if TYPE_CHECKING:
@@ -51,7 +52,6 @@ if TYPE_CHECKING:
     from fxdp.rules.custom import register_rule
     from fxdp.rules.proof import Sample, check_rule
 
-__version__ = "0.1.0"
 
 __all__ = [
     "AgreementError",

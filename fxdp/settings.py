@@ -9,7 +9,7 @@ FXDP_COLD_START      0: Inductor builds each kernel by itself, ranks share no co
 FXDP_LAYERS      0: Inductor compiles a model's layers together, not one layer for all    1
 FXDP_CACHE       0: nothing is kept on disk from run to run, but what Inductor keeps    1
 FXDP_CACHE_DIR   folder for what is kept; its owner alone may write it                 fxdp in Inductor's
-FXDP_CACHE_MB    how large it may become; what was not used for longest goes first     512
+FXDP_CACHE_MB    how large it may become; what was not used for longest goes first; 0: as without     512
 FXDP_TREE_ABOVE  more ranks than these are joined as a tree, not all to all; the same everywhere    8
 FXDP_HOST        address at which other ranks reach this one (control channel)     found by itself
 """
@@ -102,12 +102,10 @@ class CacheSettings:
 
     Attributes
     ----------
-    enabled : whether captures and compiled programs are kept.
-    folder : where; None for Inductor's own place, which only torch knows.
-    megabytes : how much they may take together.
+    folder : where captures and compiled programs are kept; None: in Inductor's place, which torch knows.
+    megabytes : how much they may take together; 0: nothing is kept, nor read.
     """
 
-    enabled: bool = True
     folder: str | None = None
     megabytes: float = 512.0
 
@@ -121,10 +119,10 @@ class CacheSettings:
         """
         env = os.environ if environment is None else environment
         inductor = env.get("TORCHINDUCTOR_CACHE_DIR") or None
+        megabytes = _number(env, "FXDP_CACHE_MB", CacheSettings.megabytes)
         return CacheSettings(
-            enabled=_number(env, "FXDP_CACHE", 1) != 0,
             folder=env.get("FXDP_CACHE_DIR") or (inductor and os.path.join(inductor, "fxdp")),
-            megabytes=_number(env, "FXDP_CACHE_MB", 512.0),
+            megabytes=megabytes if _number(env, "FXDP_CACHE", 1) else 0.0,
         )
 
 

@@ -76,14 +76,14 @@ def traced_by_one_rank(folder: Path) -> Iterator[None]:
     own = kept_joint.kept_joint
 
     def once(exported: Exported, options: JointOptions) -> Captured:
-        if CacheSettings.from_environment().enabled:  # by the test, which looks at what is kept
+        if CacheSettings.from_environment().megabytes:  # by the test, which looks at what is kept
             return own(exported, options)
         key = kept_joint._key(exported, options)
         if key is None:
             return own(exported, options)
         with (folder / f"lock-{key}").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # who holds it waits for nobody; it ends with its process
-            with mock.patch.object(Entries, "of_settings", return_value=entries):
+            with mock.patch.object(Entries, "within", return_value=entries):
                 return own(exported, options)
 
     with mock.patch("fxdp.capture.driver.kept_joint", once):

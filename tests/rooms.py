@@ -9,15 +9,12 @@ ROOT = Path(__file__).resolve().parent.parent
 FXDP = ROOT / "fxdp"
 
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors",),
-    ("settings", "torch_compat", "skip"),
-    ("disk",),
-    ("ir",),
+    ("errors", "version", "torch_compat", "skip"),
+    ("settings", "disk", "ir"),
     ("ranks", "capture", "rules", "lowering"),  # four wings: none knows another
     ("placing", "runtime"),
     ("pipeline",),
-    ("passes", "reports"),
-    ("options",),
+    ("passes", "reports", "options"),
     ("compiler",),
     ("module",),
     ("oracle",),

@@ -46,9 +46,10 @@ def imported(tree: ast.Module) -> set[str]:
 
 
 def ours(tree: ast.Module) -> set[str]:
-    """The modules of fxdp among them, without `fxdp.`."""
+    """The modules of fxdp among them, without `fxdp.`; its face for what it defines itself."""
     names = {name.removeprefix("fxdp.") for name in imported(tree) if name.startswith("fxdp.")}
-    return {name for name in names if (ROOT / name.replace(".", "/")).exists() or _is_file(name)}
+    known = {name for name in names if (ROOT / name.replace(".", "/")).exists() or _is_file(name)}
+    return known | {"__init__" for name in names - known if "." not in name}
 
 
 def _is_file(name: str) -> bool:

@@ -23,7 +23,6 @@ from typing import Any
 import sympy
 
 from fxdp.disk.private_folder import PrivateFolder, UnusableFolderError
-from fxdp.settings import CacheSettings
 from fxdp.torch_compat import exact_torch_release, inductor_folder
 
 _log = logging.getLogger("fxdp")
@@ -39,13 +38,12 @@ class Entries:
     folder: PrivateFolder | None
 
     @staticmethod
-    def of_settings() -> Entries:
-        """Those that the environment asks for: beside Inductor's cache unless it says where."""
-        settings = CacheSettings.from_environment()
-        if not settings.enabled:
+    def within(folder: str | None, megabytes: float) -> Entries:
+        """Those in a folder, None: beside Inductor's cache; without one where they may take no space."""
+        if not megabytes:
             return Entries(None)
-        path = Path(settings.folder) if settings.folder else Path(inductor_folder()) / "fxdp"
-        return Entries(PrivateFolder(path, int(settings.megabytes * 2**20)))
+        path = Path(folder) if folder else Path(inductor_folder()) / "fxdp"
+        return Entries(PrivateFolder(path, int(megabytes * 2**20)))
 
     def find(self, key: str, load: Callable[[bytes], Any] = pickle.loads) -> Any:
         """The value that was kept under the key; None where there is none that can be used."""

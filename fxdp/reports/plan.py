@@ -41,6 +41,7 @@ from fxdp.reports.rows import CommRow, StageRow
 from fxdp.reports.schedule_svg import DrawnSchedule, schedule_svg
 from fxdp.reports.schedule_text import schedule_text, timetable
 from fxdp.reports.sheet import sheets_html
+from fxdp.version import __version__
 
 
 @dataclass(frozen=True, repr=False)
@@ -207,8 +208,6 @@ class Plan:
 
     def as_dict(self) -> dict[str, Any]:
         """All of it but the graph, as plain values that JSON can hold."""
-        from fxdp import __version__  # the package is imported by now, whoever began
-
         schedule = [] if self.schedule is None else schedule_text(self.schedule).splitlines()
         kept = ("text", "communication", "causes", "replicated", "timings", "nodes", "edges", "stages")
         return {

@@ -11,6 +11,12 @@ import pytest
 from fxdp.disk import entries as module
 from fxdp.disk.entries import Entries, key_of
 from fxdp.errors import MeshError
+from fxdp.settings import CacheSettings
+
+
+def _of_settings() -> Entries:
+    settings = CacheSettings.from_environment()
+    return Entries.within(settings.folder, settings.megabytes)
 
 
 @pytest.fixture
@@ -19,7 +25,7 @@ def entries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Entries:
     monkeypatch.setenv("FXDP_CACHE", "1")
     monkeypatch.setenv("FXDP_CACHE_DIR", str(tmp_path / "kept"))
     module._say.cache_clear()
-    return Entries.of_settings()
+    return _of_settings()
 
 
 def _lines(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -89,13 +95,13 @@ def test_what_cannot_be_pickled_is_not_kept(entries: Entries) -> None:
 
 def test_it_can_be_left_out(entries: Entries, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("FXDP_CACHE", "0")
-    without = Entries.of_settings()
+    without = _of_settings()
     without.keep("key", 1)
     assert without.find("key") is None
     assert not (tmp_path / "kept").exists()
     monkeypatch.setenv("FXDP_CACHE_MB", "much")
     with pytest.raises(MeshError, match="FXDP_CACHE_MB is 'much'; expected a number >= 0"):
-        Entries.of_settings()
+        _of_settings()
 
 
 def test_it_lies_beside_what_inductor_keeps(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -103,6 +109,6 @@ def test_it_lies_beside_what_inductor_keeps(monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.delenv("FXDP_CACHE_DIR", raising=False)
     monkeypatch.delenv("FXDP_CACHE_MB", raising=False)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    found = Entries.of_settings().folder
+    found = _of_settings().folder
     assert found is not None
     assert (found.path, found.limit) == (tmp_path / "fxdp", 512 * 2**20)

@@ -34,6 +34,7 @@ from fxdp.ir.graph_form import (
     value_text,
 )
 from fxdp.ir.graphs import attribute_of
+from fxdp.settings import CacheSettings
 from fxdp.torch_compat import REGIONS, known_of_symbols, tracing_modes
 
 _LARGEST = 64 * 2**20
@@ -57,7 +58,8 @@ class _Kept:
 
 def kept_joint(exported: Exported, options: JointOptions) -> Captured:
     """`symbolic_joint`, from the disk where it was made before."""
-    entries = Entries.of_settings()
+    settings = CacheSettings.from_environment()
+    entries = Entries.within(settings.folder, settings.megabytes)
     key = None if entries.folder is None else _key(exported, options)
     if key is None:
         return symbolic_joint(exported, options)

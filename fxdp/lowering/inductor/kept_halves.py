@@ -30,7 +30,7 @@ from fxdp.lowering.inductor.compile import lower_inductor
 from fxdp.lowering.inductor.segment_code import half_bytes, half_of_bytes
 from fxdp.lowering.inductor.start import Start
 from fxdp.lowering.shapes import Shapes
-from fxdp.settings import Settings
+from fxdp.settings import CacheSettings, Settings
 from fxdp.torch_compat import code_environment, graph_module
 
 
@@ -61,7 +61,8 @@ def lower_kept(
         "zero": zero, "summed": summed, "first": first, "budget": budget, "by_layer": by_layer,
     }  # fmt: skip
     make = partial(lower_inductor, gm, values, shapes, device, **how)
-    entries = Entries.of_settings()
+    settings = CacheSettings.from_environment()
+    entries = Entries.within(settings.folder, settings.megabytes)
     # on other devices than CPU code is more than its source: never tried there
     environment = code_environment() if entries.folder is not None and device.type == "cpu" else None
     key = None

@@ -104,7 +104,7 @@ def test_what_changes_code_makes_another_entry(monkeypatch: pytest.MonkeyPatch) 
         local, _ = local_program(model, (torch.ones(4, 3).double(),), {}, {"dp": mesh}, Options())
         sizes = {"B": size * mesh, "b": size, "offset": 0, "b_max": size}
         wanted = WantedPart(WHOLE, local.partition.parts[0], sizes, (size,) * mesh, 0)
-        with pytest.raises(_StopError), mock.patch.object(Entries, "of_settings", return_value=unopened):
+        with pytest.raises(_StopError), mock.patch.object(Entries, "within", return_value=unopened):
             lower_part(wanted, local, model, generic=generic, compiled=True, start=Start())
 
     model, turned = _Net(), _Net()
