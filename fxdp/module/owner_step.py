@@ -23,12 +23,12 @@ from torch.optim import Optimizer
 
 from fxdp.errors import InputError
 from fxdp.ir.model_tensors import held
+from fxdp.ir.raw_bytes import pack, packed_size, unpack
 from fxdp.ir.types import dtype_name
 from fxdp.module.optimizer_twin import dealt, keep_options, rows_of, twin_of
 from fxdp.module.row_holders import RowHolders
 from fxdp.ranks.failure import guard
 from fxdp.ranks.joined import Joined
-from fxdp.ranks.raw_bytes import pack, packed_size, unpack
 
 _Type: TypeAlias = "tuple[tuple[int, ...], torch.dtype, str]"
 """Shape, dtype and type of device."""

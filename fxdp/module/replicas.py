@@ -22,6 +22,7 @@ from fxdp.compiler.program import Program
 from fxdp.errors import AgreementError
 from fxdp.ir.model_tensors import held, is_sharded
 from fxdp.ir.notes import note
+from fxdp.ir.raw_bytes import as_bytes, plain
 from fxdp.ir.slots import Buffer, Parameter
 from fxdp.ir.tensor_difference import difference
 from fxdp.module.call import Call
@@ -30,7 +31,6 @@ from fxdp.options import Options
 from fxdp.ranks.agreement import Agreement, broadcast_tensors
 from fxdp.ranks.failure import everywhere
 from fxdp.ranks.joined import Joined
-from fxdp.ranks.raw_bytes import as_bytes, plain
 
 _log = logging.getLogger("fxdp")
 

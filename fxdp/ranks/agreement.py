@@ -18,12 +18,12 @@ from torch.distributed.tensor import DTensor
 
 from fxdp.errors import AgreementError, RankFailedError
 from fxdp.ir.model_tensors import held
+from fxdp.ir.raw_bytes import as_bytes, pack, plain, unpack
 from fxdp.ir.types import dtype_name
 from fxdp.ranks.failure import convert
 from fxdp.ranks.joined import Joined
 from fxdp.ranks.links import harmless, not_understood
 from fxdp.ranks.plain_values import decode, encode
-from fxdp.ranks.raw_bytes import as_bytes, pack, plain, unpack
 from fxdp.ranks.tree.rank_parts import RankParts
 
 _BUCKET_BYTES = 25 * 1024 * 1024

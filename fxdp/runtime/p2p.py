@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from fxdp.errors import RankFailedError
 from fxdp.ir.ops.moments import combine
 from fxdp.ir.ops.parts import join_parts
-from fxdp.ranks.raw_bytes import as_bytes, plain
+from fxdp.ir.raw_bytes import as_bytes, plain
 from fxdp.runtime.streams import Streams
 
 _LATE = "timed out waiting"  # gloo's words; torch has no class for it

@@ -19,13 +19,13 @@ from typing import Any
 import torch
 from torch import fx
 
+from fxdp.ir import raw_bytes
 from fxdp.ir.ops.parameter_rows import dealt_range
 from fxdp.ir.slots import Parameter
 from fxdp.ir.types import TensorType
 from fxdp.pipeline.cut.partition import Part, Partition
 from fxdp.pipeline.schedule.schedule import Schedule
 from fxdp.pipeline.write.step_graph import StepGraph
-from fxdp.ranks import raw_bytes
 from fxdp.runtime import p2p
 
 ROWS = "rows"

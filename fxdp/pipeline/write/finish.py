@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from fxdp.ir import conversions
+from fxdp.ir import conversions, raw_bytes
 from fxdp.ir.notes import placed_tensor
 from fxdp.ir.slots import Gradient, Parameter, ResultSlot
 from fxdp.ir.types import TensorType
@@ -18,7 +18,6 @@ from fxdp.pipeline.cut.partition import Part, Partition, Total
 from fxdp.pipeline.schedule.schedule import Schedule
 from fxdp.pipeline.write.dealt_parameters import DealtParameters
 from fxdp.pipeline.write.step_graph import StepGraph
-from fxdp.ranks import raw_bytes
 from fxdp.runtime import p2p
 
 

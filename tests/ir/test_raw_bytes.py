@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from fxdp.ranks.raw_bytes import pack, unpack
+from fxdp.ir.raw_bytes import pack, unpack
 
 
 def test_values_of_any_layout_are_packed() -> None:
