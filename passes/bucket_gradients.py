@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from fxdp.ir import conversions
-from fxdp.ir.graphs import reachable
+from fxdp.ir.graphs import reachable, results_of
 from fxdp.ir.level import Level
 from fxdp.ir.link_cost import LinkCost, bucket_of
 from fxdp.ir.mesh import Mesh
@@ -74,8 +74,7 @@ class _Reduction:
 def _deferrable(graph: fx.Graph) -> set[fx.Node]:
     """Nodes whose results flow, without another conversion, into gradients alone."""
     result = graph.output_node()
-    results = zip(result.args[0], note(result).results, strict=True)  # type: ignore[arg-type]
-    bad = {value for value, slot in results if not isinstance(slot, Gradient)}
+    bad = {value for slot, value in results_of(graph) if not isinstance(slot, Gradient)}
     found: set[fx.Node] = set()
     for node in reversed(graph.nodes):
         if node.op != "call_function" or node in bad or not node.users:

@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from fxdp.ir import conversions
-from fxdp.ir.graphs import reachable
+from fxdp.ir.graphs import reachable, results_of
 from fxdp.ir.level import Level
 from fxdp.ir.link_cost import bucket_of, few_runs
 from fxdp.ir.mesh import Mesh
@@ -90,8 +90,8 @@ def _places(graph: fx.Graph, waits: set[fx.Node]) -> dict[fx.Node, int]:
     """
     inputs = [note(n).slot for n in graph.find_nodes(op="placeholder")]
     position = {slot: i for i, slot in enumerate(inputs)}
-    output, found = graph.output_node(), dict.fromkeys(waits, len(inputs))
-    for slot, value in zip(note(output).results, output.args[0], strict=True):  # type: ignore[arg-type]
+    found = dict.fromkeys(waits, len(inputs))
+    for slot, value in results_of(graph):
         if isinstance(slot, Gradient) and isinstance(slot.of, Parameter):
             while isinstance(value, fx.Node) and value not in waits and value.all_input_nodes:
                 value = value.all_input_nodes[0]

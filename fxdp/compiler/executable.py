@@ -17,10 +17,11 @@ from fxdp.compiler.message_names import message_names
 from fxdp.compiler.program import Program
 from fxdp.compiler.step_modules import step_modules, wanted_parts
 from fxdp.ir.draws import drawn_seed, graph_draws
+from fxdp.ir.graphs import results_of
 from fxdp.ir.model_tensors import slot_values
 from fxdp.ir.notes import note
 from fxdp.ir.slots import Buffer, Gradient, Mutation, Parameter
-from fxdp.lowering.eager import forward_inputs, results
+from fxdp.lowering.eager import forward_inputs
 from fxdp.pipeline.write.microbatches import MicrobatchSizes
 from fxdp.ranks.agreement import Agreement
 from fxdp.ranks.failure import guard
@@ -121,7 +122,7 @@ class Executables:
         bound.sharded = self._sharded(gm)
         (part,) = program.partition.parts
         bound.messages = message_names(part.gm.graph, gm.graph, mesh)
-        slots = [s for s, _ in results(gm.graph)]
+        slots = [s for s, _ in results_of(gm.graph)]
         bound.guarded = lambda call: guard(self._joined, call)
         links = self._joined.links
         # where no parameter is trained, ranks may differentiate as they like

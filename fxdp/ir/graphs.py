@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import fx
 
-from fxdp.ir.notes import copy_note
+from fxdp.ir.notes import copy_note, note
 from fxdp.torch_compat import graph_module
 
 
@@ -80,6 +80,12 @@ def keep_ancestors(graph: fx.Graph, also: Iterable[fx.Node] = ()) -> None:
     for node in reversed(list(graph.nodes)):
         if node not in needed and node.op != "placeholder":
             graph.erase_node(node)
+
+
+def results_of(graph: fx.Graph) -> list[tuple[Any, fx.Node]]:
+    """Pairs of result slot and node."""
+    output = graph.output_node()
+    return list(zip(note(output).results, output.args[0], strict=True))  # type: ignore[arg-type]
 
 
 def attribute_of(gm: fx.GraphModule, node: fx.Node) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from fxdp.ir.graphs import ancestors, subgraph
+from fxdp.ir.graphs import ancestors, results_of, subgraph
 from fxdp.ir.notes import note, tensor_type
 from fxdp.ir.slots import Crossing, Gradient, Mutation, Output, Tangent
 from fxdp.lowering.backward import usual_zeros
@@ -50,20 +50,14 @@ def lower_eager(
     return halves
 
 
-def results(graph: fx.Graph) -> list[tuple[Any, fx.Node]]:
-    """Pairs of result slot and node."""
-    output = graph.output_node()
-    return list(zip(note(output).results, output.args[0], strict=True))  # type: ignore[arg-type]
-
-
 def forward_results(graph: fx.Graph) -> list[fx.Node]:
     """What the forward hands out, new values of buffers aside."""
-    return [n for s, n in results(graph) if isinstance(s, Output) or _crosses(s, backward=False)]
+    return [n for s, n in results_of(graph) if isinstance(s, Output) or _crosses(s, backward=False)]
 
 
 def backward_results(graph: fx.Graph) -> list[fx.Node | None]:
     """What the backward hands out: a gradient or None per input of the forward, then what goes elsewhere."""
-    found = results(graph)
+    found = results_of(graph)
     gradients = {s.of: n for s, n in found if isinstance(s, Gradient)}
     crossing: list[fx.Node | None] = [n for s, n in found if _crosses(s, backward=True)]
     if not gradients:
@@ -93,7 +87,7 @@ def _crosses(slot: object, *, backward: bool) -> bool:
 def forward_nodes(graph: fx.Graph) -> set[fx.Node]:
     """Nodes of the forward: all but tangents, what they reach, and what the capture called backward."""
     later: set[fx.Node] = set()
-    mutations = [n for s, n in results(graph) if isinstance(s, Mutation)]
+    mutations = [n for s, n in results_of(graph) if isinstance(s, Mutation)]
     needed = ancestors([*forward_results(graph), *mutations])
     for node in graph.nodes:
         # what the forward hands out is the forward's, whatever the capture called it
@@ -124,7 +118,7 @@ def _forward_graph(
             copies[node] = graph.node_copy(node, copies.__getitem__)
     outputs = [copies[n] for n in forward_results(gm.graph)]
     kept = [copies[n] for n in saved]
-    mutations = [(s.of, copies[n]) for s, n in results(gm.graph) if isinstance(s, Mutation)]
+    mutations = [(s.of, copies[n]) for s, n in results_of(gm.graph) if isinstance(s, Mutation)]
     kept = _write_back(graph, mutations, kept)
     graph.output((*outputs, *kept))
     graph.eliminate_dead_code(is_impure_node=_keeps)

@@ -26,12 +26,12 @@ from fxdp.capture.dynamo.break_report import BreakReport
 from fxdp.capture.dynamo.crossing_rows import Lies, lies_of, note_lies
 from fxdp.compiler.program import Program
 from fxdp.errors import InputError, StateError
+from fxdp.ir.graphs import results_of
 from fxdp.ir.notes import note, tensor_type
 from fxdp.ir.ops.collectives import finish, start_all_reduce
 from fxdp.ir.placements import Shard
 from fxdp.ir.sizes import LOCAL, B
 from fxdp.ir.slots import Output
-from fxdp.lowering.eager import results
 from fxdp.module.compiled import CompiledModule
 from fxdp.module.served import Served
 from fxdp.ranks.failure import guard
@@ -136,7 +136,7 @@ class BetweenGraphs:
 
 def output_lies(program: Program) -> tuple[Lies | None, ...]:
     """How each leaf of what a program returns lies; None for what is no tensor."""
-    pairs, alone = results(program.gm.graph), program.mesh.size == 1
+    pairs, alone = results_of(program.gm.graph), program.mesh.size == 1
     found = {slot.index: _lies(node, alone) for slot, node in pairs if isinstance(slot, Output)}
     leaves = program.captured.leaves
     return tuple(found[leaf.index] if isinstance(leaf, OutputLeaf) else None for leaf in leaves)

@@ -17,7 +17,7 @@ from torch import Tensor, fx
 
 from fxdp.ir import conversions
 from fxdp.ir.draws import graph_draws, node_draws
-from fxdp.ir.graphs import attribute_of
+from fxdp.ir.graphs import attribute_of, results_of
 from fxdp.ir.mesh import Mesh
 from fxdp.ir.notes import is_host_size, note
 from fxdp.ir.placements import Partial, Placement, Replicate, Rows, Shard
@@ -266,9 +266,7 @@ class LockStep:
 
     def floors(self) -> dict[ResultSlot, float]:
         """Below which size each result is what is left of larger terms (see `difference`)."""
-        node = self.local.graph.output_node()
-        values: Sequence[fx.Node] = node.args[0]  # type: ignore[assignment]
-        pairs = zip(note(node).results, values, strict=True)
+        pairs = results_of(self.local.graph)
         return {slot: self._floor(value) for slot, value in pairs if slot is not None}
 
 

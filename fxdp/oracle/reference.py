@@ -9,7 +9,7 @@ import sympy
 import torch
 from torch import fx
 
-from fxdp.ir.graphs import attribute_of
+from fxdp.ir.graphs import attribute_of, results_of
 from fxdp.ir.notes import is_host_size, note
 from fxdp.ir.op_kinds import is_unwritten
 from fxdp.ir.ops.layouts import laid_arguments
@@ -55,9 +55,7 @@ class Reference:
                 self.values[node.name] = attribute_of(self._gm, node)
             elif node.op == "call_function" and not is_host_size(node):
                 self.execute(node)
-        output = self._gm.graph.output_node()
-        pairs = zip(note(output).results, output.args[0], strict=True)  # type: ignore[arg-type]
-        return {slot: self.value(node) for slot, node in pairs if slot is not None}
+        return {slot: self.value(node) for slot, node in results_of(self._gm.graph) if slot is not None}
 
     def execute(self, node: fx.Node) -> Any:
         """Run one node on whole values and keep the result."""

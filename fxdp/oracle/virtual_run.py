@@ -12,8 +12,8 @@ from fxdp.capture.batch_dims import by_sample
 from fxdp.capture.captured import Captured
 from fxdp.capture.inputs import Inputs, read_inputs
 from fxdp.ir.draws import graph_draws, kept_random_state, reseed
+from fxdp.ir.graphs import results_of
 from fxdp.ir.mesh import Mesh
-from fxdp.ir.notes import note
 from fxdp.ir.slots import Gradient, Input, Mutation, ResultSlot, Slot
 from fxdp.options import Options
 from fxdp.oracle.fault import Fault
@@ -119,8 +119,7 @@ class Subject:
             return Reference(self.reference.gm, sum(runner.sizes), runner.symbols).run(slots)
 
     def _by_slot(self) -> dict[ResultSlot, float]:
-        output = self.local.graph.output_node()
-        pairs = zip(note(output).results, output.args[0], strict=True)  # type: ignore[arg-type]
+        pairs = results_of(self.local.graph)
         return {slot: self.tolerances[value.name] for slot, value in pairs if slot is not None}
 
 

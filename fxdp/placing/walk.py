@@ -11,6 +11,7 @@ from torch import fx
 
 from fxdp.errors import PlacementError
 from fxdp.ir.draws import draws
+from fxdp.ir.graphs import results_of
 from fxdp.ir.notes import UNKNOWN, Reason, Site, is_host_size, note, value_bytes
 from fxdp.ir.placements import Partial, Placement, R, Shard
 from fxdp.ir.sizes import batch_factor
@@ -69,7 +70,7 @@ class Walk:
 
     def run(self, graph: fx.Graph) -> None:
         """Place all nodes."""
-        self.outputs = _outputs(graph)
+        self.outputs = {slot.index: value for slot, value in results_of(graph) if isinstance(slot, Output)}
         for node in graph.nodes:
             self.place(node)
 
@@ -253,13 +254,6 @@ class Walk:
         if found is None:
             found = self.choices[op] = _choose(op, self.one_rank, note(node).site)
         return found
-
-
-def _outputs(graph: fx.Graph) -> dict[int, fx.Node]:
-    result = graph.output_node()
-    slots = note(result).results
-    values = result.args[0]
-    return {s.index: v for s, v in zip(slots, values, strict=True) if isinstance(s, Output)}  # type: ignore[arg-type]
 
 
 def _choose(op: Op, one_rank: bool, site: Site) -> Choice:

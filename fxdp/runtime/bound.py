@@ -13,10 +13,11 @@ from torch import Tensor, fx
 from torch.distributed.tensor import DTensor
 
 from fxdp.ir.draws import drawn_seed, node_draws, own_generator, rank_seed
+from fxdp.ir.graphs import results_of
 from fxdp.ir.model_tensors import rows_like
 from fxdp.ir.notes import note
 from fxdp.ir.slots import Input, Mutation, Slot
-from fxdp.lowering.eager import forward_inputs, results
+from fxdp.lowering.eager import forward_inputs
 from fxdp.lowering.halves import Halves
 from fxdp.runtime.first_only import first_only
 from fxdp.runtime.ranges import Names, ranged
@@ -221,5 +222,5 @@ STEP_BACKWARD = backward_class(_Step)
 
 def _written(graph: fx.Graph) -> tuple[tuple[int, int], ...]:
     slots = [note(n).slot for n in forward_inputs(graph)]
-    writes = [s.of for s, _ in results(graph) if isinstance(s, Mutation) and isinstance(s.of, Input)]
+    writes = [s.of for s, _ in results_of(graph) if isinstance(s, Mutation) and isinstance(s.of, Input)]
     return tuple((slots.index(of), of.index) for of in writes)

@@ -22,6 +22,7 @@ from fxdp.capture.joint.alike_layers import KEPT, Layers
 from fxdp.capture.joint.convert import Slots, identifier, node_name, slot_name
 from fxdp.capture.joint.moved_notes import Numbers, Sites
 from fxdp.capture.joint.short_joint import OtherLayersError, ShortJoint
+from fxdp.ir.graphs import results_of
 from fxdp.ir.notes import Note, copy_note, note, sequence_number
 from fxdp.ir.slots import Buffer, Gradient, Mutation, Parameter, ResultSlot, Slot
 from fxdp.torch_compat import graph_module
@@ -152,10 +153,9 @@ class _Lengthened:
         return self.made[key]
 
     def _output(self) -> None:
-        output = self.gm.graph.output_node()
         results: list[tuple[ResultSlot, fx.Node]] = []
         families: dict[tuple[int, int], list[tuple[ResultSlot, fx.Node]]] = {}
-        for slot, node in zip(note(output).results, output.args[0], strict=True):  # type: ignore[arg-type]
+        for slot, node in results_of(self.gm.graph):
             assert slot is not None
             place = self.short.families.get(_name(slot))
             if place is None:

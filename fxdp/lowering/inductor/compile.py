@@ -20,17 +20,12 @@ import torch
 from torch import fx
 
 from fxdp.errors import StateError
+from fxdp.ir.graphs import results_of
 from fxdp.ir.notes import note, tensor_type
 from fxdp.ir.slots import Buffer, Constant, Mutation, Parameter, Slot
 from fxdp.ir.types import TensorType
 from fxdp.lowering.backward import usual_zeros
-from fxdp.lowering.eager import (
-    backward_inputs,
-    backward_results,
-    forward_inputs,
-    forward_results,
-    results,
-)
+from fxdp.lowering.eager import backward_inputs, backward_results, forward_inputs, forward_results
 from fxdp.lowering.halves import Boxed, Halves
 from fxdp.lowering.inductor.collective_order import collectives, must_stay, put_in_order
 from fxdp.lowering.inductor.saved_values import (
@@ -42,8 +37,7 @@ from fxdp.lowering.inductor.saved_values import (
 from fxdp.lowering.inductor.segment_code import AsItIs, compile_segments
 from fxdp.lowering.inductor.segments import NotInSegmentsError, Segment, segments
 from fxdp.lowering.inductor.start import Start
-from fxdp.lowering.inductor.strides import chooses_layouts, copied, moved, restride
-from fxdp.lowering.inductor.strides import results as flat_results
+from fxdp.lowering.inductor.strides import chooses_layouts, copied, moved, restride, results
 from fxdp.lowering.inductor.trace import Traced, trace, unread_draws
 from fxdp.lowering.shapes import Shapes, SizesFixedError
 from fxdp.torch_compat import (
@@ -114,7 +108,7 @@ class _Signature:
             tuple(note(n).slot for n in forward_inputs(gm.graph)),
             tuple(tensor_type(n) for n in backward_inputs(gm.graph)),
             len(forward_results(gm.graph)),
-            tuple(slot for slot, _ in results(gm.graph) if isinstance(slot, Mutation)),
+            tuple(slot for slot, _ in results_of(gm.graph) if isinstance(slot, Mutation)),
             len(unread_draws(gm.graph)),
         )
 
@@ -204,7 +198,7 @@ class _Compiler:
         self, gm: fx.GraphModule, *, backward: bool, inference: bool, exact: bool = False
     ) -> tuple[Any, list[Any]]:
         """Compile a copy of a half; its code, and how that lays out its results, if that is not known."""
-        kept = range(len(flat_results(gm)) if exact or self.keeps_strides else self.signature.outputs)
+        kept = range(len(results(gm)) if exact or self.keeps_strides else self.signature.outputs)
         # gradients go to autograd, which takes any strides
         visible = kept if exact or not backward else range(0)
         fixed = 0 if backward else self.signature.fixed
@@ -257,7 +251,7 @@ def _write_back(forward: fx.GraphModule, signature: _Signature) -> None:
     """Turn the new values of buffers from results into copies at the end of the forward."""
     if not signature.mutations:
         return
-    values = flat_results(forward)
+    values = results(forward)
     placeholders = [n for n in forward.graph.nodes if n.op == "placeholder"]
     targets = [placeholders[signature.slots.index(m.of)] for m in signature.mutations]
     new = values[signature.outputs : signature.visible]

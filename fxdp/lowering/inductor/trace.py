@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, fx
 
 from fxdp.ir.draws import node_draws
+from fxdp.ir.graphs import results_of
 from fxdp.ir.notes import note
 from fxdp.ir.ops import collectives, layouts
 from fxdp.ir.ops.whole_draws import is_twin
@@ -17,7 +18,7 @@ from fxdp.ir.placements import Shard
 from fxdp.ir.sizes import B, named_size
 from fxdp.ir.slots import Buffer, Constant, Mutation, Parameter, Size, Slot
 from fxdp.ir.types import TensorType, local_shape
-from fxdp.lowering.eager import backward_inputs, backward_results, forward_inputs, forward_results, results
+from fxdp.lowering.eager import backward_inputs, backward_results, forward_inputs, forward_results
 from fxdp.lowering.inductor.number_tensors import NumberTensors
 from fxdp.lowering.inductor.recomputed_values import marked, save_results_alone
 from fxdp.lowering.inductor.strides import channels_last, traces_channels_last
@@ -90,7 +91,7 @@ def joint_function(
     Bools that are gathered or broadcast travel as bytes, as Inductor would not send them as they are.
     """
     order: list[fx.Node | None] = list(forward_results(gm.graph))
-    order += [n for s, n in results(gm.graph) if isinstance(s, Mutation)]
+    order += [n for s, n in results_of(gm.graph) if isinstance(s, Mutation)]
     order += [*unread_draws(gm.graph), *backward_results(gm.graph)]
     placeholders = [*inputs, *tangents]
     lays_out = traces_channels_last(device)

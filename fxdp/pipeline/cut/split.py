@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import fx
 
+from fxdp.ir.graphs import results_of
 from fxdp.ir.notes import copy_note, note, placed_tensor, value_bytes
 from fxdp.ir.op_kinds import is_view
 from fxdp.ir.placements import R
@@ -29,10 +30,7 @@ class _Cut:
         self.gathered = set(phases.gathered)
         self.early = {*phases.prologue, *self.gathered}
         self.order = {n: i for i, n in enumerate(self.graph.nodes)}
-        output = self.graph.output_node()
-        self.results: list[tuple[ResultSlot, fx.Node]] = list(
-            zip(note(output).results, output.args[0], strict=True)  # type: ignore[arg-type]
-        )
+        self.results = results_of(self.graph)
 
     def run(self) -> Partition:
         epilogue_members = set(self.phases.epilogue)

@@ -9,9 +9,10 @@ from __future__ import annotations
 from torch import fx
 
 from fxdp.errors import VerifierError
+from fxdp.ir.graphs import results_of
 from fxdp.ir.notes import note
 from fxdp.ir.row_buckets import gather_starts, parameter_of, whole_values
-from fxdp.ir.slots import Crossing, Parameter, ResultSlot
+from fxdp.ir.slots import Crossing, Parameter
 from fxdp.pipeline.cut.part_builder import PartBuilder
 from fxdp.pipeline.cut.partition import Part, Partition
 
@@ -40,9 +41,7 @@ def split_gathers(gm: fx.GraphModule) -> Partition:
     # gradients belong to parameters, so these stay inputs, though nothing else reads their rows
     own = [n for n in gm.graph.nodes if n is not output and n not in gather.included]
     program.include([*gm.graph.find_nodes(op="placeholder"), *own], names.get)
-    results: list[tuple[ResultSlot, fx.Node]] = list(
-        zip(note(output).results, output.args[0], strict=True)  # type: ignore[arg-type]
-    )
+    results = results_of(gm.graph)
     program.include([node for _, node in results], names.get)
     reads = tuple(names[node] for node in program.reads())
     part = Part(program.build(results, "Program"), reads, ())

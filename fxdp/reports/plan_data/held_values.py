@@ -19,6 +19,7 @@ from torch import fx
 
 from fxdp.ir import conversions
 from fxdp.ir.carriers import fits_messages, way_of
+from fxdp.ir.graphs import results_of
 from fxdp.ir.mesh import Mesh
 from fxdp.ir.notes import note, tensor_type
 from fxdp.ir.op_kinds import is_view
@@ -72,7 +73,7 @@ class HeldValues:
     ) -> None:  # fmt: skip
         self._ranks, self._sizes, self._shares = ranks, sizes, shares
         self._nodes = list(gm.graph.nodes)
-        self._output = gm.graph.output_node()
+        self._output, self._returned = gm.graph.output_node(), results_of(gm.graph)
         self._home = self._homes()
         self._gradient_like = self._gradient_path()
         self._last = self._last_readers()
@@ -105,7 +106,7 @@ class HeldValues:
     def gradients(self) -> int:
         """Bytes of the parameters' gradients."""
         of = {note(n).slot: n for n in self._nodes if n.op == "placeholder"}
-        slots = (s.of for s in note(self._output).results if isinstance(s, Gradient))
+        slots = (s.of for s, _ in self._returned if isinstance(s, Gradient))
         return sum(self.bytes(of[s]) for s in slots if isinstance(s, Parameter) and s in of)
 
     def saved(self) -> int:
@@ -167,8 +168,7 @@ class HeldValues:
 
     def _gradient_path(self) -> set[fx.Node]:
         """Values of the backward that are only moved from where they are made until they are gradients."""
-        results = zip(self._output.args[0], note(self._output).results, strict=True)  # type: ignore[arg-type]
-        others = {value for value, slot in results if not isinstance(slot, Gradient)}
+        others = {value for slot, value in self._returned if not isinstance(slot, Gradient)}
         found: set[fx.Node] = set()
         for node in reversed(self._nodes):
             makes = node.op == "call_function" and note(node).backward and node not in others

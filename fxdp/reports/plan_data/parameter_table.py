@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
 
 from torch import Tensor, fx
 
 from fxdp.capture.sites import Origin
 from fxdp.ir import conversions
+from fxdp.ir.graphs import results_of
 from fxdp.ir.mesh import Mesh
 from fxdp.ir.notes import Site, note, tensor_type
 from fxdp.ir.ops.parameter_rows import most_rows
@@ -129,10 +129,8 @@ def first_read(node: fx.Node) -> Site:
 
 def _gradients(causes: fx.GraphModule) -> dict[str, str]:
     """By parameter, the node of its gradient before that is reduced."""
-    output = causes.graph.output_node()
-    values: Any = output.args[0]
     found = {}
-    for value, slot in zip(values, note(output).results, strict=True):
+    for slot, value in results_of(causes.graph):
         if isinstance(slot, Gradient) and isinstance(slot.of, Parameter):
             while value.target in conversions.CONVERSIONS and isinstance(value.args[0], fx.Node):
                 value = value.args[0]

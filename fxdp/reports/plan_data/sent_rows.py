@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 from torch import fx
 
 from fxdp.ir import conversions
 from fxdp.ir.graph_text import type_text
+from fxdp.ir.graphs import results_of
 from fxdp.ir.notes import Site, note
 from fxdp.ir.slots import Gradient, Mutation, Parameter, ResultSlot
 from fxdp.ir.types import TensorType, dtype_name
@@ -152,11 +153,9 @@ class Transfers:
 
     def _result(self, slot: ResultSlot | None) -> fx.Node | None:
         """What a result is made of, before it is reduced."""
-        output = self.reader.causes.graph.output_node()
-        values: Any = output.args[0]
-        found = next((v for v, s in zip(values, note(output).results, strict=True) if s == slot), None)
+        found = next((v for s, v in results_of(self.reader.causes.graph) if s == slot), None)
         while found is not None and found.target in conversions.CONVERSIONS:
-            found = found.args[0]
+            found = cast(fx.Node, found.args[0])
         return found
 
     def _timing(self, items: Sequence[Sent]) -> tuple[str, str, Hidden]:
