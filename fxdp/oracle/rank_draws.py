@@ -17,7 +17,7 @@ from fxdp.ir.draws import (
     rank_seed,
     set_random_state,
 )
-from fxdp.ir.placements import Placement, Shard
+from fxdp.ir.placements import Shard
 
 _CHANCE = 1e-6
 _BLOCK = 16  # torch fills normal numbers in blocks and draws the last, partial one anew
@@ -58,10 +58,10 @@ def repeated_draw(values: Sequence[Any], placement: Any) -> tuple[int, int] | No
     if isinstance(placement, tuple):
         found = (repeated_draw([v[i] for v in values], p) for i, p in enumerate(placement))
         return next((pair for pair in found if pair is not None), None)
-    return _first_pair(values, placement) if isinstance(placement, Shard) else None
+    return _first_pair(values) if isinstance(placement, Shard) else None
 
 
-def _first_pair(values: Sequence[Tensor], placement: Placement) -> tuple[int, int] | None:
+def _first_pair(values: Sequence[Tensor]) -> tuple[int, int] | None:
     flat = [value.flatten() for value in values]
     for i, a in enumerate(flat):
         for j, b in enumerate(flat[:i]):

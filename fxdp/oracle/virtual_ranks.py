@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -29,8 +28,6 @@ class VirtualRanks:
     ) -> None:
         self.sizes = tuple(sizes)
         self.world = len(self.sizes)
-        self.batch = sum(self.sizes)
-        self.offsets = [0, *accumulate(self.sizes)][:-1]
         self._symbols = symbols
         self._mesh = mesh
 

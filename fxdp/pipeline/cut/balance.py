@@ -15,7 +15,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,12 +59,6 @@ def balance(
         )
     least = _least_load(chain, stages)
     return _fewest_bytes(chain, stages, limit=least * (1 + tolerance) * (1 + _ROUNDING))
-
-
-def loads(costs: Sequence[float], cuts: Sequence[int]) -> tuple[float, ...]:
-    """The cost of each stage under these cuts."""
-    ends = [0, *cuts, len(costs)]
-    return tuple(math.fsum(costs[a:b]) for a, b in pairwise(ends))
 
 
 def _chain(costs: Sequence[float], crossing: Sequence[float]) -> _Chain:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import random
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fxdp.errors import StageError
-from fxdp.pipeline.cut.balance import balance, loads
+from fxdp.pipeline.cut.balance import balance
 
 _COSTS = st.one_of(st.integers(0, 20).map(float), st.floats(0, 100))
 _BYTES = st.one_of(st.integers(0, 8).map(float), st.just(math.inf))
@@ -33,6 +33,12 @@ def every_cut(crossing: list[float], stages: int) -> list[tuple[int, ...]]:
 
 def sent(crossing: list[float], cuts: tuple[int, ...]) -> float:
     return sum(crossing[c - 1] for c in cuts)
+
+
+def loads(costs: list[float], cuts: tuple[int, ...]) -> tuple[float, ...]:
+    """The cost of each stage under these cuts."""
+    ends = [0, *cuts, len(costs)]
+    return tuple(math.fsum(costs[a:b]) for a, b in pairwise(ends))
 
 
 @settings(max_examples=120, deadline=None)
