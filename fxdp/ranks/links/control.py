@@ -50,8 +50,5 @@ class Control(Channel):
         self.round += 1
         with self._lock:
             for peer in self.peers:
-                if peer.rounds:
-                    peer.rounds.popleft()
-                else:
-                    peer.ignore += 1
+                peer.drop_round()
         self._send_all(framed(FrameKind.REFUSED, as_bytes(text), self.rank))

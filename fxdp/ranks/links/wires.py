@@ -37,6 +37,13 @@ class Peer:
     unheard: bool = False
     """Whether its machine left questions without an answer, and so was given up."""
 
+    def drop_round(self) -> None:
+        """Leave out its part of one more round, which has come or is to come."""
+        if self.rounds:
+            self.rounds.popleft()
+        else:
+            self.ignore += 1
+
 
 class Wires:
     """Frames to and from the `peers`; safe from any thread."""
@@ -83,10 +90,7 @@ class Wires:
 
     def _send_all(self, frame: bytes) -> None:
         for peer in self.peers:
-            try:
-                self._send(peer, frame)
-            except OSError as error:
-                self._lose(peer, error)
+            self._send_or_drain(peer, frame)
 
     def _send_or_drain(self, peer: Peer, frame: bytes) -> None:
         try:

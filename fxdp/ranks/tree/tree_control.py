@@ -153,12 +153,8 @@ class TreeControl(Channel):
         """This round is refused: drop what comes for it yet, and tell whom this rank owes a frame of it."""
         self._refusals, self._open = refusals, False
         for peer in self.peers:
-            if self._risen and peer is not self._parent:
-                continue  # its part was taken
-            if peer.rounds:
-                peer.rounds.popleft()
-            else:
-                peer.ignore += 1
+            if not self._risen or peer is self._parent:  # else its part was taken
+                peer.drop_round()
         frame = framed(FrameKind.REFUSED, _written(refusals), self.rank)
         for peer in self.peers:
             if not (self._risen and peer is self._parent):
