@@ -15,7 +15,7 @@ from fxdp.ir.graphs import reachable, results_of
 from fxdp.ir.level import Level
 from fxdp.ir.link_cost import bucket_of, few_runs
 from fxdp.ir.mesh import Mesh
-from fxdp.ir.notes import Cause, Note, Reason, members_of, note, tensor_operands, tensor_type
+from fxdp.ir.notes import Cause, Note, members_of, note, tensor_operands, tensor_type
 from fxdp.ir.ops.parameter_rows import elements_each, rows_each
 from fxdp.ir.packing import elements
 from fxdp.ir.placements import Placement
@@ -199,7 +199,7 @@ class _Writer:
         known = note(made)
         known.type, known.placement, known.site, known.backward = type_, placement, like.site, like.backward
         known.operands = operands * len(tensor_operands(made))
-        known.reason = Reason(_RULE, known.operands)
+        known.reason = _RULE
         return made
 
 

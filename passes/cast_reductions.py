@@ -9,7 +9,7 @@ from torch import fx
 
 from fxdp.ir.level import Level
 from fxdp.ir.mesh import Mesh
-from fxdp.ir.notes import Reason, copy_note, note, tensor_type
+from fxdp.ir.notes import copy_note, note, tensor_type
 from fxdp.ir.placements import Partial, Placement
 from fxdp.ir.slots import Gradient, Parameter
 from fxdp.ir.types import TensorType
@@ -32,8 +32,7 @@ def _cast(node: fx.Node, dtype: torch.dtype, placement: Placement) -> fx.Node:
     with node.graph.inserting_after(node):
         made = node.graph.call_function(aten._to_copy.default, (node,), {"dtype": dtype})
     type_ = TensorType(dtype, tensor_type(node).shape)
-    reason = Reason(_RULE, (placement,))
-    copy_note(node, made, type=type_, operands=(placement,), reason=reason, rewrite=None, recipe=None)
+    copy_note(node, made, type=type_, operands=(placement,), reason=_RULE, rewrite=None, recipe=None)
     return made
 
 

@@ -44,7 +44,7 @@ def _several(members: list[fx.Node]) -> Iterator[list[fx.Node]]:
 def _is_small(node: fx.Node, limit: int) -> bool:
     """A sum of fixed and small size that is no bucket of gradients."""
     known = note(node)
-    if node.args[1] != "sum" or (known.reason is not None and known.reason.rule == "bucket"):
+    if node.args[1] != "sum" or known.reason == "bucket":
         return False
     type_ = tensor_type(node)
     return is_static(type_) and type_bytes(type_) <= limit

@@ -16,7 +16,7 @@ from fxdp.ir.draws import node_draws
 from fxdp.ir.graph_text import target_text
 from fxdp.ir.level import Level
 from fxdp.ir.mesh import Mesh
-from fxdp.ir.notes import Cause, Reason, copy_note, note, tensor_operands
+from fxdp.ir.notes import Cause, copy_note, note, tensor_operands
 from fxdp.ir.placements import Partial, Placement, R, Replicate, Rows, Shard
 from fxdp.ir.row_buckets import rows_of
 from fxdp.ir.slots import Gradient, Mutation, Output, Parameter
@@ -86,7 +86,7 @@ class _Insertion:
         with self.graph.inserting_before(consumer):
             made = self.graph.call_function(target, (node, *args))
         copy_note(
-            node, made, placement=wanted, slot=None, cause=cause, operands=(R,), reason=Reason("convert"),
+            node, made, placement=wanted, slot=None, cause=cause, operands=(R,), reason="convert",
             backward=note(consumer).backward, rewrite=None,
         )  # fmt: skip
         return made
@@ -102,7 +102,7 @@ class _Insertion:
         have = note(node).placement
         copy_note(node, pending, placement=wanted, slot=None, cause=cause, operands=(have,),
                   backward=note(node).backward or self._in_backward(node, consumer),
-                  reason=Reason("convert"), rewrite=None)  # fmt: skip
+                  reason="convert", rewrite=None)  # fmt: skip
         with self.graph.inserting_before(consumer):
             done = self.graph.call_function(conversions.wait, (pending,))
         copy_note(pending, done, cause=None, operands=(wanted,))

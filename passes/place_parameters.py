@@ -11,7 +11,7 @@ from torch import fx
 
 from fxdp.ir.level import Level
 from fxdp.ir.mesh import Mesh
-from fxdp.ir.notes import Reason, copy_note, note, tensor_type
+from fxdp.ir.notes import copy_note, note, tensor_type
 from fxdp.ir.op_kinds import is_view
 from fxdp.ir.placements import Rows
 from fxdp.ir.slots import Gradient, Parameter
@@ -58,7 +58,7 @@ def _cast_in_rows(graph: fx.Graph, parameters: Iterable[fx.Node], rows: Rows) ->
             continue
         for user in users:
             note(user).placement, note(user).operands = rows, (rows,)
-            note(user).reason = Reason(_RULE, (rows,))
+            note(user).reason = _RULE
         found += users
     top = next(node for node in graph.nodes if node.op != "placeholder")
     for cast in found:

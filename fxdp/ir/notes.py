@@ -42,14 +42,6 @@ class Site:
         return f"{where}{code}{module}"
 
 
-@dataclass(frozen=True, slots=True)
-class Reason:
-    """Why a node has its placement: the rule, and what it took its operands as."""
-
-    rule: str
-    operands: tuple[Placement | None, ...] = ()
-
-
 UNKNOWN = "unknown"
 """The rule of an op without one."""
 
@@ -93,7 +85,8 @@ class Note:
     backward: bool = False
     placement: Placement | tuple[Placement | None, ...] | None = None
     operands: tuple[Placement | None, ...] = ()  # one per tensor operand, in `fx` argument order
-    reason: Reason | None = None
+    reason: str | None = None
+    """Why it has its placement: the name of a rule."""
     cause: Cause | None = None
     derived: bool = False  # its whole value is computed from its operands' whole values, not gathered
     skip: str | None = None  # which skip connections carry this value: `a`, `a@1`, or `a, b`
@@ -131,8 +124,7 @@ def placed_tensor(node: fx.Node) -> tuple[TensorType, Placement]:
 
 def has_no_rule(node: fx.Node) -> bool:
     """Whether a node runs whole on every rank because no rule knows its op."""
-    reason = note(node).reason
-    return reason is not None and reason.rule == UNKNOWN
+    return note(node).reason == UNKNOWN
 
 
 def value_bytes(node: fx.Node, batch: int = 64) -> int:

@@ -19,7 +19,7 @@ import torch
 from torch import fx
 
 from fxdp.ir import conversions
-from fxdp.ir.notes import Cause, Reason, note, tensor_operands, tensor_type
+from fxdp.ir.notes import Cause, note, tensor_operands, tensor_type
 from fxdp.ir.placements import P, Placement, R
 from fxdp.ir.types import TensorType
 
@@ -88,7 +88,7 @@ class Packing:
         known = note(made)
         known.type, known.placement, known.backward = type_, placement, self.backward
         known.operands = (placement,) * len(tensor_operands(made)) if operands is None else operands
-        known.reason = Reason(self.rule, known.operands)
+        known.reason = self.rule
         return made
 
 

@@ -23,7 +23,6 @@ class LoweredBackward:
 
     run: Boxed
     tangents: tuple[int, ...]
-    graph: fx.GraphModule
 
 
 @dataclass
@@ -72,7 +71,7 @@ class Halves:
             assert self.compile_backward is not None
             graph, kept = without_tangents(self.backward_graph, sorted(zero), self.tangents)
             graph = add_to_buffers(graph, self.summed) if self.summed else graph
-            found = self.compiled[zero] = LoweredBackward(self.compile_backward(graph), kept, graph)
+            found = self.compiled[zero] = LoweredBackward(self.compile_backward(graph), kept)
         return found
 
     def halved(self, first: tuple[int, ...]) -> tuple[Boxed, Boxed]:

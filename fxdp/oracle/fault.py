@@ -53,7 +53,7 @@ def make_fault(node: fx.Node, what: str, error: float, errors: dict[fx.Node, flo
     """The fault of a node; `errors` are those of the nodes before it."""
     known = note(node)
     operands = _operands(node, errors)
-    rule = known.reason.rule if known.reason else "?"
+    rule = known.reason or "?"
     text = node_text(node, ("dp",))
     return Fault(node.name, text, what, rule, known.site, _placement(known.placement), operands, error)
 

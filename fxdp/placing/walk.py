@@ -12,7 +12,7 @@ from torch import fx
 from fxdp.errors import PlacementError
 from fxdp.ir.draws import draws
 from fxdp.ir.graphs import results_of
-from fxdp.ir.notes import UNKNOWN, Reason, Site, is_host_size, note, value_bytes
+from fxdp.ir.notes import UNKNOWN, Site, is_host_size, note, value_bytes
 from fxdp.ir.placements import Partial, Placement, R, Shard
 from fxdp.ir.sizes import batch_factor
 from fxdp.ir.slots import Gradient, Input, Mutation, Output, Tangent
@@ -100,10 +100,10 @@ class Walk:
         placement: Placement = R
         if isinstance(slot, Input) and self.batch[slot.index] is not None:
             placement = Shard(self.batch[slot.index] or 0)
-        self._settle(node, placement, Reason("input"), replicable=placement == R)
+        self._settle(node, placement, "input", replicable=placement == R)
 
     def _place_tangent(self, node: fx.Node, slot: Tangent) -> None:
-        self._settle(node, self.delivered(self.outputs[slot.index]), Reason("tangent"))
+        self._settle(node, self.delivered(self.outputs[slot.index]), "tangent")
 
     def _place_call(self, node: fx.Node) -> None:
         known = note(node)
@@ -117,7 +117,7 @@ class Walk:
         known.operands = choice.alternative.inputs
         known.rewrite, known.recipe = choice.alternative.rewrite, choice.alternative.recipe
         self.cost += known.recipe.bytes if known.recipe else 0
-        known.reason, known.derived = Reason(choice.rule, known.operands), False
+        known.reason, known.derived = choice.rule, False
         for source, wanted in zip(sources, known.operands, strict=True):
             self._require(source, wanted)
         if isinstance(known.type, ScalarType) or known.type is None:
@@ -140,11 +140,11 @@ class Walk:
         placements = note(source).placement
         assert isinstance(placements, tuple)
         placement = placements[node.args[1]] or R  # type: ignore[index]
-        reason = note(source).reason or Reason("getitem")
+        reason = note(source).reason or "getitem"
         self._settle(node, placement, reason, replicable=self.values[source].replicable)
 
     def _settle(
-        self, node: fx.Node, placement: Placement, reason: Reason, *, replicable: bool = False
+        self, node: fx.Node, placement: Placement, reason: str, *, replicable: bool = False
     ) -> None:
         known = note(node)
         known.placement, known.reason, known.operands, known.derived = placement, reason, (), False

@@ -42,7 +42,6 @@ class Agreement:
 
     def __init__(self, joined: Joined) -> None:
         self._control = joined.links.control if joined.links else None
-        self._rank = joined.mesh.rank
         self._size = joined.mesh.world
         self._own: tuple[int, ...] = ()
 

@@ -44,14 +44,14 @@ def _explanation(node: fx.Node, axes: tuple[str, ...], origin: Origin | None) ->
 def _why(node: fx.Node) -> str:
     known = note(node)
     if node.op == "placeholder":
-        return f"given so: {known.placement} for {known.reason.rule if known.reason else 'a constant'}"
+        return f"given so: {known.placement} for {known.reason or 'a constant'}"
     if node.target in conversions.CONVERSIONS:
         return _why_converted(node)
     if known.reason is None:
         return "placed without a rule"
     rule = registry.get(node.target)
     family = f" ({rule.family})" if rule is not None else ""
-    name = "no rule: every operand whole" if has_no_rule(node) else f"rule {known.reason.rule}{family}"
+    name = "no rule: every operand whole" if has_no_rule(node) else f"rule {known.reason}{family}"
     reads = zip(tensor_operands(node), known.operands, strict=False)
     listed = ", ".join(f"%{source.name} as {wanted or 'it is'}" for source, wanted in reads)
     return f"{name}, reads {listed}" if listed else name

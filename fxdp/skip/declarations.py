@@ -25,9 +25,8 @@ class Declaration:
 
 @dataclass(frozen=True)
 class DeclarationFault:
-    """What is wrong with a name that the skippable at `path` declares ("" if no module's fault)."""
+    """What is wrong with a name that a skippable declares."""
 
-    path: str
     name: str
     text: str
 
@@ -85,7 +84,7 @@ def find_faults(module: nn.Module) -> list[DeclarationFault]:
     for key in stashed:
         if key not in popped:
             text = f"no module declared '{key[1]}' as poppable but stashed"
-            faults.append(DeclarationFault("", key[1], text))
+            faults.append(DeclarationFault(key[1], text))
     return faults
 
 
@@ -104,4 +103,4 @@ def _only(
 
 
 def _fault(one: Declaration, name: str, verb: str, what: str) -> DeclarationFault:
-    return DeclarationFault(one.path, name, f"'{one.path}' {verb} '{name}' {what}")
+    return DeclarationFault(name, f"'{one.path}' {verb} '{name}' {what}")

@@ -164,7 +164,7 @@ def _restored(content: bytes, make: Callable[[], Halves], start: Start) -> Halve
     )
     if backward is not None:
         for zero, (code, tangents) in kept.backwards.items():
-            halves.compiled[zero] = LoweredBackward(half_of_bytes(code, start), tangents, backward)
+            halves.compiled[zero] = LoweredBackward(half_of_bytes(code, start), tangents)
     for first, (inputs, weights) in kept.halved.items():
         halves.compiled_halves[first] = half_of_bytes(inputs, start), half_of_bytes(weights, start)
     return halves

@@ -164,9 +164,7 @@ class DealtParameters:
         if self.step.rank == source:
             packed = self.step.function(raw_bytes.pack, (list(values),), f"{label}_to{target}")
             self.step.send(packed, target, self.tag, label, backward=backward)
-            self.step.record(
-                label, ends, None, [size], torch.uint8, self.tag, backward=backward, values=names
-            )
+            self.step.record(label, ends, [size], torch.uint8, self.tag, backward=backward, values=names)
         if self.step.rank != target:
             return None
         args: tuple[Any, ...] = ([size], torch.uint8, source, self.tag, label)

@@ -102,7 +102,7 @@ class Finish:
         shape, dtype = self.step.shape(source.type, source.placement, None), source.type.dtype
         if self.step.rank == here:
             self.step.send(self.step.value(name, None), there, tag, name, backward=True)
-            self.step.record(name, (here, there), None, shape, dtype, tag, backward=True)
+            self.step.record(name, (here, there), shape, dtype, tag, backward=True)
         elif self.step.rank == there:
             pending = self.step.receive(shape, dtype, here, tag, name, backward=True)
             self.step.expect(name, None, pending)
@@ -128,9 +128,8 @@ class Finish:
             packed = self.step.function(raw_bytes.pack, (values,), label)
             for peer in peers:
                 self.step.send(packed, peer, tag, label, backward=False)
-                self.step.record(
-                    "results", (rank, peer), None, [size], torch.uint8, tag, backward=False, values=names
-                )
+                ends = rank, peer
+                self.step.record("results", ends, [size], torch.uint8, tag, backward=False, values=names)
         elif self.step.rank in peers:
             pending = self.step.receive([size], torch.uint8, rank, tag, "results", backward=False)
             packed = self.step.function(p2p.wait, (pending,), label)

@@ -29,12 +29,11 @@ Origin = tuple[int, int]
 
 @dataclass(frozen=True)
 class Sent:
-    """One transfer between pipeline ranks, of one micro-batch or (None) of the step, for the plan."""
+    """One transfer between pipeline ranks, of one micro-batch or of the step, for the plan."""
 
     name: str
     source: int
     target: int
-    microbatch: int | None
     bytes: int
     backward: bool
     tag: int = 0
@@ -156,12 +155,12 @@ class StepGraph:
         self._pending[name, microbatch] = pending
 
     def record(
-        self, name: str, ends: tuple[int, int], microbatch: int | None, shape: Sequence[int],
-        dtype: torch.dtype, tag: int, *, backward: bool, values: Sequence[str] = (),
+        self, name: str, ends: tuple[int, int], shape: Sequence[int], dtype: torch.dtype, tag: int, *,
+        backward: bool, values: Sequence[str] = (),
     ) -> None:  # fmt: skip
         """Note a transfer from the first of `ends` to the second for the plan."""
         size = prod(shape) * dtype.itemsize
-        self.sent.append(Sent(name, *ends, microbatch, size, backward, tag, tuple(values) or (name,)))
+        self.sent.append(Sent(name, *ends, size, backward, tag, tuple(values) or (name,)))
 
     def end(self, results: tuple[Any, ...]) -> None:
         """The program's results; nothing is under way when the step ends."""

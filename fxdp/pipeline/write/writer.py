@@ -287,7 +287,7 @@ class Writer:
             origin = None if edge.backward else (edge.source, made)
             self.step.send(value, event.peer, tag, name, backward=edge.backward, origin=origin)
             ends = (self.step.rank, event.peer)
-            self.step.record(edge.name, ends, microbatch, shape, dtype, tag, backward=edge.backward)
+            self.step.record(edge.name, ends, shape, dtype, tag, backward=edge.backward)
         else:
             pending = self.step.receive(shape, dtype, event.peer, tag, name, backward=edge.backward)
             self.step.expect(edge.name, microbatch, pending)

@@ -96,7 +96,7 @@ def described(node: fx.Node) -> str:
     name = known.spells or target_text(node.target)
     rule = registry.get(node.target)
     family = "" if rule is None else f" of {rule.family}"
-    return name if known.reason is None else f"{name} (rule {known.reason.rule}{family})"
+    return name if known.reason is None else f"{name} (rule {known.reason}{family})"
 
 
 def collectives_of(
@@ -152,8 +152,7 @@ def _computes(node: fx.Node) -> bool:
     """Whether a node is work of the model's, behind which a message can hide."""
     if node.op != "call_function" or node.target in conversions.CONVERSIONS or is_host_size(node):
         return False
-    reason = note(node).reason
-    return node.target is not operator.getitem and (reason is None or reason.rule not in _PACKING)
+    return node.target is not operator.getitem and note(node).reason not in _PACKING
 
 
 def _timing(
