@@ -71,7 +71,7 @@ def resolve_mesh(
     )
 
 
-def with_rows(joined: Joined, settings: Settings | None = None) -> Joined:
+def with_rows(joined: Joined) -> Joined:
     """The same with what sharded parameters need: a group of their own, and a `DeviceMesh` of the ranks.
 
     All ranks of the mesh must call this at the same point.
@@ -85,7 +85,7 @@ def with_rows(joined: Joined, settings: Settings | None = None) -> Joined:
         device_mesh = init_device_mesh(mesh.device_type, mesh.sizes, mesh_dim_names=mesh.axes)
     if links is None or len(mesh.axes) > 1:  # along each of several axes torch has made a group
         return replace(joined, device_mesh=device_mesh)
-    add_group(links, "rows", settings or Settings.from_environment())
+    add_group(links, "rows", Settings.from_environment())
     assert links.rows_group is not None
     groups = (*mesh.groups, Group(links.rows_group.group_name, "rows"))
     return Joined(replace(mesh, groups=groups), links, device_mesh)

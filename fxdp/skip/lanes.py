@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 
-def make_phony(device: torch.device, *, requires_grad: bool = False) -> Tensor:
+def make_phony(device: torch.device) -> Tensor:
     """A tensor without elements, which only carries order."""
-    return torch.empty(0, device=device, requires_grad=requires_grad)
+    return torch.empty(0, device=device)
 
 
 def fork(lane: Tensor) -> tuple[Tensor, Tensor]:
