@@ -75,14 +75,15 @@ def check_dense(node: fx.Node, site: Site) -> None:
     if isinstance(value, Tensor) and (kind := kind_of(value)):
         what = f"a tensor of layout {kind}, shape {list(value.shape)}"
         where = f"at {site}" if site.file else "in the model"
-        raise CaptureError(f"{where}: {what}; {_why(kind)}")
+        raise CaptureError(f"{where}: {what}; {why_dense(kind)}")
 
 
 def _refusal(done: str, kind: str) -> CaptureError:
     what = next((word for word in ("nested", "quantized", "mkldnn") if word[:8] in kind), "sparse")
-    return CaptureError(f"at {site_of_call()}: {done} a tensor that is {what}; {_why(kind)}")
+    return CaptureError(f"at {site_of_call()}: {done} a tensor that is {what}; {why_dense(kind)}")
 
 
-def _why(kind: str) -> str:
+def why_dense(kind: str) -> str:
+    """Why a tensor of this kind is refused, and what to compute instead."""
     remedy = next((text for word, text in _REMEDIES.items() if word in kind), _REMEDIES["sparse"])
     return f"only dense tensors can be divided among ranks. {remedy}"

@@ -15,6 +15,7 @@ from torch import fx
 from torch.nn.utils.rnn import PackedSequence
 
 from fxdp import torch_compat
+from fxdp.capture.refusals.dense_only import why_dense
 from fxdp.capture.refusals.survey import Read
 from fxdp.capture.sites import SiteIndex, module_path, site_of_exception
 from fxdp.errors import CaptureError
@@ -116,6 +117,8 @@ def capture_error(
         )
     if _is_packed(error):
         return CaptureError(f"{_at(site)}: {_REMEDY_PACKED}.\ntorch: {_first_line(error)}")
+    if _is_nested(error):
+        return CaptureError(f"{_at(site)}: makes a tensor that is nested; {why_dense('nested')}")
     if _WRITTEN in str(error):
         return CaptureError(f"{_at(site)}: {_REMEDY_WRITTEN}.\ntorch: {_first_line(error)}")
     if mismatch:
@@ -190,6 +193,12 @@ def _is_packed(error: BaseException) -> bool:
         or any(isinstance(value, PackedSequence) for value in frame.f_locals.values())
         for frame in frames
     )
+
+
+def _is_nested(error: BaseException) -> bool:
+    """Whether torch's functions of nested tensors were called: some refuse a trace before they make one."""
+    frames = [frame for link in chain(error) for frame in traceback.extract_tb(link.__traceback__)]
+    return any(frame.filename.endswith("torch/nested/__init__.py") for frame in frames)
 
 
 def _is_loop_over_rows(error: BaseException) -> bool:

@@ -75,6 +75,10 @@ REFUSED: dict[str, tuple[Body, str]] = {
         lambda m, x: torch.nested.as_nested_tensor([m.fc(x), x]).to_padded_tensor(0.0),
         "a tensor that is nested.*Pad the samples",
     ),
+    "jagged": (
+        lambda m, x: torch.nested.nested_tensor_from_jagged(m.fc(x), torch.tensor([0, 3, 7])).sum(),
+        r"test_dense_only.py:\d+.* makes a tensor that is nested.*Pad the samples",
+    ),
     "quantized": (
         lambda m, x: m.fc(x) + torch.quantize_per_tensor(x.float(), 0.1, 0, torch.qint8).dequantize(),
         "a tensor that is quantized.*fake_quantize_per_tensor_affine",
