@@ -48,32 +48,36 @@ _RULES = (
 """Patterns of names and what is small for them, the first that is found in a name first."""
 
 
+EXPERTS = {"experts_implementation": "batched_mm"}
 PARTS: dict[str, dict[str, Any]] = {"hgnet_v2": HGNET}
 """Parts of models whose sizes do not go by their names."""
 
 
-def tiny(config: type[PreTrainedConfig], own: dict[str, Any], *, groups: int) -> PreTrainedConfig:
-    """A configuration of this class with two narrow layers, and heads of keys that serve so many of queries.
-
-    `own` has what a family cannot do without.
-    """
-    return config(**_sizes(config(), own, groups))
+def tiny(config: type[PreTrainedConfig], own: dict[str, Any]) -> PreTrainedConfig:
+    """A configuration of this class with two narrow layers; `own` has what a family cannot do without."""
+    return config(**_sizes(config(), own))
 
 
-def _sizes(default: PreTrainedConfig, own: dict[str, Any], groups: int) -> dict[str, Any]:
+def _sizes(default: PreTrainedConfig, own: dict[str, Any]) -> dict[str, Any]:
     """What is smaller than by default, and what a family itself asks for; parts of a model as dicts."""
     own = PARTS.get(default.model_type, {}) | own
-    found: dict[str, Any] = {"experts_implementation": "batched_mm"} if _has_experts(default) else {}
+    found: dict[str, Any] = dict(EXPERTS) if _has_experts(default) else {}
     for field in fields(type(default)):
         name, value = field.name, _default(default, field)
         if isinstance(value, PreTrainedConfig):
             part = own.get(name, {})
-            found[name] = {"model_type": value.model_type, **_sizes(value, part, groups)}
-        elif name not in own and (small := _small(name, value, groups)) != value:
+            sizes = _sizes(value, part)
+            found |= EXPERTS if EXPERTS.items() <= sizes.items() else {}  # what the whole says counts
+            found[name] = {"model_type": value.model_type, **sizes}
+        elif name not in own and (small := _small(name, value)) != value:
             found[name] = small
+    if _is_grouped(default) and "num_key_value_heads" not in own:
+        found["num_key_value_heads"] = min(2, default.num_key_value_heads)
     if "mrope_section" in getattr(default, "ignore_keys_at_rope_validation", ()):
-        found["rope_parameters"] = (default.rope_parameters or {}) | {"mrope_section": [2, 1, 1]}
-    return found | {name: value for name, value in own.items() if not isinstance(found.get(name), dict)}
+        known = default.rope_parameters or {"rope_type": "default", "rope_theta": 10_000.0}
+        found["rope_parameters"] = known | {"mrope_section": [2, 1, 1]}
+    parts = {name for name, value in found.items() if isinstance(value, dict) and "model_type" in value}
+    return found | {name: value for name, value in own.items() if name not in parts}
 
 
 def _default(config: PreTrainedConfig, field: Field[Any]) -> Any:
@@ -84,19 +88,26 @@ def _default(config: PreTrainedConfig, field: Field[Any]) -> Any:
         return field.default
 
 
+def _is_grouped(config: PreTrainedConfig) -> bool:
+    """Whether heads of keys serve several of queries."""
+    known = vars(config)
+    return (known.get("num_key_value_heads") or 1e9) < known.get("num_attention_heads", 0)
+
+
 def _has_experts(config: PreTrainedConfig) -> bool:
     return any(word in field.name for field in fields(type(config)) for word in ("experts", "moe"))
 
 
-def _small(name: str, value: Any, groups: int) -> Any:
+def _small(name: str, value: Any) -> Any:
     """The value, or what is small for its name."""
     if isinstance(value, bool) or value is None:
         return value
     if name == "layer_types" and isinstance(value, Sequence):
         return _kinds(list(value))
+    if re.search(r"layerdrop|mask_(time|feature)_prob", name):
+        return 0.0
     if isinstance(value, int):
-        small = _number(name, value)
-        return small // groups if re.search(r"(key_value|kv)_(attention_)?heads$", name) else small
+        return _number(name, value)
     if isinstance(value, (list, tuple)) and value and all(type(item) is int for item in value):
         return type(value)(_numbers(name, list(value)))
     return value
