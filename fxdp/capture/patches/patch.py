@@ -18,7 +18,7 @@ import functools
 import inspect
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import FrameType, ModuleType
 from typing import Any
@@ -30,8 +30,8 @@ from fxdp.torch_compat import compile_lock
 class Patch:
     """One name, and what takes its place: made of what `getattr(owner, name)` gives."""
 
-    owner: type | ModuleType | dict[str, Any]
-    """A class, a module, or the global names of one."""
+    owner: type | ModuleType | dict[str, Any] | tuple[dict[str, Any], ...]
+    """A class, a module, the global names of one, or of several, in which the name means the same."""
     name: str
     make: Callable[[Any], Any]
 
@@ -115,8 +115,10 @@ def _installed(patch: Patch, here: Here) -> Callable[[], None]:
     """Install a guard; gives what takes it away."""
     if isinstance(patch.owner, type):
         return _in_class(patch.owner, patch.name, patch.make, here)
+    if isinstance(patch.owner, tuple):
+        return _in_globals(patch.owner, patch.name, patch.make, here)
     names = patch.owner if isinstance(patch.owner, dict) else vars(patch.owner)
-    return _in_globals(names, patch.name, patch.make, here)
+    return _in_globals((names,), patch.name, patch.make, here)
 
 
 def _in_class(owner: type, name: str, make: Callable[[Any], Any], here: Here) -> Callable[[], None]:
@@ -138,25 +140,28 @@ def _in_class(owner: type, name: str, make: Callable[[Any], Any], here: Here) ->
 
 
 def _in_globals(
-    names: dict[str, Any], name: str, make: Callable[[Any], Any], here: Here
+    several: Sequence[dict[str, Any]], name: str, make: Callable[[Any], Any], here: Here
 ) -> Callable[[], None]:
-    """In a module, whose own code finds it there, too; a builtin that it does not have itself is shadowed."""
-    inherited = name not in names
-    old = getattr(builtins, name) if inherited else names[name]
+    """In modules, whose own code finds it there, too; a builtin that they do not have is shadowed."""
+    inherited = all(name not in names for names in several)
+    old = getattr(builtins, name) if inherited else several[0][name]
     new = make(old)
 
+    # one for all: a process has thousands of modules, and this is done for each capture
     @functools.wraps(old)
     def guard(*args: Any, **kwargs: Any) -> Any:
         return (new if here.inside else old)(*args, **kwargs)
 
-    names[name] = guard
+    for names in several:
+        names[name] = guard
 
     def restore() -> None:
-        if names.get(name) is not guard:
-            return
-        if inherited:
-            del names[name]
-        else:
-            names[name] = old
+        for names in several:
+            if names.get(name) is not guard:
+                continue
+            if inherited:
+                del names[name]
+            else:
+                names[name] = old
 
     return restore

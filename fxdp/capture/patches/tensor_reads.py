@@ -30,13 +30,13 @@ _LIBRARIES = frozenset({"builtins", "fxdp", "numpy", "sympy", "torch", "mpmath",
 """Their code needs real ints, and is no part of a model."""
 
 
-def symbolic_len(module: nn.Module, loss_fn: Callable[..., Any] | None) -> tuple[Patch, ...]:
+def symbolic_len(module: nn.Module, loss_fn: Callable[..., Any] | None) -> Patch:
     """Shadow the builtin `len` in all modules that may hold code of the model.
 
     In `builtins` itself all code would pay for it, Python's own and torch's tracing most of all.
     """
-    wanted = [names for names in _user_globals(module, loss_fn) if "len" not in names]
-    return tuple(Patch(names, "len", around(_length)) for names in wanted)
+    wanted = tuple(names for names in _user_globals(module, loss_fn) if "len" not in names)
+    return Patch(wanted, "len", around(_length))
 
 
 def _length(plain: Callable[[Any], int], value: Any) -> Any:

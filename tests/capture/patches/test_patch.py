@@ -118,6 +118,17 @@ def test_functions_of_modules() -> None:
     assert set(vars(module)) == names
 
 
+def test_one_name_in_several_modules() -> None:
+    several = [_user(name) for name in ("one", "two", "three")]
+    names = set(vars(several[0]))
+    with patched([Patch(tuple(map(vars, several)), "len", lambda old: lambda x: 70 + old(x))]):
+        assert [module.calls(2)[1] for module in several] == [71] * 3
+        assert _elsewhere(lambda: several[2].calls(2)) == (4, 1)
+        vars(several[1])["len"] = min  # by somebody else
+    assert set(vars(several[0])) == set(vars(several[2])) == names
+    assert several[1].len is min
+
+
 def test_what_is_still_held_afterwards_is_the_original() -> None:
     module, thing = _user(), _Base()
     with patched([Patch(module, "plain", lambda old: lambda x: 0), *_methods(_Base)]):
