@@ -36,7 +36,7 @@ def main() -> int:
     parser.add_argument("--timeout", type=float, default=420.0, help="seconds per model")
     asked = parser.parse_args()
     found: dict[str, float | str] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    pool = RankPool(2)
+    pool = RankPool()
     for name in asked.models or [name for name in CATALOGUE if name not in found]:
         start = time.monotonic()
         try:

@@ -1,7 +1,8 @@
 """Captures that tests share: ranks with one another, and tests on meshes of any size.
 
 A capture is of the global batch and knows nothing of ranks, so what one process has captured serves all
-ranks that are forked from it (`RankPool.prepare`). All that follows a capture is done every time.
+ranks that are forked from it (`RankPool.prepare`), and a joint graph that one rank has traced serves the
+ranks of all tests (`traced_once`). All that follows a capture is done every time.
 """
 
 from __future__ import annotations
@@ -65,14 +66,12 @@ def capture_ahead(
 
 
 @contextlib.contextmanager
-def traced_by_one_rank(folder: Path) -> Iterator[None]:
-    """Inside, of the ranks with this folder the first that needs a joint graph traces it, the others wait.
+def traced_once(folder: Path) -> Iterator[None]:
+    """Inside, of all processes with this folder the first that needs a joint graph traces it, others wait.
 
-    They find it as a program's second start does (`fxdp/capture/joint/kept_joint.py`); a graph that is not
-    kept each traces by itself. Two thirds of a capture are the joint graph's.
+    They find it as a program's second start does (`fxdp/capture/joint/kept_joint.py`); a graph that has no
+    key each traces by itself. Two thirds of a capture are the joint graph's.
     """
-    folder.mkdir(mode=0o700, exist_ok=True)
-    entries = Entries(PrivateFolder(folder, 2**30))
     own = kept_joint.kept_joint
 
     def once(exported: Exported, options: JointOptions) -> Captured:
@@ -81,10 +80,12 @@ def traced_by_one_rank(folder: Path) -> Iterator[None]:
         key = kept_joint._key(exported, options)
         if key is None:
             return own(exported, options)
+        shelf = folder / key[:2]  # whoever writes to a folder looks at all that is in it
+        shelf.mkdir(mode=0o700, exist_ok=True)
         with (folder / f"lock-{key}").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # who holds it waits for nobody; it ends with its process
-            with mock.patch.object(Entries, "within", return_value=entries):
-                return own(exported, options)
+            return kept_joint.kept_in(Entries(PrivateFolder(shelf, 2**30)), key, exported, options)
 
+    folder.mkdir(mode=0o700, exist_ok=True)
     with mock.patch("fxdp.capture.driver.kept_joint", once):
         yield

@@ -38,7 +38,7 @@ import fxdp.module.compiled  # imported once, for all ranks
 import fxdp.ranks.agreement  # the same
 from fxdp.disk.entries import key_of
 from fxdp.torch_compat import built_as_code
-from tests.captures import traced_by_one_rank
+from tests.captures import traced_once
 
 COLLECT_AFTER = (50_000, 20, 50)
 """Thresholds of the garbage collector in tests: a compilation makes a million objects that live together."""
@@ -59,7 +59,7 @@ class Task:
     init: bool
     timeout_s: float
     folder: str
-    """Where its ranks keep what one of them finds out for all."""
+    """Where processes keep what one of them finds out for all."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,8 @@ def _know_capture() -> None:
 def _prepared(task: Task) -> Reply:
     """Run `task` here, for all ranks that are forked from now on."""
     try:
-        reply = Reply(_call(task))
+        with traced_once(Path(task.folder)):
+            reply = Reply(_call(task))
     except BaseException:
         reply = Reply(error=traceback.format_exc())
     torch.set_default_dtype(torch.float32)
@@ -196,7 +197,8 @@ def _run_once(task: Task, connection: Connection) -> int:
     """Run `task` as a program does: an error goes to sys.excepthook, then come the exit functions."""
     code = 0
     try:
-        connection.send(Reply(_call(task)))
+        with traced_once(Path(task.folder)):
+            connection.send(Reply(_call(task)))
     except BaseException:
         code = 1
         sys.last_value = sys.exc_info()[1]
@@ -208,7 +210,7 @@ def _run_once(task: Task, connection: Connection) -> int:
 def _run(task: Task, connection: Connection) -> None:
     """Run `task`, answer, clean up, and say that this rank is ready for the next."""
     try:
-        with traced_by_one_rank(Path(task.folder)):
+        with traced_once(Path(task.folder)):
             reply = Reply(_call(task))
     except BaseException:
         reply = Reply(error=traceback.format_exc())

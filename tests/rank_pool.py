@@ -66,10 +66,9 @@ class _Rank:
 
 
 class RankPool:
-    """Runs test functions on 1 to `size` rank processes."""
+    """Runs test functions on rank processes."""
 
-    def __init__(self, size: int = 4) -> None:
-        self._size = size
+    def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="fxdp-ranks-")
         self._host: subprocess.Popen[bytes] | None = None
         self._orders: Connection | None = None
@@ -281,7 +280,7 @@ class RankPool:
             store_prefix=f"task-{self._count}",
             init=init,
             timeout_s=timeout,
-            folder=str(Path(self._folder.name) / f"task-{self._count}"),
+            folder=str(Path(self._folder.name) / "joints"),
         )
 
 

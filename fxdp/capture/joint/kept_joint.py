@@ -61,8 +61,11 @@ def kept_joint(exported: Exported, options: JointOptions) -> Captured:
     settings = CacheSettings.from_environment()
     entries = Entries.within(settings.folder, settings.megabytes)
     key = None if entries.folder is None else _key(exported, options)
-    if key is None:
-        return symbolic_joint(exported, options)
+    return symbolic_joint(exported, options) if key is None else kept_in(entries, key, exported, options)
+
+
+def kept_in(entries: Entries, key: str, exported: Exported, options: JointOptions) -> Captured:
+    """The same from these entries, under the key of the graph and its options."""
     own = _constants(exported.gm)
     kept = entries.find(key)
     if isinstance(kept, _Kept):
