@@ -64,12 +64,15 @@ class Reference:
         return value
 
     def value(self, node: fx.Node) -> Any:
-        """The value of a node that was run, or of a host number."""
+        """The value of a host number, or of a node; it is run now if the ranks' program has none like it.
+
+        That makes several results each by itself, or a pass has found the node unused.
+        """
         type_ = note(node).type
         if isinstance(type_, ScalarType) and node.name not in self.values:
             return number(type_.expr, self.sizes)
-        if node.name not in self.values and isinstance(type_, tuple):
-            self.execute(node)  # the ranks' program makes each of its results by itself
+        if node.name not in self.values and node.op == "call_function":
+            self.execute(node)
         return self.values[node.name]
 
     def _learn(self, type_: Any, whole: Any) -> None:

@@ -54,6 +54,23 @@ def test_terms_are_added_up() -> None:
     torch.testing.assert_close(found[Output(0)], x.sum(0))
 
 
+def test_what_the_program_does_without_is_computed_all_the_same() -> None:
+    """`abs(-x)` is `abs(x)`: a pass may know that, and drop the node that nobody reads any more."""
+
+    def program(negates: bool) -> fx.GraphModule:
+        g = Sketch()
+        value = x = g.add(Input(0, "x"), "f64[B, 2]", S(0))
+        if negates:
+            value = g.call(aten.neg.default, x, type="f64[B, 2]", at=S(0), reads=(S(0),))
+        size = g.call(aten.abs.default, value, type="f64[B, 2]", at=S(0), reads=(S(0),), name="size")
+        return g.returns({Output(0): size}, (S(0),))
+
+    x = torch.randn(8, 2)
+    runner = LockStep(program(negates=False), program(negates=True), SPLIT)
+    assert torch.equal(runner.run({Input(0, "x"): x})[Output(0)], x.abs())
+    assert runner.faults == []
+
+
 def test_the_first_wrong_node_is_named() -> None:
     runner = LockStep(_sum(wrong=True), _sum(), SPLIT)
     assert runner.run({Input(0, "x"): torch.randn(8, 2)}) == {}
