@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from fxdp.capture.captured import Captured
@@ -42,7 +42,7 @@ def captured(
         module = copy_of(model)
         return module, inputs, capture_at(module, inputs, options, batch), "in the model's own types"
     module, wide = widened(model), widen(inputs)
-    reason = _why_not_wide(module, wide, options)
+    reason = _why_not_wide(model, inputs, options)
     if reason:
         module, wide = copy_of(model), inputs
     found = capture_at(module, wide, options, batch)
@@ -51,17 +51,34 @@ def captured(
     return module, wide, found, WIDE
 
 
-def _why_not_wide(module: nn.Module, inputs: Any, options: Options) -> str:
-    """What eager says of the model in float64, where its code has types of its own; else nothing."""
-    twin, (args, kwargs) = copy_of(module), widen(inputs)
-    if options.loss_fn is not None:
-        kwargs = {name: value for name, value in kwargs.items() if name != "target"}
+def _why_not_wide(model: nn.Module, inputs: Any, options: Options) -> str:
+    """Why the model is not verified in float64: what eager says there; nothing where it runs.
+
+    `(1 - mask.float()) * torch.finfo(scores.dtype).min` is nan there: that number is infinite in float32, and
+    values that are all nan would equal any others.
+    """
     try:
-        with kept_random_state():
-            twin(*args, **kwargs)
+        made = _run(widened(model), widen(inputs), options)
+        if holds_nan(made) and not holds_nan(_run(copy_of(model), inputs, options)):
+            return "its results are nan"
     except Exception as error:  # whatever the user's code raises; capture reports other faults
         return str(error).splitlines()[0] if str(error) else type(error).__name__
     return ""
+
+
+def _run(twin: nn.Module, inputs: Any, options: Options) -> Any:
+    """What a copy of the model returns."""
+    args, kwargs = inputs
+    if options.loss_fn is not None:
+        kwargs = {name: value for name, value in kwargs.items() if name != "target"}
+    with kept_random_state():
+        return twin(*args, **kwargs)
+
+
+def holds_nan(made: Any) -> bool:
+    """Whether any value of an output is not a number."""
+    leaves = [leaf for leaf in pytree.tree_leaves(made) if isinstance(leaf, Tensor)]
+    return any(bool(leaf.isnan().any()) for leaf in leaves if leaf.is_floating_point())
 
 
 def capture_at(module: nn.Module, inputs: Any, options: Options, batch: int) -> Captured:

@@ -11,11 +11,13 @@ import torch
 from torch import nn
 
 from fxdp.capture.captured import Captured
+from fxdp.capture.refusals.stateful import copy_of
 from fxdp.compiler.program import Program
+from fxdp.ir.draws import kept_random_state
 from fxdp.ir.mesh import mesh_of
 from fxdp.options import Options
 from fxdp.oracle.precision import tolerances
-from fxdp.oracle.verified_capture import broken_conditions, capture_at
+from fxdp.oracle.verified_capture import broken_conditions, capture_at, holds_nan
 from fxdp.oracle.verify import prepare_subject
 from fxdp.oracle.virtual_run import Subject
 from fxdp.reports.communication import communication
@@ -67,7 +69,7 @@ def measure(
 ) -> Measured:
     """Every node and result of the model in one mode, on each split; dropout draws what eager draws.
 
-    `integers`: what the model calls `.float()` of integers is float64, too.
+    `integers`: what the model calls `.float()` of integers is float64, too; also where it makes nan of them.
 
     Raises
     ------
@@ -80,6 +82,10 @@ def measure(
     measured = Measured()
     wide = keep_float64(integers=integers)
     with wide, _default_float64(), torch.set_grad_enabled(mode != "no_grad"):
+        if _is_nan(model, inputs):
+            if integers:
+                raise WrongError("the model's own results are nan: nothing can be compared")
+            return measure(entry, mode, splits, integers=True)
         captures: list[Captured] = []
         subjects: dict[tuple[int, int], Subject] = {}
         for split in splits:
@@ -93,6 +99,15 @@ def measure(
                 _count(measured, local, allowed)
             measured.errors[str(tuple(split))] = _error(subjects[at, len(split)], inputs, split)
     return measured
+
+
+def _is_nan(model: nn.Module, inputs: dict[str, Any]) -> bool:
+    """Whether one device's results are nan, which would equal anything that is nan."""
+    try:
+        with kept_random_state(), torch.no_grad():
+            return holds_nan(copy_of(model)(**inputs))
+    except Exception:  # capture says what it is
+        return False
 
 
 def _capture_at(
