@@ -1,6 +1,6 @@
 """Every model of the catalogue on virtual ranks against one eager device; writes `benchmarks/ZOO.md`.
 
-    python benchmarks/zoo_sweep.py                        # all models and modes, about half an hour
+    python benchmarks/zoo_sweep.py                        # all models and modes, three hours
     python benchmarks/zoo_sweep.py swin "visible zoo" --modes train    # some models or kinds
     python benchmarks/zoo_sweep.py --missing              # go on where a sweep was stopped
     python benchmarks/zoo_sweep.py --library timm    # the smallest model of each family that a library lists
