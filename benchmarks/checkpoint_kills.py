@@ -11,50 +11,23 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 import random
 import signal
 import sys
 import tempfile
-import threading
 from pathlib import Path
 
-import torch
-import torch.distributed as dist
 from rich.console import Console
-from torch import nn
 
 import fxdp
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from checkpoint_kills_rank import RANKS, fill, save_until_killed, small_model
+
 from tests.rank_pool import RankPool
 
 CONSOLE = Console()
-RANKS = 2
-
-
-def _model() -> fxdp.CompiledModule:
-    torch.manual_seed(0)
-    return fxdp.compile(nn.Sequential(nn.Linear(512, 256), nn.Linear(256, 2)), strategy="shard")
-
-
-def _fill(compiled: fxdp.CompiledModule, step: int) -> None:
-    with torch.no_grad():
-        for parameter in compiled.parameters():
-            parameter.fill_(step)
-
-
-def save_until_killed(path: Path, seconds: float, killed: int) -> None:
-    """On one rank: save on and on; so many seconds after the first save is begun be killed, if it is this."""
-    compiled = _model()
-    step = fxdp.load(path, compiled)
-    if killed in (dist.get_rank(), RANKS):
-        threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGKILL)).start()
-    while True:
-        step += 1
-        _fill(compiled, step)
-        fxdp.save(path, compiled, step=step)
 
 
 def _found(path: Path, compiled: fxdp.CompiledModule) -> int:
@@ -75,8 +48,8 @@ def main() -> int:
     asked = parser.parse_args()
     drawn, lost = random.Random(asked.seed), 0
     with contextlib.closing(RankPool()) as pool, tempfile.TemporaryDirectory() as folder:
-        path, compiled = Path(folder) / "run", _model()
-        _fill(compiled, 0)
+        path, compiled = Path(folder) / "run", small_model()
+        fill(compiled, 0)
         fxdp.save(path, compiled)
         moved, half = 0, 0
         for number in range(asked.kills):
