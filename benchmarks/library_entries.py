@@ -23,6 +23,7 @@ LIBRARIES = ("timm", "torchvision", "diffusers", "peft", "torch_geometric", "tra
 CLASSES = 10
 SAMPLES = 3
 """In the batch that eager tries."""
+VANISHED = 1e-20
 
 
 @dataclass(frozen=True)
@@ -88,10 +89,14 @@ def first_that_runs(entries: Iterable[tuple[str, Entry]]) -> Member:
 def check_runs(member: Member) -> Member:
     """The member, whose model eager has run forward and backward, in training, with a few samples."""
     torch.manual_seed(0)
-    loss = member.entry.build().train()(**member.entry.inputs(SAMPLES))
+    model = member.entry.build().train()
+    loss = model(**member.entry.inputs(SAMPLES))
     loss.backward()
     if not loss.isfinite():
         raise EagerError(f"its loss is {loss.item()}")
+    largest = max((float(p.grad.abs().max()) for p in model.parameters() if p.grad is not None), default=0.0)
+    if not largest > VANISHED:
+        raise EagerError(f"its gradients vanish: the largest is {largest}, of which only rounding is left")
     return member
 
 
