@@ -6,6 +6,7 @@ import contextlib
 import operator
 from unittest import mock
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch._subclasses.functional_tensor import FunctionalTensor
@@ -21,6 +22,11 @@ _OPERATORS = (
     operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod,
     operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge,
 )  # fmt: skip
+
+_REMEMBERS = pytest.mark.skipif(
+    "_replacements_version_counter" not in vars(SymNode)["expr"].fget.__code__.co_names,
+    reason="this torch keeps sizes in another way, which is left alone",
+)
 
 
 def _answers(repeat: int) -> list[str]:
@@ -59,6 +65,7 @@ def test_a_size_that_became_a_number_is_a_number() -> None:
         assert (sizes["a"] + 1).node.maybe_as_int() == size.node.maybe_as_int() == 7
 
 
+@_REMEMBERS
 def test_torch_is_put_back() -> None:
     before = dict(vars(SymNode)), dict(vars(FunctionalTensor))
     with quick_sizes():
@@ -72,6 +79,7 @@ class Scaled(nn.Linear):
         return super().forward(x).sum() / x.numel() + x.shape[0]
 
 
+@_REMEMBERS
 def test_wrappers_leave_no_sums_of_sizes_in_a_trace() -> None:
     """Sizes that the graph uses are in it as before."""
     texts, made = [], []
