@@ -17,7 +17,7 @@ from models import CASES, Case
 from pipeline_contenders import CPU, Contender, Name, make
 from torch import Tensor
 
-from fxdp.reports import schedule_svg
+from fxdp.reports.schedule_svg import schedule_svg
 
 TOLERANCE = 1e-5
 """Of float32 losses and gradients, relative to the largest value."""
@@ -93,7 +93,7 @@ def _reduced(times: list[float], op: dist.ReduceOp.RedOpType) -> list[float]:
 def bytes_of(contender: Contender, batch: tuple[Tensor, Tensor]) -> dict[str, int]:
     """Bytes that all ranks hand over in a step, counted and planned, and the worst rank's peak memory."""
     dist.barrier()
-    links = getattr(getattr(contender.compiled, "mesh", None), "links", None)
+    links = None if contender.compiled is None else contender.compiled._joined.links
     before = 0 if links is None else links.handed_bytes
     seen = count(lambda: contender.step(*batch))
     messages = 0 if links is None else links.handed_bytes - before
