@@ -130,7 +130,6 @@ def _train(
         (("dp",), [4, 1], {"compute": "eager", "bucket_mb": 0.0005}),
         (("dp_shard",), [4, 0, 1, 2], {"compute": "eager", "reshard_after_forward": False}),
         (("dp_replicate", "dp_shard"), [4, 0, 1, 2], {"compute": "eager", "bucket_mb": 0.0005}),
-        (("dp_replicate", "dp_shard"), [2, 2, 2, 2], {"strategy": "optimizer", "bucket_mb": 0.0005}),
         (("dp_shard",), [2, 3], {"bucket_mb": 0.0005, "activation_memory_budget": 0.2, "first": [2, 2]}),
         (("dp",), [5, 2], {"microbatches": 2, "first": [4, 4]}),
         (("dp_replicate", "dp_shard"), [4, 0, 1, 2], {"compute": "eager", "microbatches": 3}),
@@ -143,7 +142,7 @@ def _train(
         (
             ("dp_replicate", "dp_shard"),
             [4, 0, 1, 2],
-            {"compute": "eager", "strategy": "optimizer", "bucket_mb": 0.0005},
+            {"strategy": "optimizer", "bucket_mb": 0.0005, "first": [2, 2, 2, 2]},
         ),
         (("pp", "dp_shard"), [4, 3], {"compute": "eager", "strategy": "optimizer", "microbatches": 2}),
         (("dp",), [5, 2], {"compute": "eager", "strategy": "optimizer", "optimizer": "Adafactor"}),

@@ -87,9 +87,9 @@ def _traced_data(plain: Any) -> property:
 DATA = Patch(Tensor, "data", _traced_data)
 
 
-def _text(plain: Callable[..., str], self: Tensor, **kwargs: Any) -> str:
+def _text(plain: Callable[..., str], self: Tensor, *args: Any, **kwargs: Any) -> str:
     """A text may be printed; code that computes with it would compute with that of a traced tensor."""
-    made = plain(self, **kwargs)
+    made = plain(self, *args, **kwargs)
     return _Text(made) if is_user_file(calling_frame().f_code.co_filename) else made
 
 
@@ -103,7 +103,10 @@ def _refused(self: str, *args: Any) -> Any:
 _Text = type(
     "_Text", (str,), dict.fromkeys(("__len__", "__iter__", "__getitem__", "__contains__", "count"), _refused)
 )
-TEXTS = tuple(Patch(owner, "__repr__", around(_text)) for owner in (Tensor, nn.Parameter, FunctionalTensor))
+TEXTS = (
+    *(Patch(owner, "__repr__", around(_text)) for owner in (Tensor, nn.Parameter, FunctionalTensor)),
+    Patch(Tensor, "__format__", around(_text)),  # between this and `__repr__` lie frames of torch
+)
 
 
 def layout_reads(found: list[LayoutRead], module: nn.Module, inputs: Sequence[Tensor]) -> tuple[Patch, ...]:
