@@ -24,7 +24,7 @@ def ranks() -> Iterator[RankPool]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With `-n 2 --dist loadgroup`, tests that share rank processes run one after the other in one worker."""
+    """With `-n 3 --dist loadgroup`, tests that share rank processes run one after the other in one worker."""
     if not config.pluginmanager.hasplugin("xdist"):
         return
     for item in items:
@@ -33,7 +33,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_configure() -> None:
-    """One thread each, as on ranks: two workers share two cores; programs that tests start inherit it."""
+    """One thread each, as on ranks: workers share a few cores; programs that tests start inherit it."""
     torch.set_num_threads(1)
     os.environ.update(THREADS)
     os.environ.setdefault("FXDP_CACHE", "0")  # a test sees what it makes itself

@@ -12,7 +12,6 @@ from torch import Tensor, fx, nn
 
 import fxdp
 from fxdp.lowering.inductor import trace as tracing
-from fxdp.lowering.inductor.compile import lower_inductor
 from fxdp.torch_compat import OpTraces, op_traces
 
 
@@ -64,7 +63,7 @@ def test_traces_are_those_of_ops_that_are_run() -> None:
         with mock.patch.object(OpTraces, "call", lambda self, target, args, kwargs: target(*args, **kwargs)):
             plain = tracing.trace(*given)
         both.append((list(_lines(ours.joint)), list(_lines(plain.joint)), given[2].generic))
-        return lower_inductor(*given, **how)
+        raise NotImplementedError("traced, and not compiled")
 
     with (
         mock.patch("fxdp.lowering.inductor.kept_halves.lower_inductor", seen),
@@ -72,7 +71,7 @@ def test_traces_are_those_of_ops_that_are_run() -> None:
     ):
         compiled = fxdp.compile(_Layers())
         for size in (4, 6):
-            compiled(torch.randint(7, (size, 5))).backward()
+            compiled(torch.randint(7, (size, 5)))
     assert [generic for _, _, generic in both] == [False, True]
     assert copied.call_count > 50
     for ours, plain, _ in both:

@@ -2,33 +2,29 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import textwrap
-
 import pytest
+from torch._inductor import cpu_vec_isa
 
 from fxdp.torch_compat import vector_instructions
 
 
-def test_no_program_is_compiled_to_know_them() -> None:
-    """In a process of its own: Inductor remembers what it has asked."""
-    program = textwrap.dedent("""
-        from torch._inductor import cpu_vec_isa
-        from fxdp.torch_compat import vector_instructions
+def test_no_program_is_compiled_to_know_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    half_tiles, asked = cpu_vec_isa.VecAMX._amx_fp16_code, list[bool]()
 
-        def compiles(self, code):
-            raise SystemExit("a program is compiled")
+    def compiles(isa: cpu_vec_isa.VecISA, code: str) -> bool:
+        raise AssertionError("a program is compiled")
 
-        cpu_vec_isa.VecISA.check_build = compiles
-        vector_instructions._gcc = lambda: 13
-        with vector_instructions.built_as_code():
-            picked = cpu_vec_isa.pick_vec_isa()
-        assert cpu_vec_isa.VecISA.check_build is compiles
-        print(picked)
-    """)
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+    def ask() -> None:
+        found = cpu_vec_isa.VecAVX512()
+        asked.extend(found.check_build(code) for code in (found._avx512_bf16_code, half_tiles))
+
+    monkeypatch.setattr(cpu_vec_isa.VecISA, "check_build", compiles)
+    monkeypatch.setattr(cpu_vec_isa, "valid_vec_isa_list", ask)
+    for version in (12, 13):
+        monkeypatch.setattr(vector_instructions, "_gcc", lambda version=version: version)
+        vector_instructions._know_instructions.__wrapped__()
+    assert asked == [True, False, True, True]
+    assert cpu_vec_isa.VecISA.check_build is compiles
 
 
 @pytest.mark.parametrize(("version", "known"), [(8, {}), (9, {"cpp.vec_isa_ok": True})])
