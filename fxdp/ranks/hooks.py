@@ -2,6 +2,7 @@
 
     an error leaves the main thread      sys.excepthook, or at exit, if somebody else has replaced that hook
     ... another thread                   threading.excepthook, if the thread has called a compiled module
+    Ctrl-C inside of a destructor        Python would drop it: sys.unraisablehook interrupts the thread again
     SIGTERM                              said as such, then the process ends by it as it would without this
     SIGKILL, os._exit, a crash           nothing is said; the connections end
 
@@ -31,6 +32,7 @@ from fxdp.ranks.links.interrupt import prepare_signal
 _TERMINATED = (
     "it was ended by SIGTERM: by the scheduler, by torchrun as another rank or its host failed, or by hand"
 )
+_AGAIN_S = 0.05
 
 
 @functools.cache
@@ -38,6 +40,7 @@ def install_hook() -> None:
     """Chain the hooks for errors that end this process, and note SIGTERM. Done once."""
     _chain_excepthook()
     _chain_thread_hook()
+    _chain_unraisable_hook()
     prepare_signal()
     _Termination().install()
 
@@ -65,6 +68,27 @@ def _chain_thread_hook() -> None:
         previous(args)
 
     threading.excepthook = tell_then_show
+
+
+def _chain_unraisable_hook() -> None:
+    previous: Callable[..., Any] = sys.unraisablehook
+
+    def not_ctrl_c(args: Any) -> None:
+        # a trace makes and drops so many objects that one Ctrl-C in some fifty would be lost
+        if issubclass(args.exc_type, KeyboardInterrupt):
+            later = threading.Timer(_AGAIN_S, _interrupt_again)  # what is raised in here is dropped, too
+            later.daemon = True
+            later.start()
+        else:
+            previous(args)
+
+    sys.unraisablehook = not_ctrl_c
+
+
+def _interrupt_again() -> None:
+    main = threading.main_thread().ident
+    if main is not None and callable(signal.getsignal(signal.SIGINT)):
+        signal.pthread_kill(main, signal.SIGINT)
 
 
 @atexit.register

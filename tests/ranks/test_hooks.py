@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +23,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     monkeypatch.setattr(hooks, "tell_all", lambda error: said.append(str(error)))
     monkeypatch.setattr(sys, "excepthook", lambda kind, error, trace: said.append(f"shown {error}"))
     monkeypatch.setattr(threading, "excepthook", lambda args: said.append(f"shown {args.exc_value}"))
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
     monkeypatch.setattr(hooks._Termination, "install", lambda _: None)
     before = signal.getsignal(signal.SIGURG)
     hooks.install_hook.cache_clear()
@@ -65,3 +67,29 @@ def test_an_error_in_a_thread_is_told_if_the_thread_trains(
         thread.start()
         thread.join()
     assert told == ["shown trains False", "trains True", "shown trains True"]
+
+
+class _Dropped:
+    def __del__(self) -> None:
+        raise KeyboardInterrupt
+
+
+def test_ctrl_c_inside_of_a_destructor_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", seen.append)
+    hooks._chain_unraisable_hook()
+    dropped = _Dropped()
+    del dropped
+    with pytest.raises(KeyboardInterrupt):
+        time.sleep(10.0)
+    assert not seen
+
+
+def test_other_errors_of_destructors_are_shown_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", seen.append)
+    hooks._chain_unraisable_hook()
+    monkeypatch.setattr(_Dropped, "__del__", lambda _: 1 / 0)
+    dropped = _Dropped()
+    del dropped
+    assert len(seen) == 1
