@@ -7,7 +7,9 @@ from typing import Any
 import torch
 from torch import nn
 from torch._C._functorch import peek_interpreter_stack
+from torch._dynamo.convert_frame import compile_lock
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 __all__ = ["READ_BY_WRAPPERS", "running_ddp", "running_transform"]
 
@@ -27,7 +29,13 @@ def running_transform() -> str:
         return f"torch.func ({str(level.key()).rpartition('.')[2].lower()})"
     if torch.jit.is_tracing():  # type: ignore[attr-defined,no-untyped-call]
         return "torch.jit.trace"
-    return "torch.export or torch.compile" if torch.compiler.is_compiling() else ""
+    compiling = torch.compiler.is_compiling() and (torch.compiler.is_dynamo_compiling() or _traces_here())
+    return "torch.export or torch.compile" if compiling else ""
+
+
+def _traces_here() -> bool:
+    """Whether this thread is the one that traces: torch's flag is that of the process."""
+    return compile_lock._is_owned() or bool(_get_current_dispatch_mode_stack())  # type: ignore[attr-defined]
 
 
 def running_ddp() -> nn.Module | None:

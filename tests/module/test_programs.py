@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 import fxdp
+from fxdp.torch_compat import as_if_exporting, compile_lock
 from tests.rank_pool import RankPool
 
 
@@ -81,3 +83,24 @@ def test_threads_may_compile_models_at_the_same_time() -> None:
         for loss, _ in threads.map(lambda model: model(_batch(0, 5)), models):
             assert loss.item() == pytest.approx(expected, abs=1e-12)
     assert [getattr(owner, name) for owner, name in patched] == before
+
+
+def test_a_model_is_called_while_another_thread_captures_one() -> None:
+    compiled = fxdp.compile(_model(), compute="eager")
+    loss, _ = compiled(_batch(0, 5))
+    inside, over = threading.Event(), threading.Event()
+
+    def capture() -> None:
+        with compile_lock, as_if_exporting():
+            inside.set()
+            over.wait(60.0)
+
+    with ThreadPoolExecutor(1) as threads:
+        done = threads.submit(capture)
+        assert inside.wait(60.0)
+        try:
+            again, _ = compiled(_batch(0, 5))
+        finally:
+            over.set()
+        done.result()
+    assert again.item() == loss.item()
