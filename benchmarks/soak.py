@@ -31,11 +31,15 @@ def main() -> int:
             for column in ("", *(f"step {asked.steps // part}" for part in (4, 2, 1))):
                 shown.add_column(column, justify="right" if column else "left")
             for name in held[0]:
-                shown.add_row(name + (", KiB" if name == "memory" else ""), *(f"{h[name]:,}" for h in held))
+                shown.add_row(name + (", KiB" if name == "memory" else ""), *(_count(h[name]) for h in held))
             console.print(shown)
     finally:
         pool.close()
     return 0
+
+
+def _count(held: int | dict[str, str]) -> str:
+    return f"{held if isinstance(held, int) else len(held):,}"
 
 
 if __name__ == "__main__":
