@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from benchmarks.fault_rank import Fault
+from benchmarks.fault_case import Fault
 from benchmarks.fault_strikes import FROM_OUTSIDE, REFUSED, STRIKES
 from tests.rank_pool import Outcome
 

@@ -20,19 +20,19 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.nn import functional as F
 
 import fxdp
 import fxdp.compiler.lowered_parts
+from benchmarks.fault_case import AT_TRACE, Fault, Net
 from benchmarks.fault_strikes import REFUSED, STRIKES
 from fxdp.module.checkpoint import saving
 from fxdp.ranks.links.group import MessageGroup
@@ -44,58 +44,6 @@ STEPS = 5
 _LAPS_S = 20.0
 _LOOK_S = 0.02
 _HUNG = 9  # the status of a rank that hung, once the others know
-_at_trace: list[Callable[[], None]] = []
-
-
-@dataclass(frozen=True)
-class Fault:
-    """What happens to which rank, and where.
-
-    Attributes
-    ----------
-    mode : dp, dp3 (three ranks), pp, shard; inductor and pp-inductor: dp and pp, compiled.
-    after : at any moment: seconds of training before it.
-    launched : whether torchrun starts the ranks, as processes that import all by themselves.
-    """
-
-    kind: str
-    phase: str
-    mode: str
-    victim: int
-    after: float = 0.0
-    launched: bool = False
-
-    @property
-    def ranks(self) -> int:
-        return 3 if self.mode == "dp3" else 2
-
-    @property
-    def is_waited_for(self) -> bool:
-        """Whether only time tells: the rank hangs, or ends without an error before it has met the others."""
-        return self.kind == "hang" or (self.kind == "error in a thread" and self.phase == "start-up")
-
-    @property
-    def stages(self) -> bool:
-        return self.mode.startswith("pp")
-
-    @property
-    def compiled(self) -> bool:
-        return self.mode.endswith("inductor")
-
-
-class Net(nn.Module):
-    def __init__(self, stages: bool, width: int = 8) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(6, width), nn.Linear(width, 3)
-        self.norm = nn.LayerNorm(width) if stages else nn.BatchNorm1d(width)  # a sum in each forward
-        self.stages = stages
-
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        for strike in _at_trace:
-            strike()
-        if not self.stages:
-            assert torch.isfinite(x).all(), "a bad sample"
-        return F.cross_entropy(self.last(F.relu(self.norm(self.first(x)))), y)
 
 
 def disturbed(rank: int, fault: Fault, folder: str) -> None:
@@ -294,7 +242,7 @@ class _Rank:
         """The fault inside of tracing, a sum, a stage, an optimizer's step, or a file's writing."""
         with contextlib.ExitStack() as stack:
             if self.struck("compile"):
-                _at_trace.append(self.strike)
+                AT_TRACE.append(self.strike)
             if self.struck("optimizer"):
                 optimizer.register_step_pre_hook(self._at_optimizer)
             for owner, name in self._places():

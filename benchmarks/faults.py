@@ -28,8 +28,9 @@ from statistics import median
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.fault_case import Fault
 from benchmarks.fault_kinds import MODES, PHASES, TIMEOUT_S, Ran, Verdict, drawn_faults, judged, seen
-from benchmarks.fault_rank import Fault, disturbed_fork, launch, warm
+from benchmarks.fault_rank import disturbed_fork, launch, warm
 from tests.rank_pool import RankPool
 
 CONSOLE = Console(width=max(Console().width, 175))

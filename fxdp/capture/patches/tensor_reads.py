@@ -100,9 +100,12 @@ def _refused(self: str, *args: Any) -> Any:
     )
 
 
-_Text = type(
-    "_Text", (str,), dict.fromkeys(("__len__", "__iter__", "__getitem__", "__contains__", "count"), _refused)
-)
+_ASKED = (
+    "__len__", "__iter__", "__getitem__", "__contains__", "__eq__", "__ne__", "count", "find", "index",
+    "rfind", "rindex", "startswith", "endswith", "split", "rsplit", "splitlines", "partition", "rpartition",
+)  # fmt: skip
+"""What code asks a text by which it decides; to show one needs none of these."""
+_Text = type("_Text", (str,), {**dict.fromkeys(_ASKED, _refused), "__hash__": str.__hash__})
 TEXTS = (
     *(Patch(owner, "__repr__", around(_text)) for owner in (Tensor, nn.Parameter, FunctionalTensor)),
     Patch(Tensor, "__format__", around(_text)),  # between this and `__repr__` lie frames of torch
