@@ -6,23 +6,23 @@ import itertools
 from dataclasses import replace
 
 from fxdp.capture.joint.alike_layers import Layers
-from fxdp.capture.joint.short_joint import OtherLayersError, ShortJoint
 from fxdp.capture.sites import SiteIndex
+from fxdp.ir.few_layers import FewLayers, OtherLayersError
 from fxdp.ir.notes import Site, sequence_number
 
 
 class Numbers:
     """The numbers by which torch tells forward ops apart: those of the layers that are made are new."""
 
-    def __init__(self, short: ShortJoint, copied: int, more: int) -> None:
+    def __init__(self, few: FewLayers, copied: int, more: int) -> None:
         self._copied, self._more = copied, more
-        self._rows = {i: [sequence_number(n) for n in row] for i, row in short.rows[0].items()}
+        self._rows = {i: [sequence_number(n) for n in row] for i, row in few.rows[0].items()}
         self._first: dict[int | None, tuple[int, int]] = {}
         for i, row in self._rows.items():
             for k, number in enumerate(row):
                 self._first.setdefault(number, (i, k))
-        self._elsewhere = {sequence_number(n) for n in short.forward if n not in short.places}
-        used = (sequence_number(n) for n in (*short.forward, *short.backward))
+        self._elsewhere = {sequence_number(n) for n in few.halves[0] if n not in few.places}
+        used = (sequence_number(n) for n in itertools.chain(*few.halves))
         self._fresh = itertools.count(1 + max((number for number in used if number is not None), default=0))
         self._made: dict[tuple[int, int, bool], int] = {}
 

@@ -16,9 +16,9 @@ from fxdp.capture.joint.conditions import find_conditions, guards_of, kept_dims,
 from fxdp.capture.joint.convert import Converted, Slots, convert
 from fxdp.capture.joint.long_joint import lengthened
 from fxdp.capture.joint.raw_joint import JointOptions, RawJoint, trace_joint
-from fxdp.capture.joint.short_joint import OtherLayersError
 from fxdp.capture.refusals.mixed_dtypes import check_dtypes
 from fxdp.errors import CaptureError
+from fxdp.ir.few_layers import OtherLayersError
 from fxdp.ir.sizes import fixed_by_data
 
 _log = logging.getLogger("fxdp")

@@ -17,6 +17,9 @@ Dropout's masks stay: the numbers drawn for them are needed nowhere else. So do 
 for those of signs: the forward computes in float32, so what it saves may lie on the other side of a number.
 
 Weights that the forward lays out for its convolutions, and nothing that nobody reads.
+
+What the forward computes for the backward alone is computed where its operands are, not after the loss: so
+a layer is a layer with what it saves, and values of which something smaller is saved are freed early.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 from fxdp.ir.draws import draws, node_draws
-from fxdp.ir.graphs import keep_ancestors
+from fxdp.ir.graphs import ancestors, keep_ancestors
 from fxdp.ir.ops.whole_draws import is_twin
 from fxdp.lowering.inductor.strides import results
 
@@ -141,6 +144,24 @@ def _is_rounded(node: fx.Node) -> bool:
 def _is_drawn(node: fx.Node) -> bool:
     """Whether the numbers come from a generator, or from a seed by Inductor's own op."""
     return node_draws(node) or str(node.target) == "prims.inductor_random.default"
+
+
+def compute_where_operands_are(forward: fx.GraphModule, first_saved: int) -> None:
+    """Move calls whose results are only saved to what they read; draws and calls with effects stay.
+
+    `first_saved` counts the results of `forward` before those that it saves.
+    """
+    nodes = list(forward.graph.nodes)
+    place = {node: i for i, node in enumerate(nodes)}
+    last = list(nodes)  # at each place, of what was moved there
+    needed = ancestors(results(forward)[:first_saved])
+    for node in nodes:
+        read = [place[n] for n in node.all_input_nodes if n.op == "call_function"]
+        if node.op != "call_function" or node in needed or not read or node.is_impure() or node_draws(node):
+            continue
+        place[node] = at = max(read)
+        last[at].append(node)
+        last[at] = node
 
 
 def save_what_is_read(

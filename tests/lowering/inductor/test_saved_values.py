@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import fxdp
 from fxdp.lowering.halves import Halves
 from fxdp.lowering.inductor.compile import _Compiler
+from fxdp.lowering.inductor.saved_values import compute_where_operands_are
 
 # torch warns when it imports Inductor
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.:DeprecationWarning")
@@ -228,3 +229,20 @@ def test_a_smaller_budget_saves_less_and_gives_the_same_gradients() -> None:
         model.zero_grad()
     assert saved[1] < 0.7 * saved[0]
     assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+
+
+def test_what_is_saved_alone_is_computed_where_its_operands_are() -> None:
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    first = graph.call_function(aten.sin.default, (x,))
+    second = graph.call_function(aten.cos.default, (first,))
+    loss = graph.call_function(aten.sum.default, (second,))
+    kept = graph.call_function(aten.neg.default, (first,))
+    of_both = graph.call_function(aten.mul.Tensor, (kept, first))
+    drawn = graph.call_function(aten.rand_like.default, (first,))
+    of_input = graph.call_function(aten.abs.default, (x,))
+    graph.output((loss, kept, of_both, drawn, of_input))
+    compute_where_operands_are(fx.GraphModule(nn.Module(), graph), 1)
+    graph.lint()
+    calls = [n for n in graph.nodes if n.op == "call_function"]
+    assert calls == [first, kept, of_both, second, loss, drawn, of_input]

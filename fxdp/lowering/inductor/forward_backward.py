@@ -1,0 +1,182 @@
+"""An emitted joint graph as two graphs that Inductor compiles; of many layers that are alike a few are cut.
+
+    emitted joint graph          fxdp's ops, sizes open or fixed
+      | short program            most of the layers that are alike are left out
+      | trace                    ops that Inductor knows
+      | partition                min-cut: what the forward saves, what the backward computes again
+      | save values              where fxdp knows better than the partitioner
+      | put in order             collectives run in the same order on all ranks
+      | long halves              the layers that were left out are there again
+      | write back               new values of buffers are copied into them at the forward's end
+    forward, backward
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from fxdp.ir.few_layers import OtherLayersError
+from fxdp.ir.graphs import results_of
+from fxdp.ir.notes import note, tensor_type
+from fxdp.ir.slots import Buffer, Constant, Mutation, Parameter, Slot
+from fxdp.ir.types import TensorType
+from fxdp.lowering.eager import backward_inputs, backward_results, forward_inputs, forward_results
+from fxdp.lowering.inductor.collective_order import collectives, put_in_order
+from fxdp.lowering.inductor.long_halves import Halves, lengthened
+from fxdp.lowering.inductor.saved_values import (
+    compute_where_operands_are,
+    save_compared_values,
+    save_draws,
+    save_laid_out_weights,
+    save_what_is_read,
+)
+from fxdp.lowering.inductor.short_program import shortened
+from fxdp.lowering.inductor.strides import chooses_layouts, results
+from fxdp.lowering.inductor.trace import Traced, trace, unread_draws
+from fxdp.lowering.shapes import Shapes
+from fxdp.torch_compat import (
+    FakeTensorMode,
+    code_on_call,
+    joint_passes_for_inference,
+    partition_for_inductor,
+    quick_sizes,
+)
+
+aten = torch.ops.aten
+_log = logging.getLogger("fxdp")
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What a program takes and gives."""
+
+    slots: tuple[Slot | None, ...]
+    """Of the forward's inputs."""
+    tangents: tuple[TensorType, ...]
+    outputs: int
+    mutations: tuple[Mutation, ...]
+    unread: int
+    """How many results of the forward are draws that nobody reads."""
+
+    @staticmethod
+    def of(gm: fx.GraphModule) -> Signature:
+        """That of an emitted program."""
+        return Signature(
+            tuple(note(n).slot for n in forward_inputs(gm.graph)),
+            tuple(tensor_type(n) for n in backward_inputs(gm.graph)),
+            len(forward_results(gm.graph)),
+            tuple(slot for slot, _ in results_of(gm.graph) if isinstance(slot, Mutation)),
+            len(unread_draws(gm.graph)),
+        )
+
+    @property
+    def visible(self) -> int:
+        """How many results of the forward come before those that it saves."""
+        return self.outputs + len(self.mutations)
+
+    @property
+    def fixed(self) -> int:
+        """How many inputs keep their addresses between steps; they come first."""
+        return sum(isinstance(slot, (Parameter, Buffer, Constant)) for slot in self.slots)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A program in two halves; one without a backward is all forward."""
+
+    forward: fx.GraphModule
+    backward: fx.GraphModule | None
+    saved_order: tuple[int, ...]
+    """For each saved input of the backward its position among what is saved."""
+    fake_mode: FakeTensorMode
+    sizes: Mapping[str, Any]
+    """Numbers, or symbolic ones, which stay open unless an op fixes them."""
+    chooses_layouts: bool
+    """Whether Inductor may lay results out in another way than they were traced."""
+
+
+def cut(
+    gm: fx.GraphModule, values: Mapping[Slot, Any], shapes: Shapes, device: torch.device, budget: float,
+    *, by_layer: bool,
+) -> Cut:  # fmt: skip
+    """The halves of an emitted program; see `lower_inductor`."""
+    with code_on_call(), quick_sizes():
+        found = _by_layer(gm, values, shapes, device, budget) if by_layer else None
+        found = found or _cut(gm, values, shapes, device, budget)
+    _write_back(found.forward, Signature.of(gm))
+    return found
+
+
+def _by_layer(
+    gm: fx.GraphModule, values: Mapping[Slot, Any], shapes: Shapes, device: torch.device, budget: float
+) -> Cut | None:
+    """The same from a few of many layers that are alike; None where they are not."""
+    try:
+        short = shortened(gm, values)
+        found = _cut(short.gm, values, shapes, device, budget)
+        halves = lengthened(short, (found.forward, found.backward, found.saved_order))
+    except OtherLayersError as error:
+        _log.debug("all layers are lowered one by one: %s", error)
+        return None
+    forward, backward, saved_order = halves
+    return replace(found, forward=forward, backward=backward, saved_order=saved_order)
+
+
+def _cut(
+    gm: fx.GraphModule, values: Mapping[Slot, Any], shapes: Shapes, device: torch.device, budget: float
+) -> Cut:
+    traced, signature = trace(gm, values, shapes, device), Signature.of(gm)
+    lays_out = chooses_layouts(traced.joint, device)
+    halves: Halves
+    if backward_inputs(gm.graph) or backward_results(gm.graph):
+        halves = _halves(traced, signature, device, budget)
+    else:
+        halves = joint_passes_for_inference(traced.joint, device, traced.fake_mode), None, ()
+    return Cut(*halves, traced.fake_mode, traced.sizes, lays_out)
+
+
+def _halves(traced: Traced, signature: Signature, device: torch.device, budget: float) -> Halves:
+    visible = signature.visible
+    # before the cut: marks for the partitioner, and the order, which each rank's cut may disturb
+    save_laid_out_weights(traced.joint)
+    order = collectives(traced.joint.graph)
+    inputs, outputs = [*traced.inputs, *traced.tangents], visible + signature.unread
+    forward, backward = partition_for_inductor(traced.joint, inputs, outputs, traced.fake_mode, budget)
+    save_draws(forward, backward, visible)
+    if device.type == "cpu":  # the slow booleans are those of Inductor's C++
+        save_compared_values(forward, backward, visible)
+    saved_order = save_what_is_read(forward, backward, visible, len(signature.tangents))
+    compute_where_operands_are(forward, visible)
+    for half in (forward, backward):
+        put_in_order(half, order)
+    return forward, backward, saved_order
+
+
+def _write_back(forward: fx.GraphModule, signature: Signature) -> None:
+    """Turn the new values of buffers from results into copies at the end of the forward."""
+    if not signature.mutations:
+        return
+    values = results(forward)
+    placeholders = [n for n in forward.graph.nodes if n.op == "placeholder"]
+    targets = [placeholders[signature.slots.index(m.of)] for m in signature.mutations]
+    new = values[signature.outputs : signature.visible]
+    kept = values[: signature.outputs] + values[signature.visible :]
+    with forward.graph.inserting_before(forward.graph.output_node()):
+        # a buffer that is also handed out, or saved, is handed out as it was before
+        kept = [_call(aten.clone.default, n) if n in targets else n for n in kept]
+        for target, value in zip(targets, new, strict=True):
+            _call(aten.copy_.default, target, value)
+    forward.graph.output_node().args = (tuple(kept),)
+
+
+def _call(target: Any, *operands: fx.Node) -> fx.Node:
+    """A node whose result is of the first operand's type."""
+    made = operands[0].graph.call_function(target, operands)
+    made.meta["val"] = operands[0].meta["val"]
+    return made

@@ -1,0 +1,51 @@
+"""Of torch's fake tensors: those of a copy of a node, made without asking the node's op."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, in_kernel_invocation_manager
+
+__all__ = ["in_other_memory"]
+
+
+def in_other_memory(value: Any, operands: Iterable[tuple[Any, Any]]) -> Any:
+    """The value that a node has on other operands of the same kind: its tensors lie as those of `value`.
+
+    `operands` are pairs of what the node reads and what its copy reads. A tensor that is a view of an operand
+    becomes the same view of the other one; others have memory of their own, which no other tensor shares.
+    """
+    tensors = [value] if isinstance(value, FakeTensor) else []
+    if isinstance(value, (list, tuple)):
+        tensors = [one for one in value if isinstance(one, FakeTensor)]
+    if not tensors:
+        return value
+    with in_kernel_invocation_manager(tensors[0].fake_mode):  # inside they are tensors of the meta device
+        memory = {_storage(one): other for pair in operands for one, other in _each(*pair)}
+        made = {id(tensor): _made(tensor, memory) for tensor in tensors}
+    found = [made.get(id(one), one) for one in ([value] if isinstance(value, FakeTensor) else value)]
+    return found[0] if isinstance(value, FakeTensor) else type(value)(found)
+
+
+def _each(one: Any, other: Any) -> Iterable[tuple[FakeTensor, Any]]:
+    pairs = zip(one, other, strict=True) if isinstance(one, (list, tuple)) else [(one, other)]
+    return [(a, b) for a, b in pairs if isinstance(a, FakeTensor)]
+
+
+def _made(tensor: FakeTensor, memory: dict[int, Any]) -> FakeTensor:
+    shape, stride = tuple(tensor.shape), tensor.stride()
+    base = memory.get(_storage(tensor))
+    if base is None:
+        found = torch.empty_strided(shape, stride, dtype=tensor.dtype, device="meta")
+        memory[_storage(tensor)] = found
+    else:
+        found = torch.as_strided(base, shape, stride, tensor.storage_offset())
+    return FakeTensor(tensor.fake_mode, found, tensor.fake_device)
+
+
+def _storage(tensor: Tensor) -> int:
+    address: int = tensor.untyped_storage()._cdata
+    return address
