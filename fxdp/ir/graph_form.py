@@ -148,12 +148,13 @@ def graph_of_bytes(content: bytes, name: str) -> fx.GraphModule:
 class _Pickler(pickle.Pickler):
     """Writes nodes and ops by name; a node's arguments were written before it."""
 
-    def persistent_id(self, value: Any) -> Any:
+    # not `persistent_id`, which is asked of each string and number as well
+    def reducer_override(self, value: Any) -> Any:
         if isinstance(value, fx.Node):
-            return "node", value.name
+            return _node_called, (value.name,)
         if isinstance(value, OpOverload):
-            return "op", value._schema.name, value._overloadname
-        return None
+            return _op_called, (value._schema.name, value._overloadname)
+        return NotImplemented
 
 
 class _Unpickler(pickle.Unpickler):
@@ -161,9 +162,16 @@ class _Unpickler(pickle.Unpickler):
         super().__init__(stream)
         self._made = made
 
-    def persistent_load(self, found: Any) -> Any:
-        kind, name, *overload = found
-        if kind == "node":
-            return self._made[name]
-        namespace, _, op = name.partition("::")
-        return getattr(getattr(getattr(torch.ops, namespace), op), *overload)
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == (__name__, _node_called.__name__):
+            return self._made.__getitem__
+        return super().find_class(module, name)
+
+
+def _node_called(name: str) -> fx.Node:
+    raise LookupError(f"%{name} is no node of a graph that is read")
+
+
+def _op_called(name: str, overload: str) -> Any:
+    namespace, _, op = name.partition("::")
+    return getattr(getattr(getattr(torch.ops, namespace), op), overload)
