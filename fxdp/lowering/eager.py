@@ -16,7 +16,8 @@ from fxdp.ir.notes import note, tensor_type
 from fxdp.ir.slots import Crossing, Gradient, Mutation, Output, Tangent
 from fxdp.lowering.backward import usual_zeros
 from fxdp.lowering.halves import Halves
-from fxdp.torch_compat import boxed_code, graph_module
+from fxdp.lowering.op_by_op import op_by_op
+from fxdp.torch_compat import graph_module
 
 aten = torch.ops.aten
 
@@ -35,14 +36,14 @@ def lower_eager(
     backward = _backward_graph(gm, first, saved)
     tangents = [tensor_type(n) for n in backward_inputs(gm.graph)]
     halves = Halves(
-        boxed_code(forward),
+        op_by_op(forward),
         outputs,
         forward,
         backward,
         tuple(range(len(saved))),
         len(tangents),
-        boxed_code,
-        boxed_code,
+        op_by_op,
+        op_by_op,
         summed,
     )
     if halves.trains:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import (
@@ -22,7 +23,7 @@ from torch.distributed.distributed_c10d import _new_process_group_helper, _world
 
 __all__ = [
     "PrefixStore", "TCPStore", "Work", "collectives_begun", "flatten_state_dict", "new_named_group",
-    "register_group", "room_to_send", "start_gathers",
+    "register_group", "room_to_send", "start_gathers", "start_sum",
 ]  # fmt: skip
 
 
@@ -96,3 +97,16 @@ def room_to_send(group: str, like: Tensor, count: int) -> Tensor:
     """Memory for so many elements that are to be sent next: where the group would copy them, if it says."""
     room = getattr(_resolve_process_group(group), "room_to_send", None)  # type: ignore[arg-type]
     return like.new_empty(count) if room is None else room(like, count)
+
+
+def start_sum(values: Sequence[Tensor], group: str) -> Tensor:
+    """Start summing flat values, end to end, over a group's ranks: the memory for which `wait_tensor` waits.
+
+    A group that says so packs them itself, where it sums them.
+    """
+    start = getattr(_resolve_process_group(group), "start_sum", None)  # type: ignore[arg-type]
+    if start is None:
+        return torch.ops._c10d_functional.all_reduce_(torch.cat(list(values)), "sum", group)  # type: ignore[no-any-return]
+    whole, work = start(values)
+    _register_work(whole, work)
+    return whole  # type: ignore[no-any-return]

@@ -12,12 +12,12 @@ MB = 1 << 20
 @pytest.mark.parametrize(
     ("mbit", "latency", "total", "bucket"),
     [
-        (100, 1e-3, 10 * MB, MB // 4),  # slow: many, as a part of the wire's time is nobody's
-        (1000, 1e-3, 10 * MB, MB),
-        (10_000, 1e-3, 10 * MB, 4 * MB),
-        (1000, 1e-3, 1000 * MB, 8 * MB),
-        (100_000, 1e-2, 1000 * MB, LARGEST),
-        (1, 1e-5, MB, MB // 16),  # no smaller ones, whatever the numbers say
+        (100, 125e-6, 10 * MB, MB // 4),  # slow: many, as a part of the wire's time is nobody's
+        (1000, 125e-6, 10 * MB, MB),
+        (10_000, 125e-6, 10 * MB, 4 * MB),
+        (1000, 125e-6, 1000 * MB, 8 * MB),
+        (100_000, 125e-5, 1000 * MB, LARGEST),
+        (1, 1e-6, MB, MB // 16),  # no smaller ones, whatever the numbers say
         (float("inf"), 0.0, 0, MB // 16),
     ],
 )
@@ -26,12 +26,13 @@ def test_buckets_by_the_speed_of_the_link(mbit: float, latency: float, total: in
 
 
 def test_noise_does_not_change_a_bucket() -> None:
-    assert len({LinkCost(1e-3 * n, 8e-9).bucket(10 * MB) for n in (0.8, 1.0, 1.25)}) == 1
+    assert len({LinkCost(125e-6 * n, 8e-9).bucket(10 * MB) for n in (0.8, 1.0, 1.25)}) == 1
 
 
 def test_what_the_user_says_counts_and_without_a_link_buckets_are_large() -> None:
     assert bucket_of(10 * MB, 7, LinkCost(1e-3, 8e-9)) == 7
     assert bucket_of(10 * MB, None, None) == LARGEST
+    assert bucket_of(10 * MB, None, None, MB) == MB
 
 
 @pytest.mark.parametrize(

@@ -202,17 +202,30 @@ def test_one_rank_is_left_alone() -> None:
     assert "all_reduce" in after(BucketGradients(), gm, ranks=1)
 
 
-@pytest.mark.parametrize(("waits", "buckets"), [(False, 4), (True, 1)])
-def test_over_a_network_buckets_are_small_unless_the_backward_waits_for_other_sums(
-    buckets: int, *, waits: bool
-) -> None:
+def test_over_a_network_buckets_are_as_its_speed_asks() -> None:
     g = Gradients()
-    if waits:  # as BatchNorm's backward
-        total = g.reduced("total", "f32[2]", [0])
-        g.results[Output(0)] = g.call(aten.neg.default, total, type="f32[2]", at=R, reads=(R,), backward=True)
     for name in "abcd":
         g.gradient(name, "f32[128, 128]", [0])
     slow = replace(mesh(), link=LinkCost(1e-6, 1.0))
     gm = BucketGradients().run(g.end(), slow)
-    sums = gm.graph.find_nodes(op="call_function", target=conversions.all_reduce)
-    assert len(sums) == buckets + waits
+    assert len(gm.graph.find_nodes(op="call_function", target=conversions.all_reduce)) == 4
+
+
+@pytest.mark.parametrize("link", [None, LinkCost(1e-6, 1.0)])
+@pytest.mark.parametrize("work", [False, True])
+def test_over_a_network_a_bucket_starts_after_the_sums_that_come_before_the_next_work(
+    link: LinkCost | None, *, work: bool
+) -> None:
+    g = Gradients()
+    g.gradient("w", "f32[128, 128]", [0])
+    if work:
+        g.call(aten.mm.default, g.x, g.x, type="f32[2, 2]", at=P, reads=(S(0), S(0)), backward=True)
+    total = g.reduced("norm", "f32[2]", [0])  # as in BatchNorm's backward
+    g.results[Output(0)] = g.call(aten.neg.default, total, type="f32[2]", at=R, reads=(R,), backward=True)
+    gm = BucketGradients().run(g.end(), replace(mesh(), link=link))
+    verify(gm, Level.LOCAL, "bucket-gradients")
+    starts = gm.graph.find_nodes(op="call_function", target=conversions.all_reduce)
+    order = [note(node).reason == "bucket" for node in starts]
+    assert order == ([True, False] if work or link is None else [False, True])
+    if order == [False, True]:
+        assert next(iter(starts[0].users)) < starts[1]  # not only started: waited for

@@ -20,7 +20,8 @@ from fxdp.lowering.halves import Boxed
 from fxdp.lowering.inductor.segments import Segment
 from fxdp.lowering.inductor.start import Start
 from fxdp.lowering.inductor.strides import results
-from fxdp.torch_compat import boxed_code, code_bytes, code_of_bytes
+from fxdp.lowering.op_by_op import op_by_op
+from fxdp.torch_compat import code_bytes, code_of_bytes
 
 _WHOLE, _SEGMENTS, _AS_IT_IS = b"w", b"s", b"g"
 """What bytes of a half, or of one of its codes, begin with."""
@@ -31,7 +32,7 @@ class AsItIs:
 
     def __init__(self, gm: fx.GraphModule) -> None:
         self.gm = gm
-        self._run = boxed_code(gm)
+        self._run = op_by_op(gm)
 
     def __call__(self, inputs: list[Any]) -> Any:
         """Its results; `inputs` is emptied."""

@@ -80,6 +80,20 @@ class MessageGroup(dist.ProcessGroup):
         if function is None:
             raise StateError(f"small values cannot be reduced by {wanted}; this is a bug in fxdp")
         (tensor,) = tensors
+        return self._reduced(tensor, function)
+
+    def start_sum(self, values: Sequence[Tensor]) -> tuple[Tensor, Work]:
+        """Start the sum over ranks of flat values, end to end; they are packed where the others read them."""
+        whole = values[0].new_empty(sum(value.numel() for value in values))
+        memory = self._memory
+        if memory is None or fits_messages(whole.nbytes, self._size, summed=True):
+            torch.cat(list(values), out=whole)
+            return whole, self._reduced(whole, torch.add)
+        self.handed_bytes += whole.nbytes
+        return whole, _Large(self, lambda: memory.start_packed(values, whole), memory.finish)
+
+    def _reduced(self, tensor: Tensor, function: Reduction) -> Work:
+        """Start a reduction in place, by the way that fits its size."""
         self.handed_bytes += tensor.nbytes
         memory, hosts = self._memory, self._hosts
         if not fits_messages(tensor.nbytes, self._size, summed=True):

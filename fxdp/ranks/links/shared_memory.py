@@ -48,6 +48,8 @@ class Sum:
     function: Reduction
     turn: int
     ready: Round
+    packed: bool = False
+    """This rank's own value is in its buffer whole, and `value` has nothing yet."""
     finished: bool = False
 
 
@@ -93,6 +95,13 @@ class SharedMemory:
         begun = Sum(value, function, *self._write_what_others_sum(value))
         self._under_way = begun
         return begun
+
+    def start_packed(self, values: Sequence[Tensor], total: Tensor) -> Sum:
+        """The same for the sum of flat values, end to end, which `total` will hold."""
+        turn, data = self._next(total.nbytes)
+        torch.cat(list(values), out=elements(data, total))
+        self._under_way = Sum(total, torch.add, turn, self._say(turn, total), packed=True)
+        return self._under_way
 
     def start_gather(self, values: Sequence[Tensor], outputs: Sequence[Tensor]) -> RowExchange:
         """The same for values of which all ranks want everybody's: of each all ranks' in one output."""
@@ -178,13 +187,18 @@ class SharedMemory:
     def _finish_sum(self, begun: Sum, shared: dict[int, Tensor], flat: Tensor) -> None:
         """Sum this rank's chunk, and read those of the others."""
         own = self._chunk(flat, self._rank)
-        first, *others = [flat[own] if r == self._rank else shared[r][own] for r in range(self._size)]
-        total = shared[self._rank][own]  # not written by `start`: nobody else reads it before it is summed
+        inside = shared[self._rank][own]  # nobody else reads it before it is summed
+        # the own value is in one of both, so the sum begins in the other
+        mine, total = (inside, flat[own]) if begun.packed else (flat[own], inside)
+        first, *others = [mine if r == self._rank else shared[r][own] for r in range(self._size)]
         for other in others:
             begun.function(first, other, out=total)
             first = total
+        if begun.packed:
+            inside.copy_(total)
         summed = self._messages.start(memoryview(b"summed"))
-        flat[own] = total
+        if not begun.packed:
+            flat[own] = total
         self._messages.finish(summed)
         for r in range(self._size):
             chunk = self._chunk(flat, r)

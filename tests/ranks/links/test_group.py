@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from functools import reduce
+
+import pytest
 import torch
 import torch.distributed as dist
 
+from fxdp.ir.ops.packed_sums import start_sum
 from fxdp.ranks.resolve import resolve_mesh
 from tests.rank_pool import RankPool
 
@@ -44,6 +48,34 @@ def test_sums_in_rank_order_and_gathers_on_four_ranks(ranks: RankPool) -> None:
     """To the last bit: all ranks add in the same order, so their results cannot differ."""
     found = ranks.run(4, _collectives)
     assert found == [[True] * (2 * len(_DTYPES) * len(_SHAPES) + 2)] * 4
+
+
+def _packed_sums() -> list[tuple[bool, int]]:
+    """Sums of several values at once, small ones and large ones, several under way."""
+    joined = resolve_mesh(None, "cpu")
+    assert joined.links is not None
+    mesh, rank, found = joined.mesh, dist.get_rank(), []
+    before = joined.links.handed_bytes
+    for group in (mesh.group("messages"), mesh.group()):
+        begun = []
+        for length in (3, 100_000, 70_001):
+            terms = _terms(torch.float32, (length,))[: mesh.size]
+            cuts = [0, 1, length // 2, length - 1]
+            begun.append((start_sum(list(torch.tensor_split(terms[rank], cuts)), group), terms))
+        for value, terms in begun:
+            whole = torch.ops._c10d_functional.wait_tensor(value)
+            wanted = reduce(torch.add, terms)
+            exact = group == mesh.group("messages")  # gloo adds in another order
+            right = torch.equal(whole, wanted) if exact else whole.allclose(wanted, atol=1e-2)
+            found.append((right, joined.links.handed_bytes - before))
+            before = joined.links.handed_bytes
+    return found
+
+
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_values_are_packed_where_they_are_summed(ranks: RankPool, count: int) -> None:
+    handed = [4 * (3 + 100_000 + 70_001), 0, 0, 0, 0, 0]
+    assert ranks.run(count, _packed_sums) == [[(True, size) for size in handed]] * count
 
 
 def _counted() -> tuple[int, int, int, int]:

@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from expecttest import assert_expected_inline
+from torch import fx
+
+from fxdp.lowering.op_by_op import op_by_op
+
+aten, c10d = torch.ops.aten, torch.ops._c10d_functional
+
+
+def _summed(op: str = "sum", shown: bool = False, dim: int = 0) -> fx.GraphModule:
+    graph = fx.Graph()
+    a, b = graph.placeholder("a"), graph.placeholder("b")
+    line = graph.call_function(aten.cat.default, ([a, b], dim) if dim else ([a, b],))
+    done = graph.call_function(
+        c10d.wait_tensor.default, (graph.call_function(c10d.all_reduce.default, (line, op, "group")),)
+    )
+    graph.output((done, line) if shown else (done,))
+    return fx.GraphModule({}, graph)
+
+
+def test_what_is_packed_for_a_sum_alone_is_packed_where_it_is_summed() -> None:
+    gm = _summed()
+    code = op_by_op(gm)
+    assert_expected_inline(
+        code.__self__.code.strip().replace("torch.ops.", ""),  # type: ignore[attr-defined]
+        """\
+def forward(self, args_list):
+    args_iter = iter(args_list)
+    a = next(args_iter)
+    b = next(args_iter)
+    args_list.clear()
+    start_sum_default = fxdp.start_sum.default([a, b], 'group');  a = b = None
+    wait_tensor_default = _c10d_functional.wait_tensor.default(start_sum_default);  start_sum_default = None
+    return (wait_tensor_default,)""",
+    )
+    assert "all_reduce" in gm.code  # the graph stays as it is
+
+
+@pytest.mark.parametrize("other", [{"op": "max"}, {"shown": True}, {"dim": 1}])
+def test_what_is_read_otherwise_is_summed_as_it_is(other: dict[str, object]) -> None:
+    code = op_by_op(_summed(**other))  # type: ignore[arg-type]
+    assert "start_sum" not in code.__self__.code  # type: ignore[attr-defined]
