@@ -88,7 +88,7 @@ def run_eager(
     values |= {Mutation(Input(i)): t.detach() for i, t in enumerate(tensors)}
     before: dict[ResultSlot, Tensor] = {Mutation(Buffer(n)): b for n, b in module.named_buffers()}
     before |= {Mutation(Input(i)): t.detach() for i, t in enumerate(given)}
-    changed = frozenset(s for s, value in before.items() if s in values and _differs(values[s], value))
+    changed = frozenset(s for s, value in before.items() if s in values and _is_written(values[s], value))
     return EagerRun(values, tangents, changed)
 
 
@@ -118,8 +118,10 @@ def symbol_values(captured: Captured, tensors: Sequence[Tensor]) -> dict[str, in
     return {name: tensors[index].shape[dim] for name, (index, dim) in captured.symbols.items()}
 
 
-def _differs(now: Tensor, before: Tensor) -> bool:
-    """Whether any element is another one; nan is nan."""
+def _is_written(now: Tensor, before: Tensor) -> bool:
+    """Whether any element is another one; nan is nan. A table that got another shape is made at each call."""
+    if now.shape != before.shape:
+        return False
     return bool(((now != before) & ~((now != now) & (before != before))).any())
 
 

@@ -57,6 +57,12 @@ class Lists(Base):
         return sum(self.fc(x)[i, :n].sum() for i, n in enumerate(lengths))
 
 
+class ListedIndex(Base):
+    def forward(self, x):
+        rows, columns = zip(*x.gt(0).long()[:, :2], strict=True)
+        return self.fc(x)[rows, columns].sum()
+
+
 class TwoMasks(Base):
     def forward(self, x):
         return F.l1_loss(self.fc(x)[x[:, 0] > 0], x[x[:, 0] > 0, :3])
@@ -138,6 +144,7 @@ X = torch.randn(4, 4, dtype=torch.float64, generator=torch.Generator().manual_se
             ["loops over the rows", "for row in x.sum(1).gt(0).nonzero()", "fixed number", "batched_mm"],
         ),
         (Lists, [".tolist() of a tensor of shape [4]", "lengths = x.gt(0).sum(1).tolist()"]),
+        (ListedIndex, ["self.fc(x)[rows, columns]", "read one by one in C++", "torch.stack(rows)"]),
         (TwoMasks, ["F.l1_loss(", "mask once", "output[chosen]"]),
         (Gradient, ["self.fc(x).sum().backward()", "torch.autograd.grad(y, x, create_graph=True)"]),
         (Unmarked, ["does not require grad", "x.requires_grad_()", "(g,) = torch.autograd.grad("]),

@@ -10,12 +10,14 @@ from __future__ import annotations
 import contextlib
 import operator
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 from fxdp import torch_compat
+from fxdp.capture.export.unread_numbers import drop_numbers
 from fxdp.ir.graphs import given_arguments
 from fxdp.torch_compat import stacks_lstm_states
 
@@ -23,6 +25,8 @@ aten = torch.ops.aten
 
 _APART = frozenset({aten.unbind.int, aten.split.Tensor, aten.split_with_sizes.default, aten.chunk.default})
 _TOGETHER = frozenset({aten.cat.default, aten.stack.default})
+_MERGES = frozenset({aten.reshape.default, aten.view.default, aten.flatten.using_ints})
+_PICKED = frozenset({*_APART, *_MERGES, operator.getitem})
 
 _LAYERS = frozenset(
     {
@@ -72,34 +76,68 @@ def rejoin(gm: fx.GraphModule) -> None:
     cat(x[0], x[1], ...)                      ->      flatten(x, 0, 1)
 
     A list over the batch has as many members as there are samples, so static traces of several batch sizes
-    would not fit together. Where all members only meet again in a `cat` or `stack`, the list is not needed.
+    would not fit together. Where all members only meet again in a `cat` or `stack`, the list is not needed;
+    nor are then the numbers that said how long each member is (`x.split(lengths.tolist())`).
     """
     for node in list(gm.graph.nodes):
-        source = _taken_apart(node) if node.target in _TOGETHER else None
-        if source is None:
+        found = _taken_apart(node) if node.target in _TOGETHER else None
+        if found is None:
             continue
         with gm.graph.inserting_before(node):
-            whole = _joined(gm.graph, source, node)
+            whole = _merged(gm.graph, found, node) if found.merged else _joined(gm.graph, found.apart, node)
         if whole is not None:
             whole.meta = dict(node.meta)
             node.replace_all_uses_with(whole)
             gm.graph.erase_node(node)
+    numbers: list[fx.Node] = []
     for node in reversed(gm.graph.nodes):
-        if not node.users and (node.target in _APART or node.target is operator.getitem):
+        if not node.users and node.target in _PICKED:
+            numbers += [arg for arg in node.all_input_nodes if not isinstance(arg.meta.get("val"), Tensor)]
             gm.graph.erase_node(node)
+    drop_numbers(gm.graph, [number for number in numbers if number.target not in _PICKED])
     gm.recompile()
 
 
-def _taken_apart(join: fx.Node) -> fx.Node | None:
-    """The op whose results, all and in order, a `cat` or `stack` joins."""
+@dataclass(frozen=True)
+class _Apart:
+    """What a `cat` or `stack` joins: all results of an op, in order."""
+
+    apart: fx.Node
+    merged: bool
+    """Whether the leading dims of each result are made one before."""
+
+
+def _taken_apart(join: fx.Node) -> _Apart | None:
     parts: Any = join.args[0]
-    picked = [part for part in parts if isinstance(part, fx.Node) and part.target is operator.getitem]
-    if not picked or len(picked) != len(parts) or {part.args[0] for part in picked} != {picked[0].args[0]}:
+    merged = all(isinstance(part, fx.Node) and part.target in _MERGES for part in parts)
+    picked = [part.args[0] for part in parts] if merged else parts
+    if not picked or not all(isinstance(p, fx.Node) and p.target is operator.getitem for p in picked):
         return None
     source = picked[0].args[0]
-    assert isinstance(source, fx.Node)
+    if any(part.args[0] is not source for part in picked) or source.target not in _APART:
+        return None
     complete = [part.args[1] for part in picked] == list(range(len(source.meta["val"])))
-    return source if source.target in _APART and complete else None
+    return _Apart(source, merged) if complete else None
+
+
+def _merged(graph: fx.Graph, found: _Apart, join: fx.Node) -> fx.Node | None:
+    """`cat([part.reshape(-1, *rest) for part in apart(x)])` as `x.reshape(-1, *rest)`: row after row."""
+    x: Any = found.apart.args[0]
+    parts: Any = join.args[0]
+    rest = _row(join, join.meta["val"].dim() - 1)
+    rows = rest and all(_row(part, len(rest)) == rest == _row(part.args[0], len(rest)) for part in parts)
+    unbound = found.apart.target is aten.unbind.int
+    first = _joined_dim(found.apart, 1 if unbound else 2) % x.meta["val"].dim() == 0
+    along = join.target is aten.cat.default and _joined_dim(join, 1) % join.meta["val"].dim() == 0
+    if not (rows and first and along):
+        return None
+    return graph.call_function(aten.reshape.default, (x, [-1, *rest]))
+
+
+def _row(node: fx.Node, dims: int) -> list[int]:
+    """The last sizes of a value; nothing where one is a symbol, or there are fewer."""
+    sizes = list(node.meta["val"].shape[-dims:]) if dims else []
+    return sizes if len(sizes) == dims and all(isinstance(size, int) for size in sizes) else []
 
 
 def _joined(graph: fx.Graph, apart: fx.Node, join: fx.Node) -> fx.Node | None:

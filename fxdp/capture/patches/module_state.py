@@ -1,7 +1,9 @@
 """What a forward does with the state of its modules: buffers that it assigns or that its Python code reads.
 
     self.average = 0.9 * self.average + 0.1 * x.mean(0)     a registered buffer: written in place at each step
-    self.last = x                                           anything else: set while tracing, then as before
+    self.last = x                                           anything else: set while tracing, then as before,
+                                                            so also a buffer that is in no state dict and
+                                                            gets another shape (a table for this many tokens)
 
     self.register_buffer("stride", torch.tensor(2))         the graph has the number 2; a call that finds
     ... pad(x, (0, int(self.stride)))                       another value in the buffer is captured anew
@@ -14,7 +16,7 @@ from __future__ import annotations
 import contextlib
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -28,38 +30,52 @@ _CONTAINERS = (dict, OrderedDict, list, set, deque)  # hooks are in ordered ones
 """The registries of parameters, buffers and modules are of these, too."""
 
 
+@dataclass(frozen=True)
+class Assigned:
+    """The buffers to which a forward assigned another tensor, by their names; known at its end."""
+
+    written: list[str] = field(default_factory=list)
+    """Those that get the values in place."""
+    made: list[str] = field(default_factory=list)
+    """Those that are made anew at each call: a step leaves them as they are."""
+
+
 @contextlib.contextmanager
-def assigned_buffers(module: nn.Module) -> Iterator[list[str]]:
+def assigned_buffers(module: nn.Module) -> Iterator[Assigned]:
     """Inside, a forward is traced; at its end what it assigned to a buffer is written into that in place.
 
-    Tracing sees writes, not assignments, which it would lose. Gives the names of these buffers, at the end.
+    Tracing sees writes, not assignments, which it would lose.
 
     Raises
     ------
-    CaptureError : a buffer is assigned a value of another shape or dtype, or None.
+    CaptureError : a buffer of the state dict is assigned a value of another shape or dtype, or None.
     """
     before = [
-        (f"{path}.{name}".lstrip("."), owner._buffers, name, value)
+        (f"{path}.{name}".lstrip("."), owner, name, value)
         for path, owner in module.named_modules()
         for name, value in owner._buffers.items()
         if value is not None
     ]
-    names: list[str] = []
-    yield names
-    for path, buffers, name, value in before:
-        assigned = buffers.get(name)
+    found = Assigned()
+    yield found
+    for path, owner, name, value in before:
+        assigned = owner._buffers.get(name)
         if assigned is value:
             continue
         if assigned is None or (assigned.shape, assigned.dtype) != (value.shape, value.dtype):
+            if assigned is not None and name in owner._non_persistent_buffers_set:
+                owner._buffers[name] = value
+                found.made.append(path)
+                continue
             got = "set to None" if assigned is None else f"assigned {assigned.dtype}{list(assigned.shape)}"
             raise CaptureError(
                 f"the forward changes shape or dtype of buffer {path}, {value.dtype}{list(value.shape)}: it "
                 f"is {got}. Keep both, so that it can be written in place; or call the model once before it "
                 "is compiled, if it is the first call that makes the buffer"
             )
-        buffers[name] = value
+        owner._buffers[name] = value
         value.copy_(assigned.detach())
-        names.append(path)
+        found.written.append(path)
 
 
 def read_old_values(gm: fx.GraphModule, names: Sequence[str]) -> None:

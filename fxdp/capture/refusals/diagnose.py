@@ -47,6 +47,12 @@ _REMEDY_PACKED = (
     "padded batch, take what counts of its output by a mask (or its last step by output.gather), and for a "
     "second direction flip each sample by its own length with gather"
 )
+_REMEDY_LIST = (
+    "tensors in a Python list are read one by one in C++, as an index (x[rows, columns] of lists of tensors) "
+    "or by torch.tensor([...]), and their values are not known while the model is captured. Keep them one "
+    "tensor, or make one of them: x[torch.stack(rows), torch.stack(columns)]"
+)
+_UNREAD = "but its data is not allocated yet"
 _REMEDY_WRITTEN = (
     "autograd keeps this value for the backward, and the model writes into it (through .data eager lets it, "
     "and takes its gradients at the changed values). Write into a clone() of it, or compute a new tensor"
@@ -119,6 +125,8 @@ def capture_error(
         return CaptureError(f"{_at(site)}: {_REMEDY_PACKED}.\ntorch: {_first_line(error)}")
     if _is_nested(error):
         return CaptureError(f"{_at(site)}: makes a tensor that is nested; {why_dense('nested')}")
+    if _UNREAD in str(error):
+        return CaptureError(f"{_at(site)}: {_REMEDY_LIST}.{_listing(reads)}")
     if _WRITTEN in str(error):
         return CaptureError(f"{_at(site)}: {_REMEDY_WRITTEN}.\ntorch: {_first_line(error)}")
     if mismatch:

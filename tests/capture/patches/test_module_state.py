@@ -13,6 +13,7 @@ import fxdp
 from fxdp.errors import CaptureError
 from fxdp.ir.notes import note
 from fxdp.ir.slots import Buffer, Mutation
+from tests import lockstep
 from tests.capture.oracle import check
 from tests.capturing import capture
 
@@ -171,3 +172,38 @@ def test_a_buffer_that_the_forward_writes_is_no_number() -> None:
     said = r"test_module_state.py:\d+ `return .*self.steps > 1.*data-dependent"
     with pytest.raises(CaptureError, match=said):
         fxdp.compile(Counted(), compute="eager")(torch.randn(4, 2))
+
+
+class Places(nn.Module):
+    """A table for as many tokens as there are, made at the first call, as ConViT has one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+        self.register_buffer("places", torch.zeros(1, 4), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.places.shape[0] != x.shape[1]:
+            self.places = torch.arange(x.shape[1], dtype=x.dtype)[:, None].expand(-1, 4)
+        return (self.fc(x) * self.places).square().mean()
+
+
+def test_a_table_of_another_shape_is_made_at_each_call(caplog: pytest.LogCaptureFixture) -> None:
+    model = Places()
+    with caplog.at_level("WARNING", "fxdp"):
+        lockstep.check(model, (torch.randn(7, 3, 4),), splits=((4, 3), (5, 2, 0, 0)))
+    assert "sets places" in caplog.text
+    assert model.places.shape == (1, 4)
+
+
+class Grows(Places):
+    """Remembers how often it was called by the size of its table."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.places = torch.cat([self.places, self.places[:1] + 1])
+        return (self.fc(x) * self.places.sum()).square().mean()
+
+
+def test_a_table_that_remembers_is_refused() -> None:
+    with pytest.raises(CaptureError, match=r"from one call to the next .*places"):
+        capture(Grows(), (torch.randn(7, 3, 4),), {})
