@@ -69,8 +69,10 @@ class Check:
     output: int
     passes: bool
     raises: bool
-    """Whether the user's code raises otherwise; else it goes another way, for values that are not finite."""
+    """Whether the user's code raises otherwise; else it goes another way."""
     site: Site
+    branch: bool = False
+    """Whether the other way is a program of its own; else it is one for values that are not finite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,3 +118,8 @@ class Captured:
     """The user's lines that stand behind nodes without one of their own."""
     model: str = ""
     """The class of the model."""
+
+    @property
+    def ways(self) -> tuple[bool, ...]:
+        """Which way the program goes at each flag of the batch that the code branches on."""
+        return tuple(check.passes for check in self.checks if check.branch)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor
@@ -19,7 +19,7 @@ from fxdp.capture.joint.raw_joint import trace_joint
 from fxdp.capture.joint.single_sample import for_one, for_several
 from fxdp.capture.joint.static import StaticMismatchError, fitted_joint
 from fxdp.capture.patches.autograd_functions import check_module_hooks
-from fxdp.capture.patches.module_state import WrittenError, numbers_of, unchanged
+from fxdp.capture.patches.module_state import Number, WrittenError, numbers_of, unchanged
 from fxdp.capture.patches.patch_tables import capture_patches
 from fxdp.capture.patches.random_numbers import seeding_error
 from fxdp.capture.python_values import DecidesError, deciding
@@ -45,7 +45,7 @@ def capture_request(request: Request) -> Captured:
     check_module_hooks(module)
     with compile_lock, unchanged(module), capture_patches(module, loss_fn):
         several = hint if hint is not None and hint > 1 else batch_hint(inputs.tensors, inputs.batch_dims)
-        first = _Tracer(request, FlatModule(module, inputs, loss_fn, precision=request.precision))
+        first = _Tracer(request, _program(request))
         if inputs.open:
             found = _capture_open(first, several)
             tracer = first
@@ -81,6 +81,12 @@ class _Tracer:
         """What a run of the model shows, on these inputs or the given ones."""
         asked = self.request
         return survey(asked.module, asked.inputs, asked.loss_fn, tensors, asked.precision)
+
+
+def _program(request: Request, numbers: Mapping[str, Number] | None = None) -> FlatModule:
+    """What is traced for a request, with these buffers as numbers."""
+    asked = request
+    return FlatModule(asked.module, asked.inputs, asked.loss_fn, numbers, asked.precision, asked.ways)
 
 
 def _capture(tracer: _Tracer, hint: int) -> tuple[Captured, _Tracer]:
@@ -124,7 +130,7 @@ def _with_numbers(error: Exception, tracer: _Tracer, hint: int, found: Survey) -
     request = tracer.request
     numbers = {} if tracer.program.numbers else numbers_of(request.module, found.read, found.written)
     if numbers:
-        program = FlatModule(request.module, request.inputs, request.loss_fn, numbers, request.precision)
+        program = _program(request, numbers)
         with contextlib.suppress(CaptureError, WrittenError):
             captured, tracer = _capture(_Tracer(request, program), hint)
             return replace(captured, numbers=tuple(numbers)), tracer

@@ -39,6 +39,9 @@ class Request:
     """Random numbers are one device's for the whole batch (`joint/single_sample.py`)."""
     precision: MixedPrecision | None = None
     """In which dtypes the model computes, if not in its own."""
+    ways: tuple[bool, ...] | None = ()
+    """Which way the code goes at each flag of the batch that it branches on, as far as it is known, elsewhere
+    the likely one; None: such branches are refused (`patches/flags.py`)."""
     origin: Origin | None = None
     """The user's lines behind the model; None: where it is captured."""
 

@@ -95,12 +95,17 @@ def request_of(
     couple: bool = True,
     dynamic: bool = False,
     hint: int | None = None,
+    ways: tuple[bool, ...] = (),
 ) -> Request:
-    """What is captured for a call; of a program that is `cut` the loss alone can be differentiated."""
+    """What is captured for a call; of a program that is `cut` the loss alone can be differentiated.
+
+    A step of stages and micro-batches cannot be run again once a flag turns out to be another.
+    """
     joint = JointOptions("loss" if cut else "all", couple, options.own_statistics)
     loss_fn = None if _wants_output(module, inputs) else options.loss_fn
     draws, precision = options.single_device_rng, options.precision
-    return Request(module, inputs, loss_fn, joint, dynamic, hint, draws, precision)
+    taken = None if cut else ways
+    return Request(module, inputs, loss_fn, joint, dynamic, hint, draws, precision, taken)
 
 
 def _wants_output(module: nn.Module, inputs: Inputs) -> bool:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, fx
 
 from fxdp.capture.captured import Captured, Condition
+from fxdp.errors import InputError
 from fxdp.ir.notes import Site, note
 from fxdp.ir.sizes import evaluate, rank_sizes
 from fxdp.ir.slots import Input
@@ -22,6 +23,19 @@ def size_values(captured: Captured, call: Call, batches: Sequence[int], rank: in
     for name, (index, dim) in captured.symbols.items():
         sizes[name] = call.tensors[index].shape[dim]
     return sizes
+
+
+def decided_error(broken: Sequence[Condition], batch: int) -> InputError:
+    """The error of conditions on sizes that do not hold for a call of this global batch."""
+    refusals = [condition.refusal for condition in broken if condition.refusal]
+    if refusals:
+        return InputError("\n".join(refusals))
+    listing = "\n  ".join(f"{condition.expr} at {condition.site}" for condition in broken)
+    return InputError(
+        "the model's Python code decided on a size in a way that does not hold for this call, "
+        f"whose global batch is {batch}:\n  {listing}\nUse tensor operations instead of "
+        "Python conditions on sizes there, or keep the sizes within the condition"
+    )
 
 
 def fixed_dims(

@@ -22,6 +22,7 @@ from fxdp.module.changes import Held
 from fxdp.module.forward_signature import SignedForward, signed
 from fxdp.module.inspected import Inspected
 from fxdp.module.model_checks import OptimizerWatch, check_home, check_model, home_of, without_values
+from fxdp.module.other_ways import OtherWay
 from fxdp.module.programs import Programs
 from fxdp.module.reader import CallReader
 from fxdp.module.replicas import Replicas
@@ -68,9 +69,8 @@ class CompiledModule(Inspected):
             self._deal_out()
         if not is_cut(self._mesh, options):
             options.warn_idle()
-        self._served, self._started = None, False
+        self._served, self._started, self._watch = None, False, None
         self._generation = self._calls = self._number = 0
-        self._watch = None
         self._build()
 
     _forward: Callable[..., Any]
@@ -151,16 +151,23 @@ class CompiledModule(Inspected):
                 self._renew()
             call, ranks = self._read(args, kwargs)
             batches = ranks.batches
-            served = self._programs.find(call, batches)
-            if served is None:
+            if (served := self._programs.find(call, batches)) is None:
                 call, served = self._make(call, batches, args, kwargs)
-                self._reader.watch(served.program.captured.numbers)
-                self._replicas.read_by(served.program)
-            if served.draws:
-                self._exchange.check_drawing(ranks, served.program.captured, call.inputs)
-            self._served = served
-            self._programs.check_layouts(served, call)
-            return self._programs.run(served, call, batches)
+                self._begin(served)
+            while True:
+                if served.draws:
+                    self._exchange.check_drawing(ranks, served.program.captured, call.inputs)
+                self._served = served
+                made = self._programs.run(served, call, batches)
+                if not isinstance(made, OtherWay):
+                    return made
+                served = self._programs.other_way(served, call, batches, made)
+                self._begin(served)
+
+    def _begin(self, served: Served) -> None:
+        """Before a program runs for the first time."""
+        self._reader.watch(served.program.captured.numbers)
+        self._replicas.read_by(served.program)
 
     def _read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Call, CallExchanged]:
         """This rank's call, and what the others pass; all ranks do this together."""
@@ -232,10 +239,7 @@ class CompiledModule(Inspected):
         weakref.finalize(self, self._watch.remove)
 
     def _share(self) -> None:
-        """The ranks must hold the same model and get rank 0's values: those of new layers, too.
-
-        All ranks do this together.
-        """
+        """The ranks must hold the same model and get rank 0's values, also of new layers; all do this."""
         share_values(self._model, self._joined, self._options.lines())
         self._shared = True
 
@@ -294,6 +298,3 @@ class CompiledModule(Inspected):
             ShardedOptimizers(twin._model, twin._joined, twin._whole.note_step)
         twin._build()
         return twin
-
-    def __repr__(self) -> str:
-        return f"fxdp.compile({self._mesh},\n{self._model!r})"

@@ -52,3 +52,6 @@ class Inspected(Bare):
     def mesh(self) -> Mesh:
         """The mesh this module runs on, seen from this rank."""
         return self._mesh
+
+    def __repr__(self) -> str:
+        return f"fxdp.compile({self._mesh},\n{self._model!r})"

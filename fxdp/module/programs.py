@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -26,14 +27,15 @@ from fxdp.compiler.owners import Owners
 from fxdp.compiler.prepare import check_options, is_cut
 from fxdp.compiler.program import Program
 from fxdp.compiler.records import tell_program
-from fxdp.errors import AgreementError, InputError
+from fxdp.errors import AgreementError
 from fxdp.ir.draws import graph_draws
 from fxdp.ir.sizes import B, named_size
 from fxdp.module.blame import refused_parts
 from fxdp.module.cache import Kinds, Recent
 from fxdp.module.call import Call, ProgramKey, request_of
-from fxdp.module.call_sizes import fixed_dims, row_numbers, size_values
+from fxdp.module.call_sizes import decided_error, fixed_dims, row_numbers, size_values
 from fxdp.module.input_agreement import check_contents
+from fxdp.module.other_ways import OtherWay, on_its_way
 from fxdp.module.outputs import has_size_leaves, packed, raise_if_checked
 from fxdp.module.plain_modes import plain_modes
 from fxdp.module.served import CallKind, Served
@@ -51,6 +53,7 @@ from fxdp.torch_compat import without_autocast
 
 _log = logging.getLogger("fxdp")
 _ROWS = 256  # sizes of calls for which row numbers are remembered
+_WAYS = 8  # after so many that branches on flags went, and as many more, who calls is told
 _OUTLINES = 64  # kinds whose first capture is remembered in outline
 
 
@@ -112,6 +115,27 @@ class Programs:
         kind.calls[call.dims, batches] = served
         return served
 
+    def other_way(
+        self, served: Served, call: Call, batches: tuple[int, ...], other: OtherWay
+    ) -> Served:
+        """The program for the way that a call turned out to go; all ranks call this together."""
+        kind = self._kinds.find(call)
+        assert kind is not None
+        sizes = call.dims, batches
+        known = kind.ways.get(sizes) or [served]
+        found = next((way for way in known if other.is_of(way.program.captured)), None)
+        if found is None:
+            dynamic = any(made.program is served.program for made in kind.captured[True])
+            captured = self._captured_for(kind, call, batches, dynamic=dynamic, other=other)
+            found = self._serve(captured, call, batches, generic=False)
+            known = [*known, found]
+            if len(known) % _WAYS == 0:
+                sites = {str(check.site): None for check in found.program.captured.checks if check.branch}
+                _log.warning("%d programs for ways that the code goes at %s", len(known), ", ".join(sites))
+        kind.ways[sizes] = known
+        kind.calls[sizes] = found
+        return found
+
     def _needs_open_dims(self, kind: CallKind, call: Call, batches: tuple[int, ...]) -> bool:
         """Other dims than the first call's; or the first's, which a program of any dims serves as well."""
         if call.dims != kind.dims:
@@ -121,7 +145,13 @@ class Programs:
         return any(not self._broken(captured.program, call, batches) for captured in kind.captured[True])
 
     def _captured_for(
-        self, kind: CallKind, call: Call, batches: tuple[int, ...], *, dynamic: bool
+        self,
+        kind: CallKind,
+        call: Call,
+        batches: tuple[int, ...],
+        *,
+        dynamic: bool,
+        other: OtherWay | None = None,
     ) -> Executables:
         """A capture that is valid at these sizes, made now if there is none.
 
@@ -129,28 +159,19 @@ class Programs:
         """
         known = kind.captured[dynamic]
         for captured in known:
-            if not self._broken(captured.program, call, batches):
+            goes = other is None or other.is_of(captured.program.captured)
+            if goes and not self._broken(captured.program, call, batches):
                 return captured
         batch = sum(batches)
+        ways = () if other is None else other.ways
         # one device may draw in another order for a single sample
         hint = 1 if batch == 1 and self._options.single_device_rng else None
-        program = self._capture(call, batches, dynamic=dynamic, hint=hint)
+        program = self._capture(call, batches, dynamic=dynamic, hint=hint, ways=ways)
         # the code branches on sizes: traced at this batch it takes this call's branch
         if self._broken(program, call, batches) and batch >= 2:
-            program = self._capture(call, batches, dynamic=dynamic, hint=batch)
-        broken = self._broken(program, call, batches)
-        refusals = [c.refusal for c in broken if c.refusal]
-        if refusals:
-            raise everywhere(InputError("\n".join(refusals)))
-        if broken:
-            listing = "\n  ".join(f"{c.expr} at {c.site}" for c in broken)
-            raise everywhere(
-                InputError(
-                    "the model's Python code decided on a size in a way that does not hold for this call, "
-                    f"whose global batch is {batch}:\n  {listing}\nUse tensor operations instead of "
-                    "Python conditions on sizes there, or keep the sizes within the condition"
-                )
-            )
+            program = self._capture(call, batches, dynamic=dynamic, hint=batch, ways=ways)
+        if broken := self._broken(program, call, batches):
+            raise everywhere(decided_error(broken, batch))
         known.append(Executables(program, self._joined, self._module, self._streams, self._whole))
         return known[-1]
 
@@ -165,7 +186,13 @@ class Programs:
         return [c for c in relied if not c.holds(sizes)]
 
     def _capture(
-        self, call: Call, batches: tuple[int, ...], *, dynamic: bool, hint: int | None
+        self,
+        call: Call,
+        batches: tuple[int, ...],
+        *,
+        dynamic: bool,
+        hint: int | None,
+        ways: tuple[bool, ...] = (),
     ) -> Program:
         """The program for a call; all ranks call this together.
 
@@ -183,6 +210,7 @@ class Programs:
             couple=self._mesh.size * self._options.microbatches > 1,
             dynamic=dynamic,
             hint=hint,
+            ways=ways,
         )
         with refusing(self._joined), plain_modes(), whole_stand_ins(self._module):
             found = capture_open(request, self._expected) if call.inputs.open else capture_request(request)
@@ -232,20 +260,16 @@ class Programs:
             tell_program(program, sizes)
         return Served(found.runs, found.graph, program, sizes, graph_draws(program.gm.graph))
 
-    def check_layouts(self, served: Served, call: Call) -> None:
-        """Refuse this rank's inputs if the model's code reads how they lie, and they lie otherwise.
+    def run(self, served: Served, call: Call, batches: tuple[int, ...]) -> Any:
+        """Run a call; the model's own output structure, or on all ranks alike `OtherWay`.
 
         Raises
         ------
-        InputError : names the line and the inputs.
+        InputError : the model's code reads how inputs lie, and they lie otherwise.
         """
-        captured = served.program.captured
+        captured, runs = served.program.captured, served.runs
         if misread(captured, call.tensors):
             check_layouts(captured, call.inputs, whole_draws=False)
-
-    def run(self, served: Served, call: Call, batches: tuple[int, ...]) -> Any:
-        """Run a call; the model's own output structure."""
-        captured, runs = served.program.captured, served.runs
         if not served.program.options.keeps_whole:  # another program of this model may, but there is no room
             self._whole.drop()
         sizes: dict[str, int] = {}
@@ -253,8 +277,11 @@ class Programs:
             sizes = size_values(captured, call, batches, self._mesh.rank)
         rows = self._row_numbers(call, batches) if runs.takes_rows else None
         tensors = chained(call.tensors, call.batch_dims, self._mesh.size)
+        run = partial(runs.run, tensors, sizes, rows, len(set(batches)) == 1)
         with without_autocast():
-            outputs = runs.run(tensors, sizes, rows, len(set(batches)) == 1)
+            outputs = on_its_way(served.program, self._module, call, run)
+        if isinstance(outputs, OtherWay):
+            return outputs
         if captured.checks:
             raise_if_checked(captured.checks, outputs, lambda failed: self._blame(call, failed))
         return packed(captured, outputs, sizes)

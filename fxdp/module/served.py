@@ -36,4 +36,6 @@ class CallKind:
     captured: dict[bool, list[Executables]] = field(default_factory=lambda: {False: [], True: []})
     """By `dynamic`: one capture for all sizes, or several where the model branches on sizes."""
     calls: Recent[Any, Served] = field(default_factory=lambda: Recent(_CALLS))
-    """What served each call so far, by its sizes."""
+    """What served each call so far, by its sizes; of several ways that the code can go the last one."""
+    ways: Recent[Any, list[Served]] = field(default_factory=lambda: Recent(_CALLS))
+    """By its sizes, too: the programs of other ways."""

@@ -17,7 +17,9 @@ from fxdp.ir.sizes import B, named_size
 from fxdp.module.call import request_of
 from fxdp.options import Options
 from fxdp.oracle.precision import widen, widened
+from fxdp.oracle.ways import on_way, ways_at
 
+_BRANCHES = 64
 WIDE = "in float64"
 """What a report says of a model that runs in a copy of float64."""
 
@@ -28,10 +30,11 @@ def capture_for(
     kwargs: dict[str, Any],
     options: Options,
     hint: int | None = None,
+    ways: tuple[bool, ...] = (),
 ) -> Captured:
     """The joint graph, as a compiled module captures it."""
     inputs = read_inputs(module, args, kwargs, options.batch_dims)
-    return capture_request(request_of(module, inputs, options, hint=hint))
+    return capture_request(request_of(module, inputs, options, hint=hint, ways=ways))
 
 
 def captured(
@@ -82,12 +85,18 @@ def holds_nan(made: Any) -> bool:
 
 
 def capture_at(module: nn.Module, inputs: Any, options: Options, batch: int) -> Captured:
-    """A capture that is valid at this batch, where the model's code branches on sizes."""
+    """A capture that is valid for the first samples, where the model's code branches on sizes or flags."""
     args, kwargs = inputs
     hint = 1 if batch == 1 and options.single_device_rng else None
     found = capture_for(module, args, kwargs, options, hint)
     if broken_conditions(found, inputs, batch) and batch >= 2:
-        found = capture_for(module, args, kwargs, options, hint=batch)
+        hint = batch
+        found = capture_for(module, args, kwargs, options, hint)
+    for _ in range(_BRANCHES):  # each capture goes right at one more of them at least
+        ways = ways_at(found, module, inputs, options, batch)
+        if on_way(found, ways):
+            break
+        found = capture_for(module, args, kwargs, options, hint, ways)
     return found
 
 
@@ -96,6 +105,21 @@ def broken_conditions(found: Captured, inputs: Any, batch: int) -> list[str]:
     tensors = [leaf for leaf in pytree.tree_leaves(inputs) if hasattr(leaf, "shape")]
     sizes = {named_size(name): tensors[i].shape[dim] for name, (i, dim) in found.symbols.items()}
     return [f"{c.expr} at {c.site}" for c in found.conditions if not c.holds({B: batch, **sizes})]
+
+
+def check_way(found: Captured, module: nn.Module, inputs: Any, options: Options, batch: int) -> None:
+    """Refuse a batch at which a flag that the model's code branches on is another.
+
+    Raises
+    ------
+    InputError : with each such flag's line.
+    """
+    if not on_way(found, ways_at(found, module, inputs, options, batch)):
+        listing = "\n  ".join(str(check.site) for check in found.checks if check.branch)
+        raise InputError(
+            f"the first {batch} samples go another way than the whole batch at one of\n  {listing}\n"
+            "Verify with splits= that have all samples, or with a smaller batch"
+        )
 
 
 def check_conditions(found: Captured, inputs: Any, batch: int) -> None:

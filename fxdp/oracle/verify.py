@@ -25,7 +25,7 @@ from fxdp.options import Options
 from fxdp.oracle.precision import casts, tolerances
 from fxdp.oracle.report import Report
 from fxdp.oracle.splits import check_splits
-from fxdp.oracle.verified_capture import WIDE, captured, check_conditions
+from fxdp.oracle.verified_capture import WIDE, captured, check_conditions, check_way
 from fxdp.oracle.virtual_run import SplitRun, Subject
 from fxdp.passes.canonicalize import Canonicalize
 
@@ -94,6 +94,7 @@ def verify(
         check_layouts(found, call.inputs, whole_draws=chosen.single_device_rng)
         for split in some:
             check_conditions(found, example, sum(split))
+            check_way(found, module, example, chosen, sum(split))
         own = note != WIDE
         subject, invariants = _subject(module, found, data, chosen, own, tolerance, size)
         runs: tuple[SplitRun, ...] = ()

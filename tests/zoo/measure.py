@@ -20,6 +20,7 @@ from fxdp.oracle.precision import tolerances
 from fxdp.oracle.verified_capture import broken_conditions, capture_at, holds_nan
 from fxdp.oracle.verify import prepare_subject
 from fxdp.oracle.virtual_run import Subject
+from fxdp.oracle.ways import on_way, ways_at
 from fxdp.reports.communication import communication
 from fxdp.reports.plan import replicated_ops
 from tests.capture.zoo import keep_float64
@@ -116,7 +117,8 @@ def _capture_at(
     """Which capture is good at a batch; one more is made where the model's code branches on its size."""
     whole = ((), inputs)
     for index, found in enumerate(captures):
-        if not broken_conditions(found, whole, batch):
+        holds = not broken_conditions(found, whole, batch)
+        if holds and on_way(found, ways_at(found, model, whole, options, batch)):
             return index
     captures.append(capture_at(model, whole, options, batch))
     return len(captures) - 1

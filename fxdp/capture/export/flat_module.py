@@ -72,6 +72,7 @@ class FlatModule(nn.Module):
         loss_fn: Callable[..., Any] | None,
         numbers: Mapping[str, Number] | None = None,
         precision: MixedPrecision | None = None,
+        ways: tuple[bool, ...] | None = (),
     ) -> None:
         super().__init__()
         self.module = module
@@ -81,6 +82,8 @@ class FlatModule(nn.Module):
         """The inputs that it was made for."""
         self.numbers = numbers or {}
         """The buffers that count as numbers."""
+        self.ways = ways
+        """Which way the code goes at each flag of the batch; None: it may not ask for any."""
         self._cell = _Cell()
 
     @property
@@ -99,7 +102,7 @@ class FlatModule(nn.Module):
         with contextlib.ExitStack() as stack:
             stack.enter_context(set_attributes(attributes, numbers[len(numbers) - len(attributes) :]))
             tracker = stack.enter_context(captured_skips(self.module))
-            heard = stack.enter_context(hearing(self.module, tensors))
+            heard = stack.enter_context(hearing(self.module, tensors, self.ways))
             assigned = stack.enter_context(assigned_buffers(self.module))
             stack.enter_context(as_numbers(self.module, self.numbers))
             hooks = stack.enter_context(watching_hooks(self.module, tensors))

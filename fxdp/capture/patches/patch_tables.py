@@ -14,6 +14,7 @@ from fxdp import torch_compat
 from fxdp.capture.captured import LayoutRead
 from fxdp.capture.patches.autograd_functions import AUTOGRAD
 from fxdp.capture.patches.checkpoints import REENTRANT
+from fxdp.capture.patches.flags import FLAGS
 from fxdp.capture.patches.inner_gradients import INNER_GRADIENTS
 from fxdp.capture.patches.norm_averages import NORMS
 from fxdp.capture.patches.patch import Patch, around, patched
@@ -82,6 +83,7 @@ def own_code(heard: Heard, module: nn.Module, tensors: Sequence[Tensor]) -> tupl
         *TEXTS,
         *layout_reads(heard.layout_reads, module, tensors),
         *seedings(heard.seeded),
+        *FLAGS,
         *checks(heard.asked),
         *python_draws(),
         *UNIT_DRAWS,
@@ -89,14 +91,16 @@ def own_code(heard: Heard, module: nn.Module, tensors: Sequence[Tensor]) -> tupl
 
 
 @contextlib.contextmanager
-def hearing(module: nn.Module, tensors: Sequence[Tensor]) -> Iterator[Heard]:
-    """Around one run of the model's code.
+def hearing(
+    module: nn.Module, tensors: Sequence[Tensor], ways: tuple[bool, ...] | None = ()
+) -> Iterator[Heard]:
+    """Around one run of the model's code, which goes these ways at flags of the batch.
 
     Raises
     ------
     CaptureError : the code does what no graph can hold, with its line.
     """
-    heard = Heard()
+    heard = Heard(Asked(ways))
     with DenseOnly(), patched(own_code(heard, module, tensors)), RefusedGenerators():
         yield heard
 

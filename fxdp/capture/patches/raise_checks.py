@@ -5,7 +5,8 @@
 
 A statement that does nothing but raise (an `assert`, an `if` whose body ends in `raise`) has one way on, and
 so has a branch on whether values are finite (`if not torch.isfinite(x).all(): x = clamp(x)`), while they are.
-Capture takes it, and each step makes sure that it was right. Branches with two ways on are refused elsewhere.
+Capture takes it, and each step makes sure that it was right. Of branches with two ways on those on a flag of
+the batch (`flags.py`) have a program for each way; others are refused elsewhere.
 """
 
 from __future__ import annotations
@@ -19,41 +20,68 @@ from typing import Any
 
 from torch import Tensor
 
+from fxdp import torch_compat
+from fxdp.capture.patches.flags import is_flag, likely
 from fxdp.capture.patches.patch import Patch, around, calling_frame
-from fxdp.capture.sites import site_of_frame
+from fxdp.capture.sites import is_user_file, site_of_frame
 from fxdp.ir.notes import Site
+
+_UNKNOWN = (torch_compat.GuardOnDataDependentSymNode, torch_compat.DataDependentOutputException)
 
 
 class Asked:
-    """What one run of the model's code asked of its data in such statements."""
+    """What one run of the model's code asked of its data in such statements, and at branches on flags.
 
-    def __init__(self) -> None:
+    `ways` are those that it goes at the first of these branches, at others the likely one; None: at none.
+    """
+
+    def __init__(self, ways: tuple[bool, ...] | None = ()) -> None:
+        self._ways = ways
         self.tensors: list[Tensor] = []
-        self.answers: list[tuple[bool, bool, Site]] = []
-        """What the tensor must be, whether the code raises if it is not, and where it asks."""
+        self.answers: list[tuple[bool, bool, Site, bool]] = []
+        """What the tensor must be, whether the code raises if it is not, where it asks, if it is a branch."""
 
     def answer(self, tensor: Tensor, frame: FrameType) -> bool | None:
         """The answer that does not raise, noted together with the question; None elsewhere."""
         found = _one_way(frame) if tensor.numel() == 1 else None
         if found is None:
             return None
+        self._note(tensor, (*found, site_of_frame(frame), False))
+        return found[0]
+
+    def way(self, flag: Tensor, read: Callable[[Tensor], Any], frame: FrameType) -> bool:
+        """The way that the code goes on a flag, which is noted; what is known while tracing is as it is."""
+        try:
+            return bool(read(flag))
+        except _UNKNOWN:
+            if self._ways is None or not is_user_file(frame.f_code.co_filename):
+                raise
+        number = sum(branch for *_, branch in self.answers)
+        way = self._ways[number] if number < len(self._ways) else likely(flag)
+        self._note(flag, (way, False, site_of_frame(frame), True))
+        return way
+
+    def _note(self, tensor: Tensor, answer: tuple[bool, bool, Site, bool]) -> None:
         # a bool of its own: the tensor itself may be written later, or be a view
         self.tensors.append((tensor != 0).reshape(()).detach())
-        self.answers.append((*found, site_of_frame(frame)))
-        return found[0]
+        self.answers.append(answer)
 
 
 def checks(asked: Asked) -> tuple[Patch, ...]:
     """While the user's code runs, answer the questions of statements that only raise."""
 
     def truth(plain: Callable[[Tensor], bool], self: Tensor) -> bool:
-        answer = asked.answer(self, calling_frame())
-        return plain(self) if answer is None else answer
+        frame = calling_frame()
+        answer = asked.answer(self, frame)
+        if answer is not None:
+            return answer
+        return asked.way(self, plain, frame) if is_flag(self) else plain(self)
 
     def item(plain: Callable[[Tensor], Any], self: Tensor) -> Any:
-        if self.numel() != 1 or _one_way(calling_frame()) is None:
-            return plain(self)
-        return self.reshape(())  # a number that is compared in the statement: compare the tensor
+        frame = calling_frame()
+        if self.numel() == 1 and _one_way(frame) is not None:
+            return self.reshape(())  # a number that is compared in the statement: compare the tensor
+        return asked.way(self, plain, frame) if is_flag(self) else plain(self)
 
     return Patch(Tensor, "__bool__", around(truth)), Patch(Tensor, "item", around(item))
 

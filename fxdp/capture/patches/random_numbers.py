@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from fxdp.capture.patches.flags import mark
 from fxdp.capture.patches.patch import Patch, around, calling_frame
 from fxdp.capture.sites import is_user_file, site_of_call, site_of_frame
 from fxdp.errors import CaptureError
@@ -150,6 +151,8 @@ def _compare(
         answer = always(other)
         if answer is not None:  # a constant, which Python may read
             return torch.tensor(answer, device=self.device).reshape(self.shape)
+        if other == 0:  # 0 itself is drawn once in many millions
+            return mark(plain(self, other), likely=always(-1.0) is True)
     return plain(self, other)
 
 

@@ -1,0 +1,58 @@
+"""Which way a model's code goes on one device, at the flags of the batch that it branches on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+
+from fxdp.capture.captured import Captured
+from fxdp.capture.inputs import read_inputs, run_model
+from fxdp.capture.patches.flags import FLAGS, is_flag
+from fxdp.capture.patches.patch import Patch, around, calling_frame, patched
+from fxdp.capture.patches.random_numbers import UNIT_DRAWS
+from fxdp.capture.refusals.stateful import aside, copy_of
+from fxdp.capture.sites import site_of_frame
+from fxdp.ir.notes import Site
+from fxdp.options import Options
+from fxdp.oracle.one_device import first_samples
+
+
+def ways_at(
+    found: Captured, module: nn.Module, inputs: Any, options: Options, batch: int
+) -> tuple[bool, ...]:
+    """The way at each branch of a capture, for the first samples; up to where the code goes another."""
+    if not found.ways:
+        return ()
+    args, kwargs = inputs
+    given = read_inputs(module, args, kwargs, options.batch_dims)
+    args, kwargs = given.rebuild(first_samples(given.tensors, found.batch, batch))
+    asked: list[tuple[Site, bool]] = []
+
+    def hear(plain: Callable[[Tensor], Any], self: Tensor) -> Any:
+        value = plain(self)
+        if is_flag(self):
+            asked.append((site_of_frame(calling_frame()), bool(value)))
+        return value
+
+    hearing = (Patch(Tensor, name, around(hear)) for name in ("__bool__", "item"))
+    with aside(), patched((*FLAGS, *UNIT_DRAWS, *hearing)):
+        run_model(copy_of(module), args, kwargs, options.loss_fn, options.precision)
+    return _at_branches(found, asked)
+
+
+def _at_branches(found: Captured, asked: list[tuple[Site, bool]]) -> tuple[bool, ...]:
+    left = iter(asked)
+    ways: list[bool] = []
+    for check in found.checks:
+        if check.branch:
+            ways.append(next((value for site, value in left if site == check.site), check.passes))
+            if ways[-1] != check.passes:
+                break
+    return tuple(ways)
+
+
+def on_way(found: Captured, ways: tuple[bool, ...]) -> bool:
+    """Whether a capture goes these ways."""
+    return found.ways[: len(ways)] == ways
