@@ -18,7 +18,7 @@ from tests.zoo.entry import LENGTH, TOKENS, Entry, causal
 
 SMALL: dict[str, Any] = {
     "r": 4, "group_size": 4, "num_virtual_tokens": 3, "num_tasks": 3, "total_step": 10, "adapter_len": 3,
-    "adapter_layers": 1,
+    "adapter_layers": 1, "block_size": 4, "n_tasks": 3,
     "token_indices": [0, 1, 2], "encoder_hidden_size": 16, "n_frequency": 20, "num_vectors": 8,
     "vector_length": 8, "n_skills": 2, "n_splits": 2, "gralora_k": 2, "boft_block_size": 4,
     "oft_block_size": 4, "cpt_token_ids": [1, 2, 3], "cpt_tokens_type_mask": [1, 2, 3], "cpt_mask": [1, 1, 1],

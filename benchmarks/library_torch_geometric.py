@@ -30,7 +30,7 @@ SIZES: dict[str, Any] = {
     "num_gaussians": 8, "hidden_node_channels": 16, "hidden_edge_channels": 16, "num_bilinear": 2,
     "num_spherical": 3, "num_radial": 2, "int_emb_size": 8, "basis_emb_size": 8, "out_emb_channels": 8,
     "alpha": 0.1, "theta": 0.5, "att_type": "MX", "mode": "cat", "aggregators": ["mean", "max", "std"],
-    "scalers": ["identity", "amplification"], "deg": torch.tensor([1, 2, 4, 4, 2, 1]),
+    "scalers": ["identity", "amplification"], "deg": torch.tensor([1, 2, 4, 4, 2, 1]), "first_aggr": True,
 }  # fmt: skip
 """Sizes by the name of the argument."""
 MODULES: dict[str, Callable[[], nn.Module]] = {
@@ -43,6 +43,18 @@ MODULES: dict[str, Callable[[], nn.Module]] = {
     "act": lambda: nn.ReLU(),
 }
 """Parts that a model is given."""
+OWN: dict[str, dict[str, Callable[[], nn.Module]]] = {
+    "EdgeConv": {"nn": lambda: nn.Linear(2 * WIDTH, WIDTH)},
+    "NNConv": {"nn": lambda: nn.Linear(WIDTH, WIDTH * WIDTH)},
+    "PointGNNConv": {
+        "mlp_h": lambda: nn.Linear(WIDTH, 3),
+        "mlp_f": lambda: nn.Linear(WIDTH + 3, WIDTH),
+        "mlp_g": lambda: nn.Linear(WIDTH, WIDTH),
+    },
+    "PPFConv": {"local_nn": lambda: nn.Linear(WIDTH + 4, WIDTH)},
+    "PointNetConv": {"local_nn": lambda: nn.Linear(WIDTH + 3, WIDTH)},
+}
+"""Parts whose sizes follow from what the model computes before them."""
 
 
 def families() -> Families:
@@ -63,6 +75,7 @@ _GIVEN: tuple[tuple[str, ...], ...] = (
     ("batch",),
     ("edge_attr", "batch"),
     ("edge_weight", "edge_attr", "batch"),
+    ("edge_type",),
 )
 """Optional inputs that are given."""
 
@@ -71,7 +84,10 @@ def _build(made: type[nn.Module], given: tuple[str, ...]) -> nn.Module:
     parameters = inspect.signature(made).parameters.values()
     sizes = {p.name: SIZES[p.name] for p in parameters if p.name in SIZES and _is_set(p, given)}
     parts = {p.name: MODULES[p.name]() for p in parameters if p.name in MODULES and p.default is p.empty}
+    parts |= {name: make() for name, make in OWN.get(made.__name__, {}).items()}
     built = made(**sizes, **parts)
+    if not list(built.parameters()):
+        built = _Encoded(built)
     return WithLoss(built if "adj" in inspect.signature(made.forward).parameters else _OneGraph(built))
 
 
@@ -106,10 +122,23 @@ _MAKERS: dict[str, Callable[[int], Tensor]] = {
     "edge_weight": lambda b: torch.rand(b, EDGES),
     "edge_attr": lambda b: torch.rand(b, EDGES, WIDTH),
     "edge_type": lambda b: torch.randint(0, KINDS, (b, EDGES)),
+    "hyperedge_index": lambda b: torch.randint(0, NODES, (b, 2, EDGES)),
+    "normal": lambda b: torch.randn(b, NODES, 3),
     "node_type": lambda b: torch.randint(0, KINDS, (b, NODES)),
     "type_vec": lambda b: torch.randint(0, KINDS, (b, NODES)),
     "batch": lambda b: torch.zeros(b, NODES, dtype=torch.long),
 }
+
+
+class _Encoded(nn.Module):
+    """A model without parameters behind a layer that has some."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.encoder, self.model = nn.Linear(WIDTH, WIDTH), model
+
+    def forward(self, x: Tensor, **inputs: Tensor) -> Any:
+        return self.model(self.encoder(x), **inputs)
 
 
 class _OneGraph(nn.Module):
@@ -123,8 +152,8 @@ class _OneGraph(nn.Module):
         graphs = next(iter(inputs.values())).shape[0]
         first = torch.arange(graphs) * NODES
         flat = {name: value.flatten(0, 1) for name, value in inputs.items()}
-        if "edge_index" in inputs:
-            flat["edge_index"] = (inputs["edge_index"] + first.view(-1, 1, 1)).transpose(0, 1).flatten(1)
+        for name in {"edge_index", "hyperedge_index"} & inputs.keys():
+            flat[name] = (inputs[name] + first.view(-1, 1, 1)).transpose(0, 1).flatten(1)
         if "batch" in inputs:
             flat["batch"] = (inputs["batch"] + torch.arange(graphs).view(-1, 1)).flatten()
         return self.model(**flat)
