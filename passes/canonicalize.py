@@ -84,7 +84,9 @@ def _lay_in_order(node: fx.Node) -> bool:
     source = node.args[0]
     assert isinstance(source, fx.Node)
     layout, example, type_ = memory_layout(source), example_layout(source), note(source).type
-    if layout is None or example is None or not isinstance(type_, TensorType) or _in_order(source):
+    if layout is None or example is None or not isinstance(type_, TensorType):
+        return False
+    if _in_order(source):
         return True
     order = sorted(range(len(type_.shape)), key=lambda d: -(example.strides[d] or 0))
     sizes, strides = (tuple(given[d] for d in order) for given in (layout.sizes, layout.strides))

@@ -48,3 +48,22 @@ def test_a_pooled_plane_splits() -> None:
     x = torch.randn(7, 3, 6, dtype=torch.float64)
     fxdp.verify(model, (x,), mesh={"dp": 4}).raise_if_wrong()
     assert not fxdp.plan(model, (x,), mesh={"dp": 4}).coverage()
+
+
+class Chunks(nn.Module):
+    """Longformer's heads: rows of all samples lie between those of one, and chunks of these overlap."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, s, _ = x.shape
+        heads = self.fc(x.transpose(0, 1)).view(s, b, 2, 2).permute(1, 2, 0, 3).reshape(b * 2, s, 2)
+        first, row, last = heads.stride()
+        return heads.as_strided((b * 2, 3, 4, 2), (first, 2 * row, row, last)).square().cumsum(1).mean()
+
+
+def test_strides_that_depend_on_the_batch() -> None:
+    model, x = Chunks().double(), torch.randn(6, 8, 4, dtype=torch.float64)
+    fxdp.verify(model, (x,), splits=[[5, 0, 1, 0], [3, 3, 0, 0]]).raise_if_wrong()

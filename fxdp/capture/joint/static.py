@@ -23,10 +23,18 @@ from fxdp.capture.joint.canonical_sizes import Sizes
 from fxdp.capture.joint.convert import Converted, convert
 from fxdp.capture.joint.fit import fit_float, fit_int
 from fxdp.capture.joint.raw_joint import JointOptions, RawJoint, trace_joint
-from fxdp.ir.notes import Note, Site, keep_layout, note
+from fxdp.ir.notes import MemoryLayout, Note, Site, example_layout, keep_layout, note, set_layouts
 from fxdp.ir.placements import Dim
 from fxdp.ir.slots import Constant
 from fxdp.ir.types import NodeType, ScalarType, TensorType
+
+_STRIDED = frozenset(
+    {
+        torch.ops.aten.as_strided.default,
+        torch.ops.aten.as_strided_copy.default,
+        torch.ops.aten.as_strided_scatter.default,
+    }
+)
 
 
 class StaticMismatchError(Exception):
@@ -97,7 +105,25 @@ class _Fit:
         note(first).type = self._fit_type([note(node).type for node in nodes], where)
         if len({(note(node).slot, note(node).results) for node in nodes}) > 1:
             raise StaticMismatchError(f"{where}: inputs or results depend on the batch size")
+        layout = self._fit_layout(nodes) if any(user.target in _STRIDED for user in first.users) else None
         keep_layout(first)
+        set_layouts(first, (layout, None))
+
+    def _fit_layout(self, nodes: Sequence[fx.Node]) -> MemoryLayout | None:
+        """How a value lies in memory that strides count in; None where that has no formula."""
+        found = [example_layout(node) for node in nodes]
+        rows = [(*each.sizes, *each.strides, each.offset) for each in found if each is not None]
+        if len(rows) < len(found) or len({len(row) for row in rows}) > 1 or any(None in row for row in rows):
+            return None
+        try:
+            fitted = [self._fit_number(column) for column in zip(*rows, strict=True)]
+        except StaticMismatchError:
+            return None
+        dims = len(fitted) // 2
+        return MemoryLayout(tuple(fitted[:dims]), tuple(fitted[dims:-1]), fitted[-1])
+
+    def _fit_number(self, values: Sequence[Any]) -> Any:
+        return values[0] if len(set(values)) == 1 else fit_number(self.batches, values, "a stride")
 
     def _merge(self, values: Sequence[Any], user: fx.Node, where: str) -> Any:
         """The common argument, with a `size` node where a number differs."""
