@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 
 from fxdp import torch_compat
-from fxdp.capture.export.unread_numbers import drop_numbers
+from fxdp.capture.export.unread_numbers import drop_lengths
 from fxdp.ir.graphs import given_arguments
 from fxdp.torch_compat import stacks_lstm_states
 
@@ -79,6 +79,7 @@ def rejoin(gm: fx.GraphModule) -> None:
     would not fit together. Where all members only meet again in a `cat` or `stack`, the list is not needed;
     nor are then the numbers that said how long each member is (`x.split(lengths.tolist())`).
     """
+    apart: dict[fx.Node, None] = {}
     for node in list(gm.graph.nodes):
         found = _taken_apart(node) if node.target in _TOGETHER else None
         if found is None:
@@ -89,12 +90,15 @@ def rejoin(gm: fx.GraphModule) -> None:
             whole.meta = dict(node.meta)
             node.replace_all_uses_with(whole)
             gm.graph.erase_node(node)
-    numbers: list[fx.Node] = []
-    for node in reversed(gm.graph.nodes):
+            apart[found.apart] = None
+    unread: list[Any] = []
+    for node in list(reversed(gm.graph.nodes)):
         if not node.users and node.target in _PICKED:
-            numbers += [arg for arg in node.all_input_nodes if not isinstance(arg.meta.get("val"), Tensor)]
+            if node in apart and node.target is aten.split_with_sizes.default:
+                unread.append((node.args[0], _joined_dim(node, 2), node.args[1]))
             gm.graph.erase_node(node)
-    drop_numbers(gm.graph, [number for number in numbers if number.target not in _PICKED])
+    for x, dim, lengths in unread:
+        drop_lengths(x, dim, lengths)
     gm.recompile()
 
 

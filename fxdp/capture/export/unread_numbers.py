@@ -1,16 +1,19 @@
-"""Numbers that were read from tensors and that no op needs any more, after a rewrite.
+"""Lengths that were read from the data and that no op needs any more, once their parts are joined again.
 
-    lengths.tolist()        %n = item(select(%lengths, 0))
-                            %ok = %n >= 0;  _assert_scalar(%ok)         erased, with what is computed of it
+    lengths.tolist()            %n = item(getitem(unbind(%lengths), 0)), ...    erased
+    %n >= 0, assert             %ok = ge(%n, 0);  _assert_scalar(%ok)           erased
+    rows.numel()                %all = add(mul(10, %n), mul(10, %m), ...)       mul(sym_size(%x, 0), 10)
 
-A number that only assertions read is as good as unread: what needed it to be right is gone.
+All lengths together are the size of what was taken apart: a number that only needs their sum is one of that.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Sequence
+from typing import Any
 
+import sympy
 import torch
 from torch import fx
 
@@ -30,32 +33,68 @@ _READS = frozenset(
 )
 
 
-def drop_numbers(graph: fx.Graph, numbers: Iterable[fx.Node]) -> None:
-    """Erase these numbers where nothing but assertions reads them, and the reads that gave them; in place."""
-    for number in dict.fromkeys(numbers):
-        readers = _readers(number)
-        if readers is not None:
-            for node in reversed(readers):
-                graph.erase_node(node)
-            _erase_unread(number)
+def drop_lengths(x: fx.Node, dim: int, lengths: Sequence[Any]) -> None:
+    """Erase the lengths of all parts of `x` along `dim`, where nothing but their sum is needed; in place."""
+    numbers = [length for length in lengths if isinstance(length, fx.Node)]
+    readers = _readers(numbers)
+    wanted = [node for node in readers if any(not _is_number(user) for user in node.users)]
+    shares = [_share(node, lengths) for node in wanted]
+    if any(number.users and not _all_numbers(number) for number in numbers) or None in shares:
+        return
+    with x.graph.inserting_after(x):
+        total = x.graph.call_function(aten.sym_size.int, (x, dim))
+    total.meta = {**x.meta, "val": x.meta["val"].shape[dim]}
+    for node, share in zip(wanted, shares, strict=True):
+        with x.graph.inserting_before(node):
+            made = x.graph.call_function(operator.mul, (total, share))
+        made.meta = dict(node.meta)
+        node.replace_all_uses_with(made, lambda user: not _is_number(user))
+    for node in reversed(readers):
+        x.graph.erase_node(node)
+    if not total.users:
+        x.graph.erase_node(total)
+    for number in numbers:
+        _erase_unread(number)
 
 
-def _readers(number: fx.Node) -> list[fx.Node] | None:
-    """All that is computed of a number, in order; None where anything but numbers and assertions is."""
+def _is_number(node: fx.Node) -> bool:
+    return node.target in _ASSERTIONS or isinstance(node.meta.get("val"), _NUMBERS)
+
+
+def _all_numbers(node: fx.Node) -> bool:
+    return all(map(_is_number, node.users))
+
+
+def _readers(numbers: Sequence[fx.Node]) -> list[fx.Node]:
+    """All numbers that are computed of these, and what is asserted of them, in order."""
     found: set[fx.Node] = set()
-    left = list(number.users)
+    left = [user for number in numbers for user in number.users]
     while left:
         node = left.pop()
-        if node.target not in _ASSERTIONS and not isinstance(node.meta.get("val"), _NUMBERS):
-            return None
-        found.add(node)
-        left += node.users
-    return [node for node in number.graph.nodes if node in found]
+        if _is_number(node) and node not in found:
+            found.add(node)
+            left += node.users
+    return [node for node in numbers[0].graph.nodes if node in found] if numbers else []
+
+
+def _share(node: fx.Node, lengths: Sequence[Any]) -> int | None:
+    """The multiple of the sum of all lengths that a number is; None where it is another number of them."""
+    of = [_expression(length) for length in lengths]
+    one = sympy.expand(_expression(node))
+    factor = one.coeff(of[0]) if of[0].is_Symbol else sympy.nan
+    alike = factor.is_Integer and sympy.expand(factor * sum(of) - one) == 0
+    return int(factor) if alike else None
+
+
+def _expression(value: Any) -> Any:
+    if isinstance(value, fx.Node):
+        value = value.meta["val"]
+    return sympy.sympify(getattr(getattr(value, "node", None), "expr", value))
 
 
 def _erase_unread(node: fx.Node) -> None:
     """Erase a read, and what only it has read of: `item(getitem(unbind(lengths), 0))`."""
-    if node.users or node.target not in _READS:
+    if node.users or node.target not in _READS or node._erased:
         return
     sources = node.all_input_nodes
     node.graph.erase_node(node)
