@@ -25,6 +25,8 @@ from tests.zoo.entry import Entry
 _ROPE = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 1, 1]}
 OWN: dict[str, dict[str, Any]] = {
     "donut": {"image_size": 64},
+    "fun_asr_nano": {"adaptor_config": {"intermediate_size": 8}},
+    "gemma4_assistant": {"text_config": {"hidden_size_per_layer_input": 0}},
     "glm4v_moe": {"text_config": {"head_dim": 16}},
     "paddleocr_vl": {"text_config": {"rope_parameters": _ROPE}},
     "timm_backbone": {"backbone": "test_resnet"},

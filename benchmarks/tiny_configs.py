@@ -72,7 +72,7 @@ def _sizes(default: PreTrainedConfig, own: dict[str, Any]) -> dict[str, Any]:
         elif name not in own and (small := _small(name, value)) != value:
             found[name] = small
     if _is_grouped(default) and "num_key_value_heads" not in own:
-        found["num_key_value_heads"] = min(2, default.num_key_value_heads)
+        found["num_key_value_heads"] = min(2, vars(default)["num_key_value_heads"])
     if "mrope_section" in getattr(default, "ignore_keys_at_rope_validation", ()):
         known = default.rope_parameters or {"rope_type": "default", "rope_theta": 10_000.0}
         found["rope_parameters"] = known | {"mrope_section": [2, 1, 1]}
