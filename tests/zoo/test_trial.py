@@ -60,6 +60,8 @@ EXACT: dict[str, Callable[[], Made]] = {
     "res2net": lambda: (pictures.Scales(), (_images(6), _classes())),
     "loha": lambda: (others.Adapter(kronecker=False, drop=None), (_rows(),)),
     "lokr": lambda: (others.Adapter(kronecker=True, drop=None), (_rows(),)),
+    "loha that is never left out": lambda: (others.Adapter(kronecker=False, drop=0.0), (_rows(),)),
+    "lokr that is never left out": lambda: (others.Adapter(kronecker=True, drop=0.0), (_rows(),)),
     "a batch that is an object": lambda: (others.Stored(), ({"graph": others.Batch(_rows())},)),
     "wgan_gp": lambda: (others.Critic(), (_rows(),)),
     "forces of a potential": lambda: (others.Potential(), (_rows(3, 3), _rows(1)[:, 0], _rows(3, 3))),
@@ -110,10 +112,8 @@ REFUSED: dict[str, tuple[Callable[[], Made], str]] = {
     "mixup": (lambda: (others.Mixup(), (_rows(),)), r"np.random.beta.*random number in Python"),
     "stochastic layers": (lambda: (others.Stochastic(), (_rows(),)), r"random.random\(\)"),
     "loha with a draw": (
-        lambda: (others.Adapter(kronecker=False, drop=0.0), (_rows(),)), r"torch.rand\(1\) > self.drop",
-    ),
-    "lokr with a draw": (
-        lambda: (others.Adapter(kronecker=True, drop=0.0), (_rows(),)), "decides by a random number",
+        lambda: (others.Adapter(kronecker=False, drop=0.2), (_rows(),)),
+        r"torch.rand\(1\) > self.drop.*decides by a random number",
     ),
     "layerdrop": (lambda: (others.LayerDrop(), (_rows(),)), "Switch off what draws it"),
     "specaugment": (lambda: (others.Masked(), (_rows(),)), r"np.random.randint.*mask_time_prob=0"),
