@@ -24,7 +24,6 @@ _ASSERTIONS = frozenset(
         aten._assert_scalar.default,
         aten.sym_constrain_range.default,
         aten.sym_constrain_range_for_size.default,
-        torch._check,
     }
 )
 _NUMBERS = (bool, int, float, torch.SymBool, torch.SymInt, torch.SymFloat)
