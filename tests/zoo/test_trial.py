@@ -61,7 +61,6 @@ EXACT: dict[str, Callable[[], Made]] = {
     "loha": lambda: (others.Adapter(kronecker=False, drop=None), (_rows(),)),
     "lokr": lambda: (others.Adapter(kronecker=True, drop=None), (_rows(),)),
     "loha that is never left out": lambda: (others.Adapter(kronecker=False, drop=0.0), (_rows(),)),
-    "lokr that is never left out": lambda: (others.Adapter(kronecker=True, drop=0.0), (_rows(),)),
     "a batch that is an object": lambda: (others.Stored(), ({"graph": others.Batch(_rows())},)),
     "wgan_gp": lambda: (others.Critic(), (_rows(),)),
     "forces of a potential": lambda: (others.Potential(), (_rows(3, 3), _rows(1)[:, 0], _rows(3, 3))),
