@@ -12,6 +12,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fxdp.ir.ops import parameter_rows as rows
+from fxdp.ir.ops.packed_sums import start_sum
 
 _REDUCED = frozenset({
     "all_reduce", "all_reduce_", "broadcast", "broadcast_", "reduce_scatter_tensor",
@@ -37,6 +38,8 @@ class Traffic(TorchDispatchMode):
         if func in _ROWS:
             values, sizes, world = args[:3]
             self.calls.append((_ROWS[func], prod((sum(sizes), world, values[0].itemsize))))
+        elif func is start_sum:
+            self.calls.append(("all_reduce", sum(value.nbytes for value in args[0])))
         elif func.namespace == "_c10d_functional" and (size := _size(func, args)) is not None:
             self.calls.append((func._schema.name.partition("::")[2], size))
         if func is rows.start_gather_rows:

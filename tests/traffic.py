@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fxdp.ir.ops.packed_sums import start_sum
 from fxdp.ir.ops.parameter_rows import start_gather_rows, start_scatter_rows
 from fxdp.runtime import p2p
 
@@ -44,6 +45,8 @@ def _size(func: Any, args: Any) -> int | None:
     """The bytes of the whole value that an op reduces or puts together."""
     if func in (_c10d.all_reduce.default, _c10d.broadcast.default, _c10d.reduce_scatter_tensor.default):
         return int(args[0].nbytes)
+    if func is start_sum:
+        return sum(int(value.nbytes) for value in args[0])
     if func is _c10d.all_gather_into_tensor.default:
         # each rank's moments are one value, which all of them combine to another of that size
         return int(args[0].nbytes) * (1 if _is_called_by("start_moments") else args[1])

@@ -16,8 +16,7 @@ from fxdp.ir.notes import note, tensor_type
 from fxdp.ir.slots import Crossing, Gradient, Mutation, Output, Tangent
 from fxdp.lowering.backward import usual_zeros
 from fxdp.lowering.halves import Halves
-from fxdp.lowering.op_by_op import op_by_op
-from fxdp.torch_compat import graph_module
+from fxdp.torch_compat import boxed_code, graph_module
 
 aten = torch.ops.aten
 
@@ -36,14 +35,14 @@ def lower_eager(
     backward = _backward_graph(gm, first, saved)
     tangents = [tensor_type(n) for n in backward_inputs(gm.graph)]
     halves = Halves(
-        op_by_op(forward),
+        boxed_code(forward),
         outputs,
         forward,
         backward,
         tuple(range(len(saved))),
         len(tangents),
-        op_by_op,
-        op_by_op,
+        boxed_code,
+        boxed_code,
         summed,
     )
     if halves.trains:

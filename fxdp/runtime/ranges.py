@@ -19,6 +19,7 @@ from typing import Any
 from torch import Tensor, fx
 from torch.profiler import record_function
 
+from fxdp.ir.ops.packed_sums import start_sum
 from fxdp.torch_compat import TorchDispatchMode, profiling
 
 Names = Sequence[tuple[str, str]]
@@ -72,7 +73,8 @@ class RangedMessages(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func.namespace == "fxdp" and not op.startswith("start"):
             return ""
         started, name = self._names.pop() if self._names else ("", "")
-        if started == op.rstrip("_"):  # Inductor calls the op that writes into its operand
+        # Inductor calls the op that writes into its operand, and `start_sum` packs what it sums
+        if started == ("all_reduce" if func is start_sum else op.rstrip("_")):
             return name
         self._names.clear()
         return op

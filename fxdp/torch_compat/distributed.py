@@ -100,12 +100,12 @@ def room_to_send(group: str, like: Tensor, count: int) -> Tensor:
 
 
 def start_sum(values: Sequence[Tensor], group: str) -> Tensor:
-    """Start summing flat values, end to end, over a group's ranks: the memory for which `wait_tensor` waits.
+    """Start summing over ranks what `cat` makes of values: the memory for which `wait_tensor` waits.
 
-    A group that says so packs them itself, where it sums them.
+    A group that says so packs flat values itself, where it sums them.
     """
     start = getattr(_resolve_process_group(group), "start_sum", None)  # type: ignore[arg-type]
-    if start is None:
+    if start is None or any(value.dim() != 1 or value.dtype != values[0].dtype for value in values):
         return torch.ops._c10d_functional.all_reduce_(torch.cat(list(values)), "sum", group)  # type: ignore[no-any-return]
     whole, work = start(values)
     _register_work(whole, work)

@@ -9,6 +9,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.profiler import ProfilerActivity, profile
 
 import fxdp
+from fxdp.ir.ops.packed_sums import start_sum
 from fxdp.runtime.ranges import ranged
 from tests.rank_pool import RankPool
 
@@ -51,6 +52,9 @@ def _profiles() -> tuple[list[str], list[str], list[str], list[str]]:
         # as Inductor writes them: into the operand; the second is none that the plan knows
         c10d.wait_tensor(c10d.all_reduce_(value, "sum", group))
         c10d.wait_tensor(c10d.all_reduce_(value, "sum", group))
+    with profile(activities=[ProfilerActivity.CPU]) as packed, ranged("forward", [("all_reduce", "a: of b")]):
+        c10d.wait_tensor(start_sum([value, value], group))
+    found.events().extend(packed.events())
     third = [event.name for event in found.events() if not any(word in event.name for word in _TORCHS)]
     return first, [row.key for row in whole.plan.collectives()], second, third
 
@@ -66,7 +70,10 @@ def test_ranges_are_named_as_the_plan_names_what_runs(ranks: RankPool) -> None:
     assert {"forward_0_mb0", "forward_0_mb1", "backward_0_mb1"} <= set(first)
     assert {"forward_1_mb0", "input_gradient_1_mb1", "weight_gradient_1_mb1"} <= set(second)
     assert any(name.startswith("send_") and name.endswith("mb1_to1") for name in first)
-    assert by_hand == ["forward", "a: of b", "wait for a", "all_reduce_", "wait for all_reduce_"]
+    assert by_hand == [
+        "forward", "a: of b", "wait for a", "all_reduce_", "wait for all_reduce_",
+        "forward", "a: of b", "wait for a",
+    ]  # fmt: skip
 
 
 def test_nothing_is_recorded_for_nobody() -> None:

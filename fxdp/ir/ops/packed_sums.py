@@ -19,9 +19,9 @@ from fxdp.torch_compat import start_sum as _start_sum
 
 
 def _shape(values: Sequence[Tensor], group: str) -> Tensor:
-    return values[0].new_empty(sum(value.numel() for value in values))
+    return torch.cat(list(values))
 
 
 start_sum = opaque("start_sum(Tensor[] values, str group) -> Tensor", _start_sum, _shape)
-"""Start summing flat values over the ranks of a group; what is waited for are the sums, end to end."""
+"""Start summing values over the ranks of a group; what is waited for are the sums, as `cat` puts them."""
 torch.fx.node.has_side_effect(start_sum)

@@ -69,13 +69,17 @@ def _packed_sums() -> list[tuple[bool, int]]:
             right = torch.equal(whole, wanted) if exact else whole.allclose(wanted, atol=1e-2)
             found.append((right, joined.links.handed_bytes - before))
             before = joined.links.handed_bytes
+    # of no line there is none to pack: a matrix keeps its shape, and dtypes become one as `cat` has it
+    mixed = [torch.ones(2, 3), torch.ones(1, 3, dtype=torch.float64)]
+    summed = torch.ops._c10d_functional.wait_tensor(start_sum(mixed, mesh.group("messages")))
+    found.append((torch.equal(summed, torch.full((3, 3), mesh.size, dtype=torch.float64)), summed.nbytes))
     return found
 
 
 @pytest.mark.parametrize("count", [2, 3, 4])
 def test_values_are_packed_where_they_are_summed(ranks: RankPool, count: int) -> None:
     handed = [4 * (3 + 100_000 + 70_001), 0, 0, 0, 0, 0]
-    assert ranks.run(count, _packed_sums) == [[(True, size) for size in handed]] * count
+    assert ranks.run(count, _packed_sums) == [[(True, size) for size in (*handed, 72)]] * count
 
 
 def _counted() -> tuple[int, int, int, int]:

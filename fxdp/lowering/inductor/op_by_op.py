@@ -1,4 +1,4 @@
-"""The code of a graph that runs op by op."""
+"""The code of what runs op by op between segments."""
 
 from __future__ import annotations
 
