@@ -77,7 +77,7 @@ def serve(descriptor: int) -> None:
     torch.hub.tqdm.monitor_interval = 0  # torch makes a bar, shown or not, for each graph it runs: no thread
     if "PYTEST_XDIST_WORKER" in os.environ:  # a whole run: ranks of many tests need it
         _know_inductor()
-        _know_capture()
+        know_capture()
     gc.set_threshold(*COLLECT_AFTER)
     gc.freeze()  # what is imported is no garbage: ranks collect theirs after each task
     children: set[int] = set()
@@ -140,7 +140,7 @@ def compile_kernels_quickly() -> None:
     cpp_builder._get_optimization_cflags = of_o0
 
 
-def _know_capture() -> None:
+def know_capture() -> None:
     """What the first capture of a process imports and builds, a second of each rank that starts."""
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
     with warnings.catch_warnings():

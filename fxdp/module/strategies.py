@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import platform
+import socket
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -76,7 +76,7 @@ def limit_of(joined: Joined, options: Options) -> int | None:
     if options.memory_limit is not None or options.strategy != "auto":
         return options.memory_limit
     device = joined.mesh.device_type
-    rows: list[tuple[str, int]] = gather_objects(joined, (platform.node(), device_memory(device)))
+    rows: list[tuple[str, int]] = gather_objects(joined, (socket.gethostname(), device_memory(device)))
     hosts = [host for host, _ in rows]
     # ranks of one host share its memory, but not GPUs
     return min(size // (hosts.count(host) if device == "cpu" else 1) for host, size in rows)

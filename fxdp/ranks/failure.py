@@ -18,8 +18,8 @@ the next one works.
 from __future__ import annotations
 
 import contextlib
-import platform
 import re
+import socket
 import traceback
 from collections.abc import Iterator
 from types import TracebackType
@@ -260,7 +260,7 @@ def _add_place(links: Links, error: BaseException, when: str) -> None:
     """Note on an error which rank it is of, and which call or backward that was in."""
     here, words = links.ranks[links.rank], links.history.words(links.history.now)
     if not any(known.startswith("(on rank ") for known in getattr(error, "__notes__", ())):
-        error.add_note(f"(on rank {here}, host {platform.node()}, {when} {words})")
+        error.add_note(f"(on rank {here}, host {socket.gethostname()}, {when} {words})")
 
 
 def _is_late(error: BaseException | None) -> bool:

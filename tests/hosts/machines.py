@@ -18,9 +18,11 @@ import re
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 _ETC = Path("/etc/netns")
 
@@ -83,15 +85,26 @@ class Machines:
         apart = "unshare --uts --pid --fork --kill-child --mount-proc"
         return ["sh", "-c", f'exec ip netns exec "{host}" {apart} sh -c "$0" "{host}" "$@"', own, *command]
 
-    def start(
-        self, host: int, command: Sequence[str], output: Path, **environment: str
-    ) -> subprocess.Popen[bytes]:
-        """Run a command on a host; all that still runs on it at the end is killed."""
+    def start(self, command: Sequence[str], output: Path, **environment: str) -> None:
+        """Run a command, which may `enter` hosts; all that still runs at the end is killed."""
         with output.open("wb") as log:
-            process = subprocess.Popen(
-                self._inside(self.name(host), command), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                env={**os.environ, **environment}, start_new_session=True, preexec_fn=_end_with_parent,
-            )  # fmt: skip
+            self._start(command, stdout=log, stderr=log, env={**os.environ, **environment})
+
+    def place(self, host: int) -> int:
+        """The id of a process on a host, by which others can `enter` it."""
+        there = self._start(self._inside(self.name(host), ["sleep", "infinity"])).pid
+        while True:  # until that process has its own name, and its host
+            assert not self.failed, f"nothing can be started on host {host}"
+            with contextlib.suppress(OSError, ValueError):
+                first = int(Path(f"/proc/{there}/task/{there}/children").read_text())
+                if Path(f"/proc/{first}/comm").read_text() == "sleep\n":
+                    return first
+            time.sleep(0.005)
+
+    def _start(self, command: Sequence[str], **how: Any) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_end_with_parent, **how
+        )
         self._started.append(process)
         return process
 
@@ -172,6 +185,19 @@ def machines(
         yield made
     finally:
         made.close()
+
+
+def enter(place: int) -> None:
+    """Go on in a fork on the host of this process; the process that called it ends as its fork does."""
+    spaces = [os.open(f"/proc/{place}/ns/{kind}", os.O_RDONLY) for kind in ("net", "uts", "pid", "mnt")]
+    libc = ctypes.CDLL(None, use_errno=True)
+    for space in spaces:
+        if libc.setns(space, 0):
+            raise OSError(ctypes.get_errno(), f"cannot enter the host of process {place}")
+        os.close(space)
+    if fork := os.fork():  # which alone has the host's process ids
+        _, status = os.waitpid(fork, 0)
+        os._exit(1 if status else 0)
 
 
 def _end_with_parent() -> None:

@@ -1,6 +1,6 @@
 """Ranks on several hosts: how they find each other, by which addresses, and what they hear of a lost one.
 
-Two starts of ranks for all tests, each under torchrun on every host:
+Two starts of ranks for all tests, each under torchrun on every host (tests/hosts/training.py):
 
     three    3 hosts with a rank each, IPv6 only; the last one's link is slow, and goes down in the end
     two      2 hosts with two ranks each, which know themselves as 127.0.1.1, as on Debian; a rank is killed
@@ -45,16 +45,16 @@ class _Run:
         self.ended = 0.0
 
     def start(self, *options: str) -> list[dict[str, Any]]:
+        places = ",".join(str(self.machines.place(host)) for host in range(self.machines.count))
         endpoint = f"{self.machines.name(0)}:29400"
         command = [
-            sys.executable, str(_ROOT / "tests/hosts/training.py"), str(self.machines.count), str(self.each),
-            endpoint, str(self.folder), *options,
+            sys.executable, str(_ROOT / "tests/hosts/training.py"), places, str(self.each), endpoint,
+            str(self.folder), *options,
         ]  # fmt: skip
-        for host in range(self.machines.count):
-            self.machines.start(
-                host, command, self.folder / f"output {host}", PYTHONPATH=str(_ROOT), OMP_NUM_THREADS="1",
-                FXDP_TIMEOUT_S="60", FXDP_LOST_S=str(_LOST_S), FXDP_CACHE="0",
-            )  # fmt: skip
+        self.machines.start(
+            command, self.folder / "output", PYTHONPATH=str(_ROOT), OMP_NUM_THREADS="1",
+            FXDP_TIMEOUT_S="60", FXDP_LOST_S=str(_LOST_S), FXDP_CACHE="0",
+        )  # fmt: skip
         return [json.loads(text) for text in self._written("json", _START_S)]
 
     def news(self, ranks: Sequence[int], limit_s: float) -> dict[int, tuple[float, str]]:
@@ -68,7 +68,7 @@ class _Run:
         end = time.monotonic() + limit_s
         while not all(file.exists() and file.stat().st_size for file in files):
             if time.monotonic() > end or (ending == "json" and self.machines.failed):
-                said = [file.read_text(errors="replace")[-3000:] for file in self.folder.glob("output *")]
+                said = [file.read_text(errors="replace")[-3000:] for file in self.folder.glob("output*")]
                 pytest.fail(f"no {ending} of all ranks within {limit_s:g} s:\n" + "\n".join(said))
             time.sleep(0.05)
         return [file.read_text() for file in files]

@@ -1,9 +1,14 @@
 """What runs on the hosts under torchrun: a few exact steps, then steps until a host or a rank is lost.
 
-python training.py HOSTS RANKS_OF_EACH ENDPOINT FOLDER [stages]
+python training.py PLACES RANKS_OF_EACH ENDPOINT FOLDER [stages]
                               writes FOLDER/RANK.json after the steps, FOLDER/RANK.end when it ends
 
-It is torchrun itself, by its Python interface, as that can fork ranks: each would import torch otherwise.
+    this process ──┬── enters host 0: torchrun ──┬── rank 0
+                   │                             └── rank 1
+                   └── enters host 1: torchrun ──┬── ...
+
+PLACES are processes, one on each host. All others are forks, as each would import torch otherwise: torchrun
+runs by its Python interface. It ends when they have ended, at once by an error where one of them does.
 """
 
 from __future__ import annotations
@@ -13,8 +18,9 @@ import os
 import signal
 import sys
 import time
+import traceback
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -25,6 +31,9 @@ from torch.nn import functional as F
 
 import fxdp
 from fxdp.ranks.links import Links, live_links
+from tests.captures import traced_once
+from tests.hosts.machines import enter
+from tests.rank_host import know_capture
 
 STEPS = 5
 
@@ -43,15 +52,46 @@ def batch() -> tuple[Tensor, Tensor]:
     return x, torch.randint(3, (11,), generator=generator)
 
 
-def run_host(hosts: str, each: str, endpoint: str, *arguments: str) -> None:
+def main(places: str, each: str, endpoint: str, folder: str, *options: str) -> None:
+    know_capture()
+    hosts = [int(place) for place in places.split(",")]
     config = LaunchConfig(
-        int(hosts), int(hosts), int(each), rdzv_backend="c10d", rdzv_endpoint=endpoint, run_id="1",
+        len(hosts), len(hosts), int(each), rdzv_backend="c10d", rdzv_endpoint=endpoint, run_id="1",
         max_restarts=0, start_method="fork",
     )  # fmt: skip
-    elastic_launch(config, run_rank)(*arguments)
+    for number, place in enumerate(hosts):
+        if os.fork() == 0:
+            run_host(place, config, Path(folder), number, *options)
+    for _ in hosts:
+        _, status = os.wait()
+        if status:
+            sys.exit(f"a host ended with status {os.waitstatus_to_exitcode(status)}")
+
+
+def run_host(place: int, config: LaunchConfig, folder: Path, number: int, *options: str) -> NoReturn:
+    """In a fork: all that a host runs; never returns."""
+    log = os.open(folder / f"output {number}", os.O_WRONLY | os.O_CREAT)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    code = 1
+    try:
+        enter(place)
+        elastic_launch(config, run_rank)(str(folder), *options)
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 def run_rank(path: str, *options: str) -> None:
+    with traced_once(Path(path) / "joints"):
+        _train(path, *options)
+
+
+def _train(path: str, *options: str) -> None:
     # torchrun ends the ranks beside a killed one at once: this one is to hear the news, too
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     folder, rank, world = Path(path), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -104,4 +144,4 @@ def _memory_of_a_stage() -> bool:
 
 
 if __name__ == "__main__":
-    run_host(*sys.argv[1:])
+    main(*sys.argv[1:])

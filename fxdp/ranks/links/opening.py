@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import platform
+import socket
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -148,7 +148,7 @@ class _Opening:
 
     def _names(self, control: Channel) -> list[int | str]:
         """What errors call the ranks: their numbers alone, as long as they are on one host."""
-        hosts = [as_text(part) for part in control.exchange(as_bytes(platform.node()))]
+        hosts = [as_text(part) for part in control.exchange(as_bytes(socket.gethostname()))]
         if len(set(hosts)) == 1:
             return list(self.ranks)
         return [f"{rank} (host {host})" for rank, host in zip(self.ranks, hosts, strict=True)]
