@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -118,19 +116,6 @@ class _Padded(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return nn.functional.pad(self.inner(x), (0, 1))[:, 1:].pow(2).sum()
-
-
-def test_the_first_model_of_a_process_may_pool() -> None:
-    """torch's decomposition of max pooling needs a module of Inductor that nobody has imported by then."""
-    program = (
-        "import torch\n"
-        "from torch._subclasses import FakeTensorMode\n"
-        "from fxdp.torch_compat import trace_for_inductor\n"
-        "mode, pool = FakeTensorMode(), torch.ops.aten.max_pool2d_with_indices\n"
-        "x = mode.from_tensor(torch.ones(1, 1, 4, 4))\n"
-        "trace_for_inductor(lambda p, t: [pool(p[0], [2, 2])[0]], mode, [x], [])"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 class _Normed(nn.Module):

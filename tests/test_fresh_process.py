@@ -1,0 +1,93 @@
+"""What only a process shows that has imported nothing yet: few in all, as each imports torch anew."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+_LATE = """
+import sys
+import fxdp.errors
+from fxdp.cli import main
+try:
+    main(["--help"])
+except SystemExit:
+    assert fxdp.__version__ and not {"torch", "rich", "numpy"} & sys.modules.keys()
+    assert fxdp.S(0) == fxdp.ir.placements.S(0) and fxdp.skip.stash and "torch" in sys.modules
+
+import torch
+from torch._subclasses import FakeTensorMode
+from fxdp.torch_compat import trace_for_inductor
+assert "torch._inductor.lowering" not in sys.modules
+mode, pool = FakeTensorMode(), torch.ops.aten.max_pool2d_with_indices
+x = mode.from_tensor(torch.ones(1, 1, 4, 4))
+trace_for_inductor(lambda p, t: [pool(p[0], [2, 2])[0]], mode, [x], [])
+
+model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))
+loss = lambda y, target: (y - target).square().mean()
+x = torch.randn(4, 4)
+fxdp.plan(model, (x,), {"target": torch.randn(4, 2)}, mesh={"pp": 2, "dp": 2}, microbatches=2, loss_fn=loss)
+"""
+
+
+def test_help_needs_no_torch_the_first_model_may_pool_and_the_environment_turns_channels_on(
+    tmp_path: Path,
+) -> None:
+    """Importing torch takes seconds; errors and the version need none, either. Torch's decomposition of max
+    pooling needs a module of Inductor that nobody has imported by then. And the channels of the log and of
+    the structured trace have what a compilation decided.
+    """
+    channels = {"TORCH_LOGS": "+fxdp", "TORCH_TRACE": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    shown = _run(_LATE, **channels)
+    assert all(f"\n    {name} " in shown.stdout for name in ("demo", "verify", "plan", "explain", "rules"))
+    assert "captured a joint graph of" in shown.stderr
+    assert "Sequential on mesh(pp=2, dp=2), a batch of 8" in shown.stderr
+    assert "rank 1: .  F0" in shown.stderr
+    found = _artifacts(tmp_path)
+    assert "%_0_weight: f32[4, 4] = param(0.weight)" in found["fxdp_joint_graph"]
+    assert "all_reduce" not in found["fxdp_joint_graph"]
+    assert "dp=P(sum)" in found["fxdp_placements"]
+    assert {"send", "all_reduce"} <= {row["kind"] for row in json.loads(found["fxdp_communication"])}
+    assert found["fxdp_schedule"].startswith("rank 0: F0")
+
+
+def test_torch_lists_the_backend_without_importing_it(tmp_path: Path) -> None:
+    code = "import sys, torch; print('fxdp' in torch._dynamo.list_backends(), 'fxdp' in sys.modules)"
+    assert _run(code, PYTHONPATH=str(_installed(tmp_path))).stdout.split() == ["True", "False"]
+
+
+def _run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, **environment}, capture_output=True, text=True,
+        timeout=120, check=True,
+    )  # fmt: skip
+
+
+def _installed(folder: Path) -> Path:
+    """A folder in which fxdp's backend is known to torch, as pip writes it."""
+    installed = folder / "fxdp-0.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: fxdp\nVersion: 0\n")
+    (installed / "entry_points.txt").write_text(
+        "[torch_dynamo_backends]\nfxdp = fxdp.integrations.torch_compile:backend\n"
+    )
+    return folder
+
+
+def _artifacts(folder: Path) -> dict[str, str]:
+    """The texts of the structured trace by name; each stands, indented, below the line that names it."""
+    (file,) = folder.iterdir()
+    found: dict[str, list[str]] = {}
+    name = ""
+    for line in file.read_text().splitlines():
+        if not line.startswith("\t"):
+            about = json.loads(line.partition("] ")[2] or "{}")
+            name = about.get("artifact", {}).get("name", "")
+        else:
+            found.setdefault(name, []).append(line[1:])
+    return {name: "\n".join(lines) for name, lines in found.items()}
