@@ -65,7 +65,7 @@ def _error(name: str, failing: tuple[int, ...], split: list[int]) -> tuple[float
         return step_both(compiled, twin, (whole, {}), dims, split, rank), texts
 
 
-@pytest.mark.parametrize("name", ["trace", "compile_with_inductor"])
+@pytest.mark.parametrize("name", ["cut", "compile_with_inductor"])
 def test_all_ranks_go_on_without_inductor_where_one_cannot_compile(ranks: RankPool, name: str) -> None:
     """Before the ranks wait for one another, or while they do."""
     ranks.prepare(know_by_hand)
@@ -79,7 +79,7 @@ def test_all_ranks_go_on_without_inductor_where_one_cannot_compile(ranks: RankPo
 def test_a_fallback_is_noticed_by_tests_that_want_none() -> None:
     compiled = fxdp.compile(torch.nn.Linear(2, 2), compute="inductor")
     with (
-        broken_inductor("trace"), no_fallback(),
+        broken_inductor("cut"), no_fallback(),
         pytest.raises(AssertionError, match="u4 -> u1"),
     ):  # fmt: skip
         compiled(torch.randn(3, 2))

@@ -61,7 +61,7 @@ def test_micro_batches_run_without_inductor_where_it_fails() -> None:
     model = _net()
     twin = twin_of(model)
     compiled = fxdp.compile(model, microbatches=2, compute="inductor")
-    with heard() as texts, broken_inductor("trace"):
+    with heard() as texts, broken_inductor("cut"):
         assert _step(compiled, twin, [4]) <= 1e-12
     (text,) = texts
     assert text.startswith("Inductor cannot compile stage 0 (rank 0: AssertionError: u4 -> u1)")
@@ -77,7 +77,7 @@ def _fallback(pp: int, failing: int, batches: list[int]) -> tuple[float, list[st
     compiled = fxdp.compile(model, _mesh(pp), microbatches=2, compute="inductor", **stages)
     rank = dist.get_rank()
     place = rank % len(batches)
-    with heard() as texts, broken_inductor("trace", rank == failing):
+    with heard() as texts, broken_inductor("cut", rank == failing):
         return _step(compiled, twin, batches, place), texts
 
 
