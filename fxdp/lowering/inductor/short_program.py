@@ -31,9 +31,9 @@ from fxdp.ir.slots import Gradient, Mutation, Slot
 from fxdp.ir.windows import Windows, find_windows, operands
 from fxdp.torch_compat import OpOverload, graph_module
 
-_KEPT = 6
-"""Layers that stay of those that are alike: passes of Inductor's may treat the first and the last, whose
-neighbours are others, in their own way, and three between them must be alike afterwards."""
+_KEPT = 4
+"""Layers that stay of those that are alike: three in a row must be so after Inductor's passes, too. A first
+and a last one whose neighbours are others, which these may treat in another way, are not among them."""
 _FEWEST = 4
 """Layers that are left out, at least: fewer take less time than finding them and putting them back."""
 _SHORTEST = 6
