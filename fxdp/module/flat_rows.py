@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor
 from fxdp.ir.adjoining import line_of
 from fxdp.ir.model_tensors import held
 from fxdp.module.optimizer_twin import dealt
-from fxdp.torch_compat import dtensor_like, that_pickles
+from fxdp.torch_compat import dtensor_like
 
 # torch's kernels round what fills no two vectors of the processor otherwise, and cut by cache lines for their
 # threads: behind a multiple of both each element is rounded as it is by itself
@@ -158,7 +158,7 @@ def as_seen(parameter: DTensor, value: Any) -> Any:
     if not isinstance(value, Tensor) or value.dim() == 0 or value.shape != held(parameter).shape:
         return value
     if value.dtype == parameter.dtype:
-        return that_pickles(dtensor_like(parameter, value))
+        return dtensor_like(parameter, value)
     return dealt(parameter, value, len(parameter))
 
 

@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 
 from fxdp.errors import StateError
 from fxdp.module.sharded_parameters import dealt_out
-from fxdp.torch_compat import that_pickles
+from fxdp.torch_compat import dtensor_like, local_shard
 
 S = TypeVar("S", bound="StandIn")
 
@@ -118,7 +118,7 @@ class StandIn(nn.Module):
         state = self._model.state_dict(*args, **kwargs)
         for name, value in state.items():
             if isinstance(value, DTensor):
-                state[name] = that_pickles(value)
+                state[name] = dtensor_like(value, local_shard(value))  # one that pickles
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:

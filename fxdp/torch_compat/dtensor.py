@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from operator import attrgetter, is_
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.fx.passes.shape_prop import TensorMetadata
+from torch.utils._python_dispatch import _disable_current_modes
 
 __all__ = [
     "dtensor_like",
@@ -24,7 +26,6 @@ __all__ = [
     "sharded_tensor",
     "shards_of",
     "tensor_metadata",
-    "that_pickles",
 ]
 
 # what the constructor calls; around it are wrappers for compilers
@@ -87,7 +88,7 @@ def sharded_tensor(
     """A parameter like `whole` of which this rank holds the rows `local`, dealt out along those axes."""
     placements = [Shard(0) if i in axes else Replicate() for i in range(mesh.ndim)]
     stride = torch.empty(whole.shape, device="meta").stride()
-    # of memory of its own first, as in `that_pickles`: so the parameter can be pickled and copied
+    # of memory of its own first, as in `_new`: so the parameter can be pickled and copied
     own = torch.empty_like(local)
     made = DTensor.from_local(own, mesh, placements, run_check=False, shape=whole.shape, stride=stride)
     parameter = nn.Parameter(made, requires_grad=whole.requires_grad)
@@ -140,20 +141,19 @@ class _Gradient(DTensor):
 
 
 def _new(kind: type[DTensor], local: torch.Tensor, spec: Any) -> DTensor:
-    made: DTensor = _CONSTRUCT(kind, local, spec, requires_grad=False)
-    return made
-
-
-def that_pickles(tensor: DTensor) -> DTensor:
-    """The same value over the same memory, fit for `torch.save` and `copy.deepcopy`.
-
-    A `DTensor` that is made of a view takes over where that begins in its memory, though it has none itself,
-    and then torch looks for its own memory to pickle or copy it.
-    """
-    local = local_shard(tensor)
-    made = dtensor_like(tensor, torch.empty_like(local))
+    # A `DTensor` that is made of a view takes over where that begins in its memory, though it has none
+    # itself: then torch looks for that memory when it is to pickle or copy it. Sizes it has from the spec.
+    made: DTensor = _CONSTRUCT(kind, _at_its_start(local.dtype, local.device), spec, requires_grad=False)
     made._local_tensor = local
     return made
+
+
+@cache
+def _at_its_start(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A tensor that begins where its memory does."""
+    # it is kept, so no mode that is on now may have made it
+    with _disable_current_modes(), torch.inference_mode(False):
+        return torch.empty(0, dtype=dtype, device=device)
 
 
 def mesh_on_paper(device_type: str, ranks: Sequence[int], shape: Mapping[str, int], rank: int) -> DeviceMesh:

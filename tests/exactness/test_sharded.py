@@ -188,6 +188,35 @@ def _state() -> None:
     torch.save(state, io.BytesIO())
 
 
+def _copied_with_gradients() -> float:
+    """The worst error of a copy's gradients, when it and its original have gone on."""
+    model, twin = _same_start()
+    whole = _batch(0, 4)
+    own = tuple(part(t, [3, 1], dist.get_rank()) for t in whole)
+    with captured_once(KNOWN.setdefault(__name__, {})):
+        compiled = fxdp.compile(model, _mesh(("dp_shard",)), strategy="shard", compute="eager")
+        compiled(*own).backward()
+        copied = copy.deepcopy(compiled)
+        torch.save([p.grad for p in compiled.parameters()], io.BytesIO())
+        for net in (compiled, copied):
+            net(*own).backward()
+    for _ in range(2):
+        twin(*whole).backward()
+    errors = []
+    for net in (compiled, copied):
+        for a, b in zip(net.parameters(), twin.parameters(), strict=True):
+            assert (a.grad is None) == (b.grad is None)
+            # torch leaves a plain parameter's gradient out of its copy
+            if a.grad is not None and b.grad is not None and (net is compiled or isinstance(a, DTensor)):
+                errors.append(difference(_whole(a.grad), b.grad))
+    return max(errors)
+
+
+def test_a_copy_has_gradients_of_its_own(ranks: RankPool) -> None:
+    ranks.prepare(_know)
+    assert max(ranks.run(2, _copied_with_gradients)) <= 1e-12
+
+
 def test_state_has_the_models_keys_and_takes_whole_tensors(ranks: RankPool) -> None:
     ranks.run(2, _state)
 
