@@ -50,13 +50,14 @@ class Net(nn.Module):
         return F.cross_entropy(self.head(self.frozen(h) * self.scale), target)
 
 
-def _made(axes: tuple[str, ...], seed: int) -> tuple[fxdp.CompiledModule, torch.optim.Optimizer]:
+def _made(
+    axes: tuple[str, ...], seed: int, strategy: str = "shard"
+) -> tuple[fxdp.CompiledModule, torch.optim.Optimizer]:
     torch.set_default_dtype(torch.float64)
     torch.manual_seed(seed)
     world = dist.get_world_size()
     sizes = (world,) if len(axes) == 1 else (2, world // 2)
     mesh = init_device_mesh("cpu", sizes, mesh_dim_names=axes)
-    strategy = "replicate" if axes == ("dp",) else "optimizer" if world == 3 else "shard"
     compiled = fxdp.compile(Net(), mesh, strategy=strategy, compute="eager")
     return compiled, torch.optim.AdamW(compiled.parameters(), 1e-2)
 
@@ -107,8 +108,10 @@ def _saving(folder: Path) -> tuple[list[float], list[float]]:
     return _losses(compiled, optimizer, _AHEAD), drawn
 
 
-def _resuming(folder: Path, axes: tuple[str, ...]) -> tuple[list[list[float]], list[float]]:
-    compiled, optimizer = _made(axes, 9)
+def _resuming(
+    folder: Path, axes: tuple[str, ...], strategy: str
+) -> tuple[list[list[float]], list[float]]:
+    compiled, optimizer = _made(axes, 9, strategy)
     assert fxdp.load(folder / "own", compiled, optimizer) == 3
     drawn, stages = _drawn(), 2 if "pp" in axes else 1
     losses = [_losses(compiled, optimizer, _AHEAD, stages)]
@@ -125,12 +128,13 @@ def test_training_goes_on_with_other_ranks_meshes_and_strategies(ranks: RankPool
     ranks.prepare(_know)
     saved = ranks.run(4, _saving, tmp_path, timeout=240)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["own", "torch"]
-    meshes = (
-        (1, "dp"), (2, "dp"), (2, "dp_shard"), (3, "dp_shard"),
-        (4, "dp_replicate", "dp_shard"), (4, "pp", "dp_shard"),
+    goals = (
+        (1, "replicate", "dp"), (2, "replicate", "dp"), (2, "optimizer", "dp_shard"),
+        (3, "shard", "dp_shard"), (4, "shard", "dp_replicate", "dp_shard"), (4, "shard", "pp", "dp_shard"),
     )  # fmt: skip
-    for world, *axes in meshes:
-        for rank, (rows, drawn) in enumerate(ranks.run(world, _resuming, tmp_path, tuple(axes), timeout=240)):
+    for world, strategy, *axes in goals:
+        resumed = ranks.run(world, _resuming, tmp_path, tuple(axes), strategy, timeout=240)
+        for rank, (rows, drawn) in enumerate(resumed):
             for losses in rows:
                 assert losses == pytest.approx(saved[0][0], abs=1e-9, rel=0)
             assert drawn == saved[rank][1]
