@@ -117,10 +117,14 @@ def _by_lifetime(members: list[_Member], room: int) -> list[_Bucket]:
         used at     w: 1, 9     a: 2     b: 3     c: 4
         together    [w a][b c]        a stays till 9, and while c is used b does, too
         apart       [w] [a b][c]      w alone does
+
+    Two others are there at once beside it, which are so much smaller that all are two full ones at most.
     """
     long = set[_Member]()
     while True:
-        buckets = _in_order([m for m in members if m not in long], room)
+        stays = sum(type_bytes(m.type) for m in long)
+        beside = room - stays // 2 if stays <= room else room  # more than that, and no others could be small
+        buckets = _in_order([m for m in members if m not in long], beside)
         over = [m for bucket, due in pairwise(buckets) for m in bucket if m.last >= due[0].first]
         if not over:
             return buckets + _in_order([m for m in members if m in long], room)
@@ -243,7 +247,7 @@ class BucketRows:
     made, each for itself. Inside of a bucket parameters stand in the model's order, as they lie in memory;
     so do gradients.
     Values that are still read when the next bucket is due, as a tied weight is, go into buckets of their own,
-    so that no others stay with them.
+    so that no others stay with them, and others are smaller for it.
 
     Parameters
     ----------

@@ -95,7 +95,9 @@ def _chain(order: str) -> fx.GraphModule:
     ("order", "room", "buckets"),
     [
         ("wabcw", 40, "ab c w"),  # read first and last: nothing stays with it
-        ("wabvcwdv", 40, "vw ab cd"),
+        ("wabvcwdv", 40, "vw a b c d"),  # two beside it are 80 bytes with it
+        ("wabvcwdv", 35, "v w ab cd"),  # it has more than 35 itself
+        ("uvwabcduvw", 50, "uv w ab cd"),
         ("wab", 40, "aw b"),
         ("wwab", 40, "aw b"),  # done with when the next is due
         ("a+bc", 40, "a bc"),  # what one op reads is not taken apart
