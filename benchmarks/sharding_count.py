@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -72,12 +73,16 @@ def _size(func: Any, args: Any) -> int | None:
     return int(args[0].nbytes) * int(args[1]) if name.startswith("all_gather_into_tensor") else None
 
 
-def plain_copies(parameters: list[Tensor]) -> list[torch.nn.Parameter]:
-    """Plain tensors like what this rank holds of parameters, with gradients."""
+def own_memory(tensor: Tensor) -> Tensor:
+    """What this rank holds of a tensor."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def plain_copies(parameters: list[torch.nn.Parameter]) -> list[torch.nn.Parameter]:
+    """Plain tensors like what this rank holds of parameters, with random gradients."""
     made = []
     for parameter in parameters:
-        local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
-        own = torch.nn.Parameter(local.detach().clone())
+        own = torch.nn.Parameter(own_memory(parameter.detach()).clone())
         own.grad = torch.randn_like(own)
         made.append(own)
     return made

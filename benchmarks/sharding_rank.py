@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from models import CASES, Case
-from sharding_count import Traffic, plain_copies
+from sharding_count import Traffic, own_memory, plain_copies
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -102,19 +102,35 @@ class _Trainer:
         }
 
 
-class _PlainStep:
-    """The optimizer's step on plain tensors of the rows that a rank holds of a sharded model."""
+class _SameStep:
+    """An optimizer's step on a sharded model, and that on plain tensors of the same rows and gradients.
+
+    The gradients are random: those of a deep model vanish, and numbers below the least normal one take the
+    processor a hundred times as long as others, whoever steps. The learning rate is 0, so nothing changes.
+    """
 
     def __init__(self, trainer: _Trainer) -> None:
-        own = plain_copies([p.detach() for p in trainer.model.parameters()])
-        self.optimizer = torch.optim.AdamW(own, lr=1e-4, fused=True)
+        self._trainer = trainer
+        self._sharded = list(trainer.model.parameters())
+        self._plain = plain_copies(self._sharded)
+        both = self._sharded, self._plain
+        self._optimizers = [torch.optim.AdamW(own, lr=0.0, fused=True) for own in both]
 
-    def step(self) -> float:
-        """Seconds."""
-        dist.barrier()
-        start = time.perf_counter()
-        self.optimizer.step()
-        return time.perf_counter() - start
+    def seconds(self, number: int) -> list[float]:
+        """Of both, on what a backward leaves: in its memory, and with its caches."""
+        trainer, found = self._trainer, []
+        for optimizer in self._optimizers:
+            trainer.loss(*trainer.batch(number)).backward()
+            for sharded, plain in zip(self._sharded, self._plain, strict=True):
+                assert sharded.grad is not None
+                assert plain.grad is not None
+                own_memory(sharded.grad).copy_(plain.grad)
+            dist.barrier()
+            start = time.perf_counter()
+            optimizer.step()
+            found.append(time.perf_counter() - start)
+            trainer.optimizer.zero_grad()
+        return found
 
 
 def _rounds(asked: dict[str, Any]) -> dict[str, Any]:
@@ -129,8 +145,8 @@ def _rounds(asked: dict[str, Any]) -> dict[str, Any]:
         found[variant] |= {"wall": [], "cpu": [], "optimizer": []}
         if variant.startswith("fxdp"):
             found[variant]["traffic"] = trainer.traffic()
-    plain = _PlainStep(trainers[SHARDED]) if SHARDED in trainers else None
-    alone: list[float] = []
+    same = _SameStep(trainers[SHARDED]) if SHARDED in trainers else None
+    steps: list[list[float]] = []
     for _ in range(asked["rounds"]):
         for variant, trainer in trainers.items():
             trainer.step(0)  # the caches are the last variant's: this step is not counted
@@ -138,18 +154,14 @@ def _rounds(asked: dict[str, Any]) -> dict[str, Any]:
                 seconds = trainer.step(number)
                 for name in ("wall", "cpu", "optimizer"):
                     found[variant][name].append(seconds[name])
-        if plain is not None:
-            plain.step()
-            # in a turn the caches hold what forward and backward leave, so they run here, too
-            for number in range(asked["steps"]):
-                trainers[SHARDED].loss(*trainers[SHARDED].batch(number)).backward()
-                alone.append(plain.step())
-            trainers[SHARDED].optimizer.zero_grad()
+        if same is not None:
+            same.seconds(0)
+            steps += [same.seconds(number) for number in range(asked["steps"])]
     for figures in found.values():
         slowest = torch.tensor(figures["wall"])
         dist.all_reduce(slowest, dist.ReduceOp.MAX)
         figures["wall"] = slowest.tolist()
-    return {"variants": found, "plain": alone, "ranks": dist.get_world_size()}
+    return {"variants": found, "steps": steps, "ranks": dist.get_world_size()}
 
 
 def _first(asked: dict[str, Any]) -> dict[str, Any]:
