@@ -96,6 +96,7 @@ def lower_part(
             gm, values, Shapes(dict(wanted.sizes), generic, single), device_of(module, mesh), start,
             wanted.zero, summed(part), None if wanted.unhalved else wanted.first,
             options.activation_memory_budget,
+            hides=not mesh.shared_memory,  # there nothing travels that work could hide
         )  # fmt: skip
     else:
         halves = lower_eager(gm, wanted.zero, summed(part))

@@ -41,12 +41,12 @@ def calls_between(graph: fx.Graph) -> set[fx.Node]:
 
 def _gathers(node: fx.Node) -> bool:
     """Whether a call starts a gather of inputs, or of casts of them."""
-    return node.target is start_gather_rows and all(map(_reads_inputs, _data(node)))
+    return node.target is start_gather_rows and all(map(_reads_inputs, data_of(node)))
 
 
 def _hands_on(node: fx.Node, found: set[fx.Node]) -> bool:
     """Whether a call waits for one of these, or shows what it gives differently."""
-    read = list(_data(node))
+    read = list(data_of(node))
     shows = _is_seen_differently(node) or any(map(starts_collective, read))
     return shows and bool(read) and found.issuperset(read)
 
@@ -64,7 +64,7 @@ def _sums(graph: fx.Graph) -> set[fx.Node]:
         all_ = set[fx.Node]().union(*sums.values())
         needs_more = [
             start for start, found in sums.items()
-            if any(not _is_input(n) for call in found - {start} for n in set(_data(call)) - all_)
+            if any(not _is_input(n) for call in found - {start} for n in set(data_of(call)) - all_)
         ]  # fmt: skip
         if not needs_more:
             return all_
@@ -77,7 +77,7 @@ def _handed_on(start: fx.Node) -> set[fx.Node]:
     found, waiting = {start}, [start]
     while waiting:
         node = waiting.pop()
-        users = [u for u in node.users if u.op != "output" and node in _data(u)]
+        users = [u for u in node.users if u.op != "output" and node in data_of(u)]
         if users and not (_moves(node) or communicates(node)):
             return set()  # a cast of a sum, or its addition to another, is the last thing that is done to it
         waiting += [u for u in users if u not in found]
@@ -98,7 +98,7 @@ def _moves(node: fx.Node) -> bool:
     return _is_seen_differently(node) or node.target is torch.ops.aten.cat.default
 
 
-def _data(node: fx.Node) -> Iterator[fx.Node]:
+def data_of(node: fx.Node) -> Iterator[fx.Node]:
     """What a call reads, without what must only be there before it starts."""
     if node.target in STARTS:
         yield from node.args[0]  # type: ignore[misc]
@@ -116,43 +116,103 @@ class InsideError(Exception):
 
 
 def places_between(
-    calls: Sequence[fx.Node], segments: Sequence[Sequence[fx.Node]], position: Mapping[fx.Node, int]
-) -> list[list[fx.Node]]:
+    calls: Sequence[fx.Node], segments: Sequence[Sequence[fx.Node]], position: Mapping[fx.Node, int],
+    *, hides: bool = True,
+) -> list[list[fx.Node]]:  # fmt: skip
     """Where calls stand: before the first segment, after it, ...
 
-    A call that lies inside of a segment comes before it, or after it where it reads what the segment makes.
+    A call that lies inside of a segment comes before it. After it come what reads what the segment makes, the
+    start of a gather that the segment does not read, and the wait for a sum. What a gather has `after` has
+    done its work when halves are cut: from here on its place says when it starts.
+
+    Parameters
+    ----------
+    hides : collectives that are under way during half a segment's work stay so.
 
     Raises
     ------
-    InsideError : a segment would wait for itself so, or a collective that is under way during half a
-        segment's work would be waited for at once.
+    InsideError : a segment would wait for itself so, more gathered values would be there at once than in the
+        half, or `hides` could not be.
     """
     made_in = {node: k for k, segment in enumerate(segments, 1) for node in segment}
     begins, ends = ([end(position[node] for node in segment) for segment in segments] for end in (min, max))
+    read_in = {node: _read_in(node, made_in) for node in calls if node.target is start_gather_rows}
     place: dict[fx.Node, int] = {}
     last = 0
     for node in calls:
-        ready = max((place.get(n, made_in.get(n, 0)) for n in node.all_input_nodes), default=0)
+        ready = max((place.get(n, made_in.get(n, 0)) for n in data_of(node)), default=0)
         begun = bisect(begins, position[node])
         inside = begun > 0 and position[node] < ends[begun - 1]
-        chosen = ready if _is_seen_differently(node) else max(ready, begun - inside)  # views cost nothing
+        before = inside and (begun in read_in[node] if node in read_in else not _waits_for_sum(node))
+        chosen = ready if _is_seen_differently(node) else max(ready, begun - before)  # views cost nothing
         if starts_collective(node):  # in one order on all ranks
             chosen = last = max(last, chosen)
         place.update(dict.fromkeys(with_parts(node), chosen))
-    for node in reversed(calls):  # what packs values for a sum comes with it
-        users = [user for part in with_parts(node) for user in part.users if not is_part(user)]
-        if _moves(node) and users and all(user in place for user in users):
-            place.update(dict.fromkeys(with_parts(node), min(place[user] for user in users)))
+    _bring_packing(calls, place)
     for node, k in place.items():
         if late := [number for user in node.users if (number := made_in.get(user, k + 1)) <= k]:
             raise InsideError(min(late) - 1, node)
-    work, much = sorted(position[node] for node in made_in), max(map(len, segments)) // 2
+    _check_room(read_in, place, position)
+    if hides:
+        _check_hidden(calls, place, position, segments)
+    return [[node for node in calls if place[node] == k] for k in range(len(segments) + 1)]
+
+
+def _bring_packing(calls: Sequence[fx.Node], place: dict[fx.Node, int]) -> None:
+    """Let what packs values for a sum come with it."""
+    for node in reversed(calls):
+        users = [user for part in with_parts(node) for user in part.users if not is_part(user)]
+        if _moves(node) and users and all(user in place for user in users):
+            place.update(dict.fromkeys(with_parts(node), min(place[user] for user in users)))
+
+
+def _waits_for_sum(node: fx.Node) -> bool:
+    return any(starts_collective(n) and n.target is not start_gather_rows for n in data_of(node))
+
+
+def _readers(start: fx.Node) -> set[fx.Node]:
+    """What reads the values that a start gathers."""
+    found, waiting = set[fx.Node](), [start]
+    while waiting:
+        for user in waiting.pop().users:
+            if starts_collective(user):  # that comes after this one, and no more
+                continue
+            if _is_seen_differently(user) or communicates(user):
+                waiting.append(user)
+            else:
+                found.add(user)
+    return found
+
+
+def _read_in(start: fx.Node, made_in: Mapping[fx.Node, int]) -> set[int]:
+    """The numbers of the segments that read what a start gathers."""
+    return {made_in[node] for node in _readers(start) if node in made_in}
+
+
+def _check_room(
+    read_in: Mapping[fx.Node, set[int]], place: Mapping[fx.Node, int], position: Mapping[fx.Node, int]
+) -> None:
+    """Raise where more gathered values are there at once than in the half."""
+    spans = [(position[start], max((position[n] for n in _readers(start)), default=0)) for start in read_in]
+    most = max((sum(a <= at <= b for a, b in spans) for at, _ in spans), default=0)
+    for start in read_in:
+        number = place[start] + 1
+        if sum(place[n] < number <= max(read_in[n], default=0) for n in read_in) > most:
+            raise InsideError(number - 1, start)
+
+
+def _check_hidden(
+    calls: Sequence[fx.Node], place: Mapping[fx.Node, int], position: Mapping[fx.Node, int],
+    segments: Sequence[Sequence[fx.Node]],
+) -> None:  # fmt: skip
+    """Raise where a collective that work hides would be waited for at once."""
+    begins = [min(position[node] for node in segment) for segment in segments]
+    work, much = sorted(position[n] for s in segments for n in s), max(map(len, segments)) // 2
     for node in calls:
-        for start in filter(starts_collective, _data(node)):
+        for start in filter(starts_collective, data_of(node)):
             hidden = bisect(work, position[node]) - bisect(work, position[start])
             if hidden >= much and place[start] == place[node]:
                 raise InsideError(max(bisect(begins, position[start]) - 1, 0), start)
-    return [[node for node in calls if place[node] == k] for k in range(len(segments) + 1)]
 
 
 def is_part(node: fx.Node) -> bool:

@@ -38,7 +38,7 @@ aten = torch.ops.aten
 def lower_inductor(
     gm: fx.GraphModule, values: Mapping[Slot, Any], shapes: Shapes, device: torch.device, start: Start,
     zero: frozenset[int] | None = None, summed: tuple[int, ...] = (), first: tuple[int, ...] | None = None,
-    budget: float = 1.0, by_layer: bool = True,
+    budget: float = 1.0, by_layer: bool = True, hides: bool = True,
 ) -> Halves:  # fmt: skip
     """Compile an emitted program.
 
@@ -52,6 +52,7 @@ def lower_inductor(
     first : the backward is compiled in two, those of its results first.
     budget : the share of the activations that the forward may save; the backward computes others again.
     by_layer : of layers that are alike a few are traced and cut, and one is compiled.
+    hides : collectives between layers are under way while these work, where the program has it so.
 
     Raises
     ------
@@ -59,7 +60,7 @@ def lower_inductor(
     """
     halved = cut(gm, values, shapes, device, budget, by_layer=by_layer)
     keeps_strides = shapes.generic or not halved.chooses_layouts
-    compiler = _Compiler(halved, Signature.of(gm), start, keeps_strides, summed, first, by_layer)
+    compiler = _Compiler(halved, Signature.of(gm), start, keeps_strides, summed, first, by_layer, hides)
     halves = compiler.inference() if halved.backward is None else compiler.training(zero)
     if constants := fixed_sizes(halved.sizes):  # asked last, as compiling may fix sizes, too
         raise SizesFixedError(constants)
@@ -78,6 +79,7 @@ class _Compiler:
     summed: tuple[int, ...] = ()
     first: tuple[int, ...] | None = None
     by_layer: bool = True
+    hides: bool = True
 
     def training(self, zero: frozenset[int] | None) -> Halves:
         types = self.signature.tangents
@@ -123,7 +125,8 @@ class _Compiler:
         fixed = 0 if backward else self.signature.fixed
         # asked of the half: a sum that is under way from one segment to another is seen in neither
         how = {"backward": backward, "inference": inference, "in_order": must_stay(gm.graph)}
-        found = _in_segments(gm, visible, fixed) if self.by_layer and self.keeps_strides else []
+        may = self.by_layer and self.keeps_strides
+        found = _in_segments(gm, visible, fixed, self.hides) if may else []
         if not found:
             return self._compile_graph(gm, visible, fixed, **how)
 
@@ -159,9 +162,11 @@ class _Compiler:
         return code, strides
 
 
-def _in_segments(gm: fx.GraphModule, visible: Sequence[int], fixed: int) -> list[Segment]:
+def _in_segments(
+    gm: fx.GraphModule, visible: Sequence[int], fixed: int, hides: bool
+) -> list[Segment]:
     try:
-        return segments(gm, visible, fixed)
+        return segments(gm, visible, fixed, hides)
     except NotInSegmentsError:
         return []
 

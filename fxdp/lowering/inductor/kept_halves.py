@@ -53,12 +53,13 @@ class _Kept:
 def lower_kept(
     gm: fx.GraphModule, values: Mapping[Slot, Any], shapes: Shapes, device: torch.device, start: Start,
     zero: frozenset[int] | None = None, summed: tuple[int, ...] = (), first: tuple[int, ...] | None = None,
-    budget: float = 1.0,
+    budget: float = 1.0, hides: bool = True,
 ) -> Halves:  # fmt: skip
     """`lower_inductor`, from the disk where it was done before."""
     by_layer = Settings.from_environment().by_layer
     how: dict[str, Any] = {
         "zero": zero, "summed": summed, "first": first, "budget": budget, "by_layer": by_layer,
+        "hides": hides,
     }  # fmt: skip
     make = partial(lower_inductor, gm, values, shapes, device, **how)
     settings = CacheSettings.from_environment()
@@ -67,7 +68,7 @@ def lower_kept(
     environment = code_environment() if entries.folder is not None and device.type == "cpu" else None
     key = None
     if environment is not None:
-        asked = None if zero is None else tuple(sorted(zero)), summed, first, budget, by_layer
+        asked = None if zero is None else tuple(sorted(zero)), summed, first, budget, by_layer, hides
         key = _key(gm, values, shapes, (environment, str(device), exact_text(asked)))
     if key is None:
         return make(start=start)

@@ -17,7 +17,7 @@ first: a seed is told from the next by a number, which would make each layer ano
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, TypeAlias
@@ -26,14 +26,17 @@ import torch
 from torch import Tensor, fx
 
 from fxdp.ir.graphs import attribute_of
+from fxdp.ir.ops.parameter_rows import STARTS
 from fxdp.ir.repeats import Repeats, longest_run
 from fxdp.lowering.inductor.between import (
     InsideError,
     calls_between,
+    data_of,
     is_part,
     places_between,
     with_parts,
 )
+from fxdp.lowering.inductor.call_text import line, token
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -77,29 +80,29 @@ _Made: TypeAlias = "tuple[Segment, Sequence[fx.Node]]"
 """A segment, and its calls in the half."""
 
 
-def segments(gm: fx.GraphModule, visible: Sequence[int], fixed: int = 0) -> list[Segment]:
+def segments(gm: fx.GraphModule, visible: Sequence[int], fixed: int = 0, hides: bool = True) -> list[Segment]:
     """A half in segments, in their order; none where nothing repeats.
 
     Parameters
     ----------
     visible : the results that keep their strides.
     fixed : so many inputs, the first, keep their addresses between steps.
+    hides : collectives that work hides stay so.
 
     Raises
     ------
     NotInSegmentsError : the half reads graphs, or sizes that nothing gives.
     """
     between = calls_between(gm.graph)
-    return _Half(gm, visible, fixed, between).segments() or (
-        _Half(gm, visible, fixed, set()).segments() if between else []
-    )
+    found = _Half(gm, visible, fixed, between, hides).segments()
+    return found or (_Half(gm, visible, fixed, set(), hides).segments() if between else [])
 
 
 class _Half:
     """The calls of a half in their order, without those that are made anew where they are read."""
 
     def __init__(
-        self, gm: fx.GraphModule, visible: Sequence[int], fixed: int, between: set[fx.Node]
+        self, gm: fx.GraphModule, visible: Sequence[int], fixed: int, between: set[fx.Node], hides: bool
     ) -> None:
         nodes = list(gm.graph.nodes)
         attributes = gm.graph.find_nodes(op="get_attr")
@@ -117,7 +120,8 @@ class _Half:
         self._sizes = {_expression(n): n for n in given if isinstance(n.meta.get("val"), torch.SymInt)}
         calls = [n for n in nodes if n.op == "call_function" and n not in self._free and not is_part(n)]
         self._position = {node: i for i, node in enumerate(nodes)}
-        self._between = [n for n in calls if n in between]
+        self._between, self._hides = [n for n in calls if n in between], hides
+        self._apart = between
         calls = [n for n in calls if n not in between]
         self._calls = [n for n in calls if n.target in _SEEDS] + [n for n in calls if n.target not in _SEEDS]
 
@@ -129,7 +133,7 @@ class _Half:
         while True:
             whole = [[n for call in piece for n in with_parts(call)] for _, piece in found]
             try:
-                places = places_between(self._between, whole, self._position)
+                places = places_between(self._between, whole, self._position, hides=self._hides)
                 break
             except InsideError as error:
                 parts = self._parted(found[error.segment][1], error.call)
@@ -185,7 +189,7 @@ class _Half:
 
     def _pieces(self, calls: list[fx.Node]) -> Iterator[list[fx.Node]]:
         """The calls in runs of layers, and what is left between them."""
-        run = longest_run([_token(n) for n in calls], shortest=_SHORTEST, least=_LEAST)
+        run = longest_run([token(n) for n in calls], shortest=_SHORTEST, least=_LEAST)
         if run is None or _work(calls[run.start : run.start + run.period]) < _LEAST_WORK:
             if calls:
                 yield calls
@@ -222,8 +226,9 @@ class _Half:
         takes = list(dict.fromkeys(a for n in calls for a in self._read(n) if a not in own))
         takes.sort(key=lambda n: (n not in self._fixed, n.op != "placeholder"))  # as in the half
         takes += [s for s in self._sizes_in([*takes, *calls]) if s not in takes]
-        gives = [n for n in calls if any(u not in own and u not in self._free for u in n.users)]
-        kept = [i for i, n in enumerate(gives) if n in self._visible or set(n.users) - own - {self._output}]
+        outside = {n: [u for u in n.users if u not in own and self._takes(u, n)] for n in calls}
+        gives = [n for n in calls if not self._free.issuperset(outside[n])]
+        kept = [i for i, n in enumerate(gives) if n in self._visible or set(outside[n]) - {self._output}]
         graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
         for node in takes:
             copies[node] = graph.placeholder(f"given_{len(copies)}")
@@ -232,16 +237,23 @@ class _Half:
             self._copy(node, graph, copies)
         graph.output(tuple(copies[n] for n in gives))
         fixed = len(self._fixed.intersection(takes))
-        kind = "\n".join([*map(_line, graph.nodes), str(kept), str(fixed)])
+        kind = "\n".join([*map(line, graph.nodes), str(kept), str(fixed)])
         return Segment(graph, tuple(takes), fixed, tuple(gives), tuple(kept), kind)
 
     def _read(self, node: fx.Node) -> Iterator[fx.Node]:
         """What a call reads, with what is read where that is made anew."""
-        for source in node.all_input_nodes:
+        for source in self._data(node):
             if source in self._free:
                 yield from self._read(source)
             else:
                 yield source
+
+    def _takes(self, node: fx.Node, value: fx.Node) -> bool:
+        """Whether a call reads a value: what stands between segments is not told when to start."""
+        return node not in self._apart or value in data_of(node)
+
+    def _data(self, node: fx.Node) -> Iterable[fx.Node]:
+        return data_of(node) if node in self._apart else node.all_input_nodes
 
     def _sizes_in(self, nodes: Sequence[fx.Node]) -> list[fx.Node]:
         """The half's inputs that give the sizes of these values."""
@@ -251,10 +263,11 @@ class _Half:
         return [self._sizes[s] for s in sorted(symbols, key=str)]
 
     def _copy(self, node: fx.Node, graph: fx.Graph, copies: dict[fx.Node, fx.Node]) -> None:
-        for source in node.all_input_nodes:
+        for source in self._data(node):
             if source not in copies:
                 self._copy(source, graph, copies)
-        args, kwargs = fx.map_arg((node.args, node.kwargs), copies.__getitem__)
+        given = (*node.args[:-1], []) if node in self._apart and node.target in STARTS else node.args
+        args, kwargs = fx.map_arg((given, node.kwargs), copies.__getitem__)
         # named after the op, not after the half's node: so layers are the same to Inductor's cache, too
         made = graph.call_function(node.target, args, kwargs)  # type: ignore[arg-type]
         made.meta = dict(node.meta)
@@ -264,24 +277,6 @@ class _Half:
 def _work(calls: Sequence[fx.Node]) -> int:
     """How many of these calls compute something."""
     return sum(not getattr(n.target, "is_view", False) for n in calls)
-
-
-def _token(node: fx.Node) -> tuple[Any, ...]:
-    """What a call does, whatever it reads."""
-    constants = fx.map_arg((node.args, node.kwargs), lambda _: "%")
-    return node.target, str(constants), _value_text(node.meta.get("val"))
-
-
-def _line(node: fx.Node) -> str:
-    return f"{node.name} {node.target} {_value_text(node.meta.get('val'))} {node.args} {node.kwargs}"
-
-
-def _value_text(value: Any) -> str:
-    if isinstance(value, Tensor):
-        return f"{value.dtype} {tuple(value.shape)} {tuple(value.stride())} {value.device}"
-    if isinstance(value, (tuple, list)):
-        return str([_value_text(v) for v in value])
-    return str(value)
 
 
 def _expression(node: fx.Node) -> Any:

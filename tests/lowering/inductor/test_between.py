@@ -36,12 +36,14 @@ class _Half:
         start = self(start_gather_rows, [self.weight], [4], 2, "dp", list(after))
         return start, self(c10d.wait_tensor.default, start)
 
-    def places(self, segments: list[list[fx.Node]], *results: fx.Node) -> list[list[str]]:
+    def places(
+        self, segments: list[list[fx.Node]], *results: fx.Node, hides: bool = True
+    ) -> list[list[str]]:
         """Where the calls stand that may stand between these segments, by name."""
         self.graph.output(results)
         position = {node: i for i, node in enumerate(self.graph.nodes)}
         between = calls_between(self.graph)
-        found = places_between([n for n in self.graph.nodes if n in between], segments, position)
+        found = places_between([n for n in self.graph.nodes if n in between], segments, position, hides=hides)
         return [[node.name for node in part] for part in found]
 
 
@@ -88,15 +90,35 @@ def test_a_gather_comes_before_the_layer_that_reads_it() -> None:
     ]  # fmt: skip
 
 
-def test_a_layer_that_starts_and_reads_a_gather_keeps_it() -> None:
+def test_a_gather_that_starts_in_the_layer_that_reads_it_comes_before_it() -> None:
+    half = _Half()
+    a = half(aten.sin.default, half.x)
+    start, whole = half.gather(a)
+    b = half(aten.mul.Tensor, a, whole)
+    assert half.places([[a, b]], b) == [[start.name, whole.name], []]
+
+
+def test_a_gather_does_not_come_before_a_sum_that_starts_earlier() -> None:
+    half = _Half()
+    a = half(aten.sin.default, half.x)
+    cut = half.sum_of(a)
+    b = half(aten.mul.Tensor, a, half.gather(a)[1])
+    with pytest.raises(InsideError, match="belongs inside of segment 0"):
+        half.places([[a, b]], b, cut)
+
+
+def test_no_more_is_gathered_at_once_than_in_the_half() -> None:
     half = _Half()
     a = half(aten.sin.default, half.x)
     b = half(aten.mul.Tensor, a, half.gather(a)[1])
-    with pytest.raises(InsideError, match="segment 0"):
-        half.places([[a, b]], b)
+    c = half(aten.mul.Tensor, b, half.gather(b)[1])
+    with pytest.raises(InsideError, match="start_gather_rows_default belongs inside of segment 0"):
+        half.places([[a, b, c]], c)
 
 
-def test_a_gather_that_work_hides_is_not_waited_for_at_once() -> None:
+@pytest.mark.parametrize("hides", [True, False])
+def test_a_gather_that_work_hides_is_not_waited_for_at_once(hides: bool) -> None:
+    """But where nothing travels."""
     half = _Half()
     a = half(aten.sin.default, half.x)
     start = half.gather(a)[0]
@@ -106,6 +128,9 @@ def test_a_gather_that_work_hides_is_not_waited_for_at_once() -> None:
     whole = half(c10d.wait_tensor.default, start)
     d = half(aten.mul.Tensor, c, whole)
     first, second = [a, *b.all_input_nodes, b], [c, d]
+    if not hides:
+        assert half.places([first, second], d, hides=False) == [[], [start.name, whole.name], []]
+        return
     with pytest.raises(InsideError, match="start_gather_rows_default belongs inside of segment 0"):
         half.places([first, second], d)
 
