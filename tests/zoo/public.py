@@ -48,11 +48,12 @@ def public_error(name: str, compute: str = "inductor", splits: Sequence[Sequence
     model = WithLoss(entry.build().double()).train()
     twin = copy.deepcopy(model)
     compiled = fxdp.compile(model, batch_dims=entry.batch_dims, rng="single-device", compute=compute)
-    return max(_step(compiled, twin, _inputs(name, sum(split)), split) for split in splits)
+    return max(_step(compiled, twin, inputs_of(name, sum(split)), split) for split in splits)
 
 
-def _inputs(name: str, batch: int) -> dict[str, Any]:
-    torch.manual_seed(1)
+def inputs_of(name: str, batch: int, seed: int = 1) -> dict[str, Any]:
+    """A batch of a model of the catalogue, in float64."""
+    torch.manual_seed(seed)
     torch.set_default_dtype(torch.float64)
     try:
         return CATALOGUE[name].inputs(batch)
@@ -61,8 +62,7 @@ def _inputs(name: str, batch: int) -> dict[str, Any]:
 
 
 def _step(compiled: Any, twin: nn.Module, whole: dict[str, Any], split: Sequence[int]) -> float:
-    leaves, spec = pytree.tree_flatten(whole)
-    own = pytree.tree_unflatten(_parts(leaves, compiled, whole, split), spec)
+    own = own_inputs(compiled, whole, split, dist.get_rank())
     losses = []
     for module, inputs in ((compiled, own), (twin, whole)):
         module.zero_grad()
@@ -76,15 +76,16 @@ def _step(compiled: Any, twin: nn.Module, whole: dict[str, Any], split: Sequence
     return max(errors)
 
 
-def _parts(leaves: list[Any], compiled: Any, whole: dict[str, Any], split: Sequence[int]) -> list[Any]:
-    """This rank's part of each tensor that has a batch dim."""
-    entry_dims = compiled._options.batch_dims
-    dims = iter(CallReader(compiled._model, entry_dims, "cpu").read((), whole).batch_dims)
-    found = []
-    for leaf in leaves:
+def own_inputs(compiled: Any, whole: dict[str, Any], split: Sequence[int], rank: int) -> dict[str, Any]:
+    """A rank's part of each tensor that has a batch dim; all else as it is."""
+    reader = CallReader(compiled._model, compiled._options.batch_dims, "cpu")
+    dims = iter(reader.read((), whole).batch_dims)
+
+    def own(leaf: Any) -> Any:
         dim = next(dims) if isinstance(leaf, Tensor) else None
-        if dim is not None:
-            inner = leaf.shape[dim] // sum(split)
-            leaf = part(leaf, [n * inner for n in split], dist.get_rank(), dim).clone()
-        found.append(leaf)
-    return found
+        if dim is None:
+            return leaf
+        inner = leaf.shape[dim] // sum(split)
+        return part(leaf, [n * inner for n in split], rank, dim).clone()
+
+    return pytree.tree_map(own, whole)  # type: ignore[no-any-return]
