@@ -93,11 +93,11 @@ def _speed(own: dict[str, Any], other: dict[str, Any], words: str, limit: float)
 
 def _memory_bars(own: dict[str, Any], ranks: int) -> list[Bar]:
     total = own["parameters"] + own["gradients"] + own["state"]
-    share = 16 * own["numel"] / ranks
+    share, traffic = 16 * own["numel"] / ranks, own["traffic"]
     return [
         Bar("parameters + gradients + Adam's state over 16 bytes x elements / ranks", total / share, 1.05),
         Bar("gradients over elements / ranks x 4", own["gradients"] / (4 * own["numel"] / ranks), 1.05),
-        Bar("gathered bytes at once over a bucket's", own["traffic"]["bytes"] / (BUCKET_MB * 2**20), 2),
+        Bar("gathered bytes at once over the largest bucket's", traffic["bytes"] / traffic["bucket"], 2),
     ]
 
 

@@ -61,6 +61,11 @@ class Traffic(TorchDispatchMode):
         """Bytes of all of them."""
         return sum(size for _, size in self.calls)
 
+    @property
+    def largest_gather(self) -> int:
+        """Bytes of the largest bucket of whole values."""
+        return max((size for name, size in self.calls if name == "gather_rows"), default=0)
+
     def of(self, kind: str) -> int:
         """Bytes of one kind."""
         return sum(size for name, size in self.calls if name == kind)

@@ -99,6 +99,7 @@ class _Trainer:
             "kinds": {kind: traffic.of(kind) for kind, _ in traffic.calls},
             "buckets": traffic.most_buckets,
             "bytes": traffic.most_bytes,
+            "bucket": traffic.largest_gather,
         }
 
 
