@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import re
 import runpy
 import sys
 import warnings
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -121,20 +123,32 @@ def test_a_killed_run_goes_on_with_more_ranks(ranks: RankPool, tmp_path: Path) -
         assert loss == pytest.approx(_losses(whole)[step], rel=1e-4)
 
 
-def test_the_notebook_shows_what_was_decided() -> None:
-    import nbclient
-    import nbformat
+def _displayed(folder: str) -> list[dict[str, Any]]:
+    """What the cells of the notebook display, by kinds of text, as IPython runs them in a kernel."""
+    from IPython.core.interactiveshell import InteractiveShell
+    from traitlets.config import Config
 
-    notebook = nbformat.read(EXAMPLES / "inspect.ipynb", as_version=4)
-    with mock.patch.dict(os.environ, {"PYTHONPATH": str(EXAMPLES.parent), "OMP_NUM_THREADS": "1"}):
-        nbclient.NotebookClient(notebook, timeout=120, kernel_name="python3").execute()
-    shown = [output for cell in notebook.cells for output in cell.get("outputs", [])]
-    data = [output["data"] for output in shown if output["output_type"] == "execute_result"]
-    assert len(data) == sum(cell.cell_type == "code" for cell in notebook.cells) - 1
-    plan, *_ = data
+    warnings.simplefilter("default")
+    config = Config({"HistoryManager": {"enabled": False}})
+    shell = InteractiveShell(config=config, ipython_dir=folder)
+    found = []
+    for cell in json.loads((EXAMPLES / "inspect.ipynb").read_text())["cells"]:
+        if cell["cell_type"] == "code":
+            ran = shell.run_cell("".join(cell["source"]))
+            ran.raise_error()
+            found.append({} if ran.result is None else shell.display_formatter.format(ran.result)[0])
+    return found
+
+
+def test_the_notebook_shows_what_was_decided(ranks: RankPool, tmp_path: Path) -> None:
+    (outcome,) = ranks.spawn(1, _displayed, str(tmp_path), init=False, timeout=120)
+    assert outcome.status == 0, outcome.output
+    imports, plan, *others = outcome.result
+    assert imports == {}
+    assert all(others)
     assert "Classifier on mesh(dp=64), a batch of 512" in plan["text/html"]
-    assert any("<svg" in "".join(map(str, one.values())) for one in data)
-    pair = data[-1]["text/plain"]
+    assert any("<svg" in "".join(map(str, one.values())) for one in others)
+    pair = others[-1]["text/plain"]
     assert pair.count("1.") + pair.count("2.") >= 2, pair
 
 
