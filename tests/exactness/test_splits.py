@@ -42,8 +42,9 @@ def splits() -> st.SearchStrategy[tuple[int, ...]]:
     return st.sampled_from(WORLDS).flatmap(parts).filter(lambda split: 2 <= sum(split) <= LARGEST)
 
 
-@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
-@pytest.mark.parametrize("name", ["mlp", "tokens", "lstm"])
+@pytest.mark.parametrize(
+    ("name", "training"), [("mlp", True), ("mlp", False), ("tokens", True), ("tokens", False), ("lstm", True)]
+)
 def test_any_split(name: str, training: bool) -> None:
     subjects, args = prepared(name, training)
 
