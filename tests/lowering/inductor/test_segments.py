@@ -205,7 +205,7 @@ def _on_ranks(strategy: str, bucket_mb: float | None, sizes: tuple[int, ...]) ->
     compiled, apart = fxdp.compile(model, mesh, strategy=strategy, bucket_mb=bucket_mb), [0.0]
     for size in sizes:
         x, y = _batch(size)
-        part = slice(0, 4) if dist.get_rank() == 0 else slice(4, size)
+        part = slice(0, 4) if dist.get_rank() == 0 else slice(4, size)  # of 8: one code for both ranks
         cuts: list[str] = []
         with no_fallback(), mock.patch.object(module, "segments", _noting(cuts)):
             loss = compiled(x[part], y[part])
@@ -221,12 +221,10 @@ def _on_ranks(strategy: str, bucket_mb: float | None, sizes: tuple[int, ...]) ->
 
 
 @pytest.mark.parametrize(
-    ("strategy", "bucket_mb", "sizes"), [("replicate", 0.008, (7,)), ("shard", 0.006, (7, 9))]
+    ("strategy", "bucket_mb"), [("replicate", 0.008), ("shard", 0.006)]
 )
-def test_sums_and_gathers_between_layers(
-    ranks: RankPool, strategy: str, bucket_mb: float | None, sizes: tuple[int, ...]
-) -> None:
+def test_sums_and_gathers_between_layers(ranks: RankPool, strategy: str, bucket_mb: float | None) -> None:
     """What starts in one segment is waited for in another, and buckets end in the midst of layers; a second
     size is compiled for any.
     """
-    assert max(ranks.run(2, _on_ranks, strategy, bucket_mb, sizes, timeout=240)) < 1e-12
+    assert max(ranks.run(2, _on_ranks, strategy, bucket_mb, (8, 7), timeout=240)) < 1e-12
