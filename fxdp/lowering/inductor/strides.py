@@ -12,6 +12,11 @@ larger buffer at once.
     %kept = permute(%x)                 traced [6, 8, 2] with strides (16, 1, 8)
     %all = cat([%x, ..], 2)             %x lies in %all: %kept has (112, 1, 8)
 
+And of a view of which nothing else is read it makes no more than the view:
+
+    %whole = exp(%x)                    traced [6, 8] with strides (8, 1)
+    %kept = %whole[:, :2]               traced [6, 2] with strides (8, 1), computed alone with (2, 1)
+
 Such results are copied.
 """
 
@@ -90,11 +95,25 @@ def copied(gm: fx.GraphModule, which: Collection[int] = ()) -> fx.GraphModule:
 
 
 def _with_own_memory(graph: fx.Graph, node: fx.Node) -> fx.Node:
-    """The value in dense memory, its dims in the order in which they were traced."""
+    """The value in memory of its own, laid out as it was traced."""
     value: Tensor = node.meta["val"]
     order = sorted(range(value.dim()), key=lambda d: -_hint(value.stride(d)))
-    back = [order.index(d) for d in range(value.dim())]
-    made, found = node, value
+    return _dense(graph, node, order) if _is_dense(value, order) else _spaced(graph, node)
+
+
+def _is_dense(value: Tensor, order: Sequence[int]) -> bool:
+    """Whether nothing lies between the elements, whose dims are in this order; a part of another has gaps."""
+    step = 1
+    for d in reversed(order):
+        if _hint(value.shape[d]) != 1 and _hint(value.stride(d)) != step:
+            return False
+        step *= _hint(value.shape[d])
+    return True
+
+
+def _dense(graph: fx.Graph, node: fx.Node, order: list[int]) -> fx.Node:
+    back = [order.index(d) for d in range(len(order))]
+    made, found = node, node.meta["val"]
     steps = (
         (aten.permute.default, (order,)),
         (aten.lift_fresh_copy.default, ()),
@@ -103,6 +122,20 @@ def _with_own_memory(graph: fx.Graph, node: fx.Node) -> fx.Node:
     for target, args in steps:  # Inductor leaves a clone out, not a lift_fresh_copy
         made, found = graph.call_function(target, (made, *args)), target(found, *args)
         made.meta["val"] = found
+    return made
+
+
+def _spaced(graph: fx.Graph, node: fx.Node) -> fx.Node:
+    """With the gaps that it was traced with, as a part of a whole that this half never makes."""
+    value: Tensor = node.meta["val"]
+    size, stride = list(value.shape), list(value.stride())
+    room = 1 + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
+    how: dict[str, Any] = {"dtype": value.dtype, "device": value.device, "pin_memory": False}
+    empty = graph.call_function(aten.full.default, ([room], 0), how)
+    filled = graph.call_function(aten.as_strided_scatter.default, (empty, node, size, stride, 0))
+    empty.meta["val"] = filled.meta["val"] = whole = aten.new_zeros.default(value, [room])
+    made = graph.call_function(aten.as_strided.default, (filled, size, stride, 0))
+    made.meta["val"] = aten.as_strided.default(whole, size, stride, 0)
     return made
 
 

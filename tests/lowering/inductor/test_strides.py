@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, fx
@@ -23,28 +26,38 @@ def _part_of_a_larger_buffer(x: Tensor) -> tuple[Tensor, ...]:
     )  # fmt: skip
 
 
-def test_a_result_that_inductor_laid_out_in_another_way_is_copied() -> None:
-    gm = fx.symbolic_trace(_part_of_a_larger_buffer)
+def _part_of_what_is_never_whole(x: Tensor) -> tuple[Tensor, ...]:
+    y = aten.permute.default(aten.exp.default(x), [0, 2, 1])
+    return aten.slice.Tensor(y, 2, 1, 3), aten.slice.Tensor(y, 1, 0, 2)
+
+
+HALVES = (_part_of_a_larger_buffer, _part_of_what_is_never_whole)
+
+
+@pytest.mark.parametrize("half", HALVES)
+def test_a_result_that_inductor_laid_out_in_another_way_is_copied(half: Callable[..., Any]) -> None:
+    gm = fx.symbolic_trace(half)
     x = torch.randn(2, 4, 3)
     with static_mode() as fake_mode:
         example = fake_mode.from_tensor(x)
         FakeTensorProp(gm, fake_mode).propagate_dont_convert_inputs(example)
     traced = [n.meta["val"].stride() for n in results(gm)]
+    count = len(traced)
 
     def compiled(which: list[int]) -> tuple[list[int], list[Tensor]]:
         half = copied(gm, which)
-        half.graph.output_node().meta["user_visible_output_idxs"] = [0, 1, 2]
+        half.graph.output_node().meta["user_visible_output_idxs"] = list(range(count))
         run, strides = compile_with_inductor(
             half, [example], fake_mode, backward=False, inference=False, fixed=0
         )
-        return moved(gm, strides, range(3)), list(run([x]))
+        return moved(gm, strides, range(count)), list(run([x]))
 
     others, found = compiled([])
-    assert others == [i for i in range(3) if found[i].stride() != traced[i]]
+    assert others == [i for i in range(count) if found[i].stride() != traced[i]]
     still, found = compiled(others or [0, 1])
     assert still == []
     assert [t.stride() for t in found] == traced
-    for got, expected in zip(found, _part_of_a_larger_buffer(x), strict=True):
+    for got, expected in zip(found, half(x), strict=True):
         torch.testing.assert_close(got, expected)
 
 
