@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import eq
 
 import torch
 from torch import Tensor, fx, nn
@@ -39,6 +40,10 @@ class OtherWay:
     def is_of(self, captured: Captured) -> bool:
         """Whether a program goes this way, as far as it is known."""
         return captured.ways[: len(self.known)] == self.known
+
+    def guessed(self, captured: Captured) -> int:
+        """At how many branches a program goes as this is guessed to."""
+        return sum(map(eq, captured.ways, self.ways))
 
 
 def on_its_way(

@@ -123,7 +123,8 @@ class Programs:
         assert kind is not None
         sizes = call.dims, batches
         known = kind.ways.get(sizes) or [served]
-        found = next((way for way in known if other.is_of(way.program.captured)), None)
+        alike = [way for way in known if other.is_of(way.program.captured)]
+        found = max(alike, key=lambda way: other.guessed(way.program.captured), default=None)
         if found is None:
             dynamic = any(made.program is served.program for made in kind.captured[True])
             captured = self._captured_for(kind, call, batches, dynamic=dynamic, other=other)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 from torch import Tensor, nn
 
 from fxdp.capture.captured import Captured
 from fxdp.capture.inputs import read_inputs, run_model
-from fxdp.capture.patches.flags import FLAGS, is_flag
+from fxdp.capture.patches.flags import FLAGS, found_places, is_flag, rows_at
 from fxdp.capture.patches.patch import Patch, around, calling_frame, patched
 from fxdp.capture.patches.random_numbers import UNIT_DRAWS
 from fxdp.capture.refusals.stateful import aside, copy_of
@@ -36,7 +37,18 @@ def ways_at(
             asked.append((site_of_frame(calling_frame()), bool(value)))
         return value
 
-    hearing = (Patch(Tensor, name, around(hear)) for name in ("__bool__", "item"))
+    truth = Tensor.__bool__  # torch's own: what is below is not installed yet
+
+    def goes(flag: Tensor, frame: FrameType) -> bool:
+        asked.append((site_of_frame(frame), truth(flag)))
+        return asked[-1][1]
+
+    def hear_rows(plain: Callable[[Tensor], Any], self: Tensor) -> Any:
+        places = found_places(self)
+        return plain(self) if places is None else rows_at(places, goes)
+
+    hearing = [Patch(Tensor, name, around(hear)) for name in ("__bool__", "item")]
+    hearing.append(Patch(Tensor, "__iter__", around(hear_rows)))
     with aside(), patched((*FLAGS, *UNIT_DRAWS, *hearing)):
         run_model(copy_of(module), args, kwargs, options.loss_fn, options.precision)
     return _at_branches(found, asked)

@@ -1,4 +1,4 @@
-"""Of torch's fake tensors: those of a copy of a node, made without asking the node's op."""
+"""Of torch's fake tensors: those of a copy of a node, made without asking its op; what is known of one."""
 
 from __future__ import annotations
 
@@ -8,8 +8,20 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, in_kernel_invocation_manager
+from torch._subclasses.functional_tensor import FunctionalTensor
 
-__all__ = ["in_other_memory"]
+__all__ = ["in_other_memory", "known_number"]
+
+
+def known_number(tensor: Tensor) -> Any:
+    """The value of a tensor without dims that is known while it is traced; None of another."""
+    if tensor.dim() != 0:
+        return None
+    if isinstance(tensor, FunctionalTensor):
+        tensor = torch._from_functional_tensor(tensor.elem)
+    if isinstance(tensor, FakeTensor):
+        return None if tensor.constant is None else tensor.constant.item()
+    return tensor.item()
 
 
 def in_other_memory(value: Any, operands: Iterable[tuple[Any, Any]]) -> Any:

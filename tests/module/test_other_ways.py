@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -115,6 +117,81 @@ def test_what_is_as_good_as_sure_is_taken_for_sure() -> None:
     compiled = fxdp.compile(model, {"dp": 1}, compute="eager")
     torch.testing.assert_close(compiled(x), (model.fc(x) + model.adapter(x)).square().mean())
     assert compiled._programs.compiled == 1
+
+
+class Mixture(nn.Module):
+    """A mixture of experts, of whom those run that some token of the batch chose."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router = nn.Linear(4, 3, bias=False)
+        self.router.weight = nn.Parameter(5 * torch.eye(3, 4))
+        self.experts = nn.ModuleDict({f"expert_{i}": nn.Linear(4, 4) for i in range(3)})
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = x.flatten(0, 1)
+        weight, chosen = self.router(tokens).softmax(-1).max(-1)
+        mask = nn.functional.one_hot(chosen, 3).T
+        made = torch.zeros_like(tokens)
+        for i in mask.sum(-1).gt(0).nonzero():
+            (rows,) = torch.where(mask[i[0]])
+            made.index_add_(0, rows, self.experts[f"expert_{i[0]}"](tokens[rows]) * weight[rows, None])
+        return made.square().mean()
+
+
+def _tokens(step: int, experts: tuple[int, ...]) -> Tensor:
+    """Of six samples the first ones choose the first of these experts, the last ones the last."""
+    made = 0.1 * torch.randn(6, 2, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(step))
+    for sample in range(6):
+        made[sample, :, experts[sample * len(experts) // 6]] += 1
+    return made
+
+
+CHOSEN = ((0, 1, 2), (0, 2), (1,), (0, 2), (0, 1, 2))
+
+
+def _mixed(compute: str, chosen: Sequence[tuple[int, ...]]) -> tuple[list[tuple[float, float]], int]:
+    torch.manual_seed(0)
+    model, twin = Mixture().double(), Mixture().double()
+    twin.load_state_dict(model.state_dict())
+    compiled = fxdp.compile(model, compute=compute)
+    part, found = (slice(4, 6) if dist.get_rank() else slice(0, 4)), []
+    for step, experts in enumerate(chosen):
+        x, losses = _tokens(step, experts), []
+        for module, where in ((compiled, part), (twin, slice(None))):
+            module.zero_grad()
+            losses.append(module(x[where]))
+            losses[-1].backward()
+        found.append((losses[0].item(), losses[1].item()))
+        for own, wanted in zip(compiled.parameters(), twin.parameters(), strict=True):
+            torch.testing.assert_close(own.grad, wanted.grad, rtol=1e-9, atol=1e-12)
+    return found, compiled._programs.compiled
+
+
+@pytest.mark.parametrize("compute", ["eager", "inductor"])
+def test_experts_that_no_sample_of_the_batch_chose_do_not_run(compute: str, ranks: RankPool) -> None:
+    """They get no gradient, not one of zeros, by which an optimizer would go on with its momentum."""
+    chosen = CHOSEN if compute == "eager" else CHOSEN[:2]
+    for losses, compiled in ranks.run(2, _mixed, compute, chosen, timeout=300):
+        for own, wanted in losses:
+            assert own == pytest.approx(wanted, rel=1e-12)
+        assert compiled == len(set(chosen)), "a program for each set of experts, none twice"
+
+
+@pytest.mark.parametrize("experts", [(0, 1, 2), (2,)])
+def test_a_mixture_is_one_devices(experts: tuple[int, ...]) -> None:
+    splits = [[3, 2, 0, 1], [0, 0, 6, 0]]
+    assert fxdp.verify(Mixture().double(), (_tokens(0, experts),), splits=splits).ok
+
+
+class Many(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return sum((x[:, i].square().mean() for i in x.sum(0).gt(0).nonzero()), x.mean())
+
+
+def test_a_loop_over_places_of_a_long_row_is_refused() -> None:
+    with pytest.raises(fxdp.CaptureError, match="loops over the rows of a tensor"):
+        fxdp.plan(Many(), (torch.randn(6, 64, requires_grad=True),), mesh={"dp": 2})
 
 
 class Compared(nn.Module):

@@ -64,13 +64,17 @@ def test_evaluation_equals_one_device(mode: str) -> None:
 
 
 def test_a_branch_on_the_data_is_refused_with_its_line() -> None:
-    with pytest.raises(CaptureError, match=r"modeling_nllb_moe.py:\d+ `for expert_idx in expert_hit.*data"):
-        measure(CATALOGUE["nllb_moe"], "train", SPLITS)
+    with pytest.raises(CaptureError, match=r"quant_modules.py:\d+ `if self.x_min.min\(\).*data"):
+        measure(CATALOGUE["ibert"], "train", SPLITS)
 
 
 def test_a_branch_on_a_flag_of_the_batch() -> None:
     """Longformer asks whether any token attends to all."""
     assert not measure(CATALOGUE["longformer"], "train", SPLITS[2:3]).fallbacks
+
+
+def test_a_mixture_of_those_experts_that_the_batch_chose() -> None:
+    assert measure(CATALOGUE["mixtral_eager"], "train", SPLITS[-1:]).errors
 
 
 def test_names_are_unique() -> None:

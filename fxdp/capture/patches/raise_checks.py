@@ -21,7 +21,7 @@ from typing import Any
 from torch import Tensor
 
 from fxdp import torch_compat
-from fxdp.capture.patches.flags import is_flag, likely
+from fxdp.capture.patches.flags import found_places, is_flag, likely, rows_at
 from fxdp.capture.patches.patch import Patch, around, calling_frame
 from fxdp.capture.sites import is_user_file, site_of_frame
 from fxdp.ir.notes import Site
@@ -37,6 +37,7 @@ class Asked:
 
     def __init__(self, ways: tuple[bool, ...] | None = ()) -> None:
         self._ways = ways
+        self.has_ways = ways is not None
         self.tensors: list[Tensor] = []
         self.answers: list[tuple[bool, bool, Site, bool]] = []
         """What the tensor must be, whether the code raises if it is not, where it asks, if it is a branch."""
@@ -68,7 +69,8 @@ class Asked:
 
 
 def checks(asked: Asked) -> tuple[Patch, ...]:
-    """While the user's code runs, answer the questions of statements that only raise."""
+    """While the user's code runs, answer the questions of statements that only raise, and of flags."""
+    read = Tensor.__bool__  # torch's own: what is below is not installed yet
 
     def truth(plain: Callable[[Tensor], bool], self: Tensor) -> bool:
         frame = calling_frame()
@@ -83,7 +85,14 @@ def checks(asked: Asked) -> tuple[Patch, ...]:
             return self.reshape(())  # a number that is compared in the statement: compare the tensor
         return asked.way(self, plain, frame) if is_flag(self) else plain(self)
 
-    return Patch(Tensor, "__bool__", around(truth)), Patch(Tensor, "item", around(item))
+    def rows(plain: Callable[[Tensor], Any], self: Tensor) -> Any:
+        places = found_places(self) if asked.has_ways else None
+        if places is None:
+            return plain(self)
+        return rows_at(places, lambda flag, frame: asked.way(flag, read, frame))
+
+    replacements = {"__bool__": truth, "item": item, "__iter__": rows}
+    return tuple(Patch(Tensor, name, around(made)) for name, made in replacements.items())
 
 
 def _one_way(frame: FrameType) -> tuple[bool, bool] | None:

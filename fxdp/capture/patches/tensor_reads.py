@@ -5,6 +5,7 @@
     x.as_strided((n, 4), (1, 5))        strides, offsets, and views that are spelled by them
     if not x.is_contiguous(): ...
     len(repr(x))                        a text, which shows no values while they are traced
+    self[f"expert_{i}"]                 unless they are known
 
 Export does not see `.data`: what that gives has left the trace, and becomes a constant without values. And a
 trace answers for contiguous inputs, which the caller's need not be (`refusals/input_layouts.py`). What is
@@ -24,7 +25,7 @@ from fxdp.capture.captured import LayoutRead
 from fxdp.capture.patches.patch import Patch, around, calling_frame
 from fxdp.capture.sites import is_user_file, site_of_call, site_of_frame
 from fxdp.errors import CaptureError
-from fxdp.torch_compat import FunctionalTensor
+from fxdp.torch_compat import FunctionalTensor, known_number
 
 _LIBRARIES = frozenset({"builtins", "fxdp", "numpy", "sympy", "torch", "mpmath", "networkx"})
 """Their code needs real ints, and is no part of a model."""
@@ -93,6 +94,14 @@ def _text(plain: Callable[..., str], self: Tensor, *args: Any, **kwargs: Any) ->
     return _Text(made) if is_user_file(calling_frame().f_code.co_filename) else made
 
 
+def _formatted(plain: Callable[..., str], self: Tensor, form: str = "") -> str:
+    """The same, but of a number that is known while it is traced."""
+    if (known := known_number(self)) is not None:
+        return format(known, form)
+    made = plain(self, form)
+    return _Text(made) if is_user_file(calling_frame().f_code.co_filename) else made
+
+
 def _refused(self: str, *args: Any) -> Any:
     raise CaptureError(
         f"at {site_of_call()}: reads the text of a tensor, which shows no values while the model is "
@@ -108,7 +117,7 @@ _ASKED = (
 _Text = type("_Text", (str,), {**dict.fromkeys(_ASKED, _refused), "__hash__": str.__hash__})
 TEXTS = (
     *(Patch(owner, "__repr__", around(_text)) for owner in (Tensor, nn.Parameter, FunctionalTensor)),
-    Patch(Tensor, "__format__", around(_text)),  # between this and `__repr__` lie frames of torch
+    Patch(Tensor, "__format__", around(_formatted)),  # between this and `__repr__` lie frames of torch
 )
 
 
