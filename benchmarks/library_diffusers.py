@@ -1,4 +1,4 @@
-"""A family of diffusers is a module of its models; its own tests say how small one can be."""
+"""A family of diffusers is a module of its models, made small by its own tests or `diffusers_small.py`."""
 
 from __future__ import annotations
 
@@ -6,16 +6,24 @@ import ast
 import inspect
 import textwrap
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 import diffusers
+import torch
 from diffusers.models import _import_structure as modules
+from diffusers_small import SMALL
 from library_entries import EagerError, Families, Member, WithLoss, first_that_runs
 from library_tests import entry_of, test_modules
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from tests.zoo.entry import Entry, Inputs
+
+NOT_GIVEN = ("generator", "return_dict")
+SPREAD = 0.1
+"""How far samples that are made of one differ from it."""
 
 
 def families() -> Families:
@@ -34,46 +42,129 @@ def _is_model(name: str) -> bool:
 
 
 def _smallest(classes: list[str]) -> Member:
-    return first_that_runs(entry for name in classes for entry in _entries(name))
+    known = [name for name in classes if name in SMALL or _cases(name)]
+    if not known:
+        raise EagerError("neither its tests nor benchmarks/diffusers_small.py have a small model of it")
+    return first_that_runs((name, entry) for name in known for entry in _entries(name))
 
 
-def _entries(name: str) -> Iterator[tuple[str, Entry]]:
-    tests = [case for module in test_modules("diffusers", "models", name) for case in vars(module).values()
+def _entries(name: str) -> Iterator[Entry]:
+    """The model as it is small here, else as its tests make it and with what they call it with."""
+    if name in SMALL:
+        yield entry_of(partial(_build, name, SMALL[name].settings), SMALL[name].inputs)
+        return
+    for case in _cases(name):
+        for inputs in _calls(case):
+            with suppress(Exception):  # inputs of a size that is written out
+                yield entry_of(partial(_build, name, case.get_init_dict()), inputs)
+
+
+def _build(name: str, settings: dict[str, Any]) -> nn.Module:
+    made = getattr(diffusers, name)
+    if nets := settings.get("controlnets"):
+        settings = {"controlnets": [diffusers.ControlNetModel(**net) for net in nets]}
+    return WithLoss(_Unbound(_drawn(made(**settings))))
+
+
+def _drawn(model: nn.Module) -> nn.Module:
+    """The model without weights that are zero at first: through these no gradient comes."""
+    for parameter in model.parameters():
+        if not parameter.any():
+            nn.init.normal_(parameter, std=SPREAD)
+    return model
+
+
+class _Unbound(nn.Module):
+    """A model some of whose inputs are lists with a tensor for each sample: here these are one tensor."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, **inputs: Any) -> Any:
+        listed = {k: list(inputs.pop(k).unbind()) for k in list(inputs) if k.startswith(_LIST)}
+        return self.model(**inputs, **{k.removeprefix(_LIST): v for k, v in listed.items()})
+
+
+_LIST = "list_of_"
+
+
+def _cases(name: str) -> list[Any]:
+    """The classes of tests that make the model and its inputs, those first that only do this."""
+    found = [case for module in test_modules("diffusers", "models", name) for case in vars(module).values()
              if _tests(case, name)]  # fmt: skip
-    if not tests:
-        raise EagerError("the tests at hand have no small model of it")
-    case = tests[0]()
-    yield name, entry_of(partial(_build, case), partial(_inputs, case))
+    seen: dict[str, Any] = {}
+    for case in sorted(found, key=lambda case: len(case.__mro__)):
+        seen.setdefault(repr(case().get_init_dict()), case())
+    return list(seen.values())
 
 
 def _tests(case: Any, name: str) -> bool:
-    """Whether this class of tests makes the model and its inputs."""
     if not (isinstance(case, type) and hasattr(case, "get_init_dict") and hasattr(case, "get_dummy_inputs")):
         return False
     try:
-        return bool(case().model_class.__name__ == name)
+        return bool(case().model_class.__name__ == name and case().get_init_dict())
     except Exception:  # a base class that names no model
         return False
 
 
-def _build(case: Any) -> nn.Module:
-    return WithLoss(case.model_class(**case.get_init_dict()))
+def _calls(case: Any) -> Iterator[Callable[[int], Inputs]]:
+    """What the tests call the model with, as they make it for a batch, or grown to it.
+
+    Some inputs are of one sample, for all: each is tried.
+    """
+    for made in (partial(_written, case), partial(_grown, case)):
+        with suppress(Exception):
+            names = [k for k, v in made(2).items() if isinstance(v, Tensor) and v.dim() and len(v) == 2]
+            if names and made(2)[names[0]].shape != made(3)[names[0]].shape:
+                yield partial(_one_by_one, made)
+                for name in names[1:]:
+                    yield partial(_with_one, made, name)
 
 
-def _inputs(case: Any, batch: int) -> Inputs:
-    made: Inputs = _at_batch(case, batch)()
-    named = {
-        name: value
-        for name, value in made.items()
-        if name not in ("generator", "return_dict") and value is not None
+def _written(case: Any, batch: int) -> Inputs:
+    """Numbers and their lists are those of one sample, where they do not differ between samples."""
+    made, of_one = _at_batch(case, batch)(), _at_batch(case, 1)()
+    return {k: v if _has_tensors(v) else of_one.get(k, v) for k, v in made.items() if _is_given(k, v)}
+
+
+def _grown(case: Any, batch: int) -> Inputs:
+    """The inputs of the tests, whose samples are repeated, each a little different."""
+    made = {k: v for k, v in case.get_dummy_inputs().items() if _is_given(k, v)}
+    tensors = [x for x in pytree.tree_leaves(made) if isinstance(x, Tensor) and x.dim()]
+    own = len(made.get(getattr(case, "main_input_name", ""), tensors[0]))
+    rows = torch.arange(batch) % own
+    return {  # type: ignore[no-any-return]
+        k: pytree.tree_map_only(Tensor, lambda x: _spread(x[rows]) if x.dim() and len(x) == own else x, v)
+        for k, v in made.items()
     }
-    sizes = {value.shape[0] for value in named.values() if isinstance(value, Tensor) and value.dim()}
-    if sizes == {1}:  # their shapes are written out: as often as there are samples
-        return {
-            k: v.repeat(batch, *[1] * (v.dim() - 1)) if isinstance(v, Tensor) and v.dim() else v
-            for k, v in named.items()
-        }
-    return named
+
+
+def _spread(x: Tensor) -> Tensor:
+    """Other numbers for each sample, unless they are a mask or count something."""
+    return x if not x.is_floating_point() or x.equal(x.round()) else x + SPREAD * torch.randn_like(x)
+
+
+def _one_by_one(made: Callable[[int], Inputs], batch: int) -> Inputs:
+    """A list that has as many tensors as there are samples is one tensor."""
+    inputs = made(batch)
+    lists = [k for k, v in inputs.items() if isinstance(v, list) and len(v) == batch and _has_tensors(v)]
+    return {k: v for k, v in inputs.items() if k not in lists} | {
+        _LIST + k: torch.stack(inputs[k]) for k in lists
+    }
+
+
+def _with_one(made: Callable[[int], Inputs], name: str, batch: int) -> Inputs:
+    inputs = _one_by_one(made, batch)
+    return {**inputs, name: inputs[name][:1]}
+
+
+def _is_given(name: str, value: Any) -> bool:
+    return name not in NOT_GIVEN and value is not None
+
+
+def _has_tensors(value: Any) -> bool:
+    return any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(value))
 
 
 def _at_batch(case: Any, batch: int) -> Callable[[], Inputs]:
@@ -86,9 +177,6 @@ def _at_batch(case: Any, batch: int) -> Callable[[], Inputs]:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "batch_size":
             node.value = ast.Constant(batch)
     made: dict[str, Any] = {}
-    exec(
-        compile(ast.fix_missing_locations(tree), function.__code__.co_filename, "exec"),
-        function.__globals__,
-        made,
-    )
+    code = compile(ast.fix_missing_locations(tree), function.__code__.co_filename, "exec")
+    exec(code, function.__globals__, made)
     return partial(made["get_dummy_inputs"], case)

@@ -1,7 +1,11 @@
-"""A family of timm is a module of its registry; the smallest is the one with the fewest parameters."""
+"""A family of timm is a module of its registry; the smallest is the one with the fewest parameters.
+
+Where its class says how many blocks a stage has, there are two, and the row names that.
+"""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
@@ -18,6 +22,12 @@ SIDES = (64, 96, 128, 192)
 """Images are as small as a model takes; its own size comes last."""
 TRIED = 3
 """So many of the smallest variants may fail in eager mode before a family counts as one that does not run."""
+DEPTHS = ("depth", "depths", "layers", "num_blocks", "stage_depths")
+"""Settings that say how many blocks there are."""
+FEW = 2
+"""Blocks in a stage: every second may be another kind."""
+STAGES = 4
+"""Of a model whose class has no default for their blocks."""
 
 
 def families() -> Families:
@@ -40,11 +50,31 @@ def _smallest(module: str) -> Member:
 
 
 def _entries(name: str) -> Iterator[tuple[str, Entry]]:
-    """The model at growing sizes of its image."""
+    """The model at growing sizes of its image, first with few blocks."""
     own = timm.get_pretrained_cfg(name).input_size[-1]
+    few = _few_blocks(name)
     for side in [s for s in SIDES if s < own] + [own]:
-        for sizes in ({"img_size": side}, {}):
-            yield f"{name}@{side}", Entry(partial(_build, name, sizes), partial(_inputs, side))
+        for blocks in (few, {}) if few else ({},):
+            said = "".join(f", {key}={value}" for key, value in blocks.items())
+            for sizes in ({"img_size": side}, {}):
+                build = partial(_build, name, {**sizes, **blocks})
+                yield f"{name}@{side}{said}", Entry(build, partial(_inputs, side))
+
+
+def _few_blocks(name: str) -> dict[str, Any]:
+    """How many blocks the model has, by the setting of its class that says it, where it may have less."""
+    if name.startswith("test_"):
+        return {}
+    with suppress(Exception), torch.device("meta"):
+        made = inspect.signature(type(timm.create_model(name))).parameters
+        return {key: _few(made[key].default) for key in DEPTHS if key in made}
+    return {}
+
+
+def _few(blocks: Any) -> Any:
+    if isinstance(blocks, (tuple, list)):
+        return type(blocks)(map(_few, blocks))
+    return min(blocks, FEW) if isinstance(blocks, int) else (FEW,) * STAGES
 
 
 def _build(name: str, sizes: dict[str, Any]) -> nn.Module:

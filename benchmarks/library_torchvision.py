@@ -15,7 +15,8 @@ from tests.zoo.entry import Entry
 
 VIDEOS = ("mc3", "mvit", "r2plus1d", "r3d", "s3d", "swin3d")
 LONG = ("mvit", "s3d")
-DETECTORS = ("rcnn", "fcos", "retinanet", "ssd")
+RESIZING = ("rcnn", "fcos", "retinanet")
+DETECTORS = (*RESIZING, "ssd")
 
 
 def families() -> Families:
@@ -49,8 +50,20 @@ def _make(name: str, sizes: dict[str, Any]) -> nn.Module:
 
 def _entries(name: str) -> Iterator[tuple[str, Entry]]:
     for side in (64, 128, 224, 299):
-        for sizes in ({"image_size": side}, {}) if name.startswith("vit") else ({},):
-            yield f"{name}@{side}", Entry(partial(_build, name, sizes), partial(_inputs, name, side))
+        sizes = _sizes(name, side)
+        for given in (sizes, {}) if sizes else ({},):
+            yield f"{name}@{side}", Entry(partial(_build, name, given), partial(_inputs, name, side))
+
+
+def _sizes(name: str, side: int) -> dict[str, Any]:
+    """How the model is told how large its images are; a detector makes them so itself."""
+    if name.startswith("vit"):
+        return {"image_size": side}
+    if name.startswith("maxvit"):
+        return {"input_size": (side, side)}
+    if name.startswith("mvit_v1"):
+        return {"spatial_size": (side, side)}
+    return {"min_size": side, "max_size": side} if any(word in name for word in RESIZING) else {}
 
 
 def _build(name: str, sizes: dict[str, Any]) -> nn.Module:
