@@ -14,7 +14,7 @@ import diffusers
 import torch
 from diffusers.models import _import_structure as modules
 from diffusers_small import SMALL
-from library_entries import EagerError, Families, Member, WithLoss, first_that_runs
+from library_entries import EagerError, Families, Member, WithLoss, check_runs
 from library_tests import entry_of, test_modules
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
@@ -45,7 +45,13 @@ def _smallest(classes: list[str]) -> Member:
     known = [name for name in classes if name in SMALL or _cases(name)]
     if not known:
         raise EagerError("neither its tests nor benchmarks/diffusers_small.py have a small model of it")
-    return first_that_runs((name, entry) for name in known for entry in _entries(name))
+    said: dict[str, None] = {}
+    for name, entry in ((name, entry) for name in known for entry in _entries(name)):
+        try:
+            return check_runs(Member(name, entry))
+        except Exception as error:
+            said[f"{type(error).__name__}: {error}"] = None
+    raise EagerError("; ".join([*said][:3]) or "what its tests call it with is not a batch of samples")
 
 
 def _entries(name: str) -> Iterator[Entry]:
@@ -134,10 +140,16 @@ def _grown(case: Any, batch: int) -> Inputs:
     tensors = [x for x in pytree.tree_leaves(made) if isinstance(x, Tensor) and x.dim()]
     own = len(made.get(getattr(case, "main_input_name", ""), tensors[0]))
     rows = torch.arange(batch) % own
-    return {  # type: ignore[no-any-return]
-        k: pytree.tree_map_only(Tensor, lambda x: _spread(x[rows]) if x.dim() and len(x) == own else x, v)
-        for k, v in made.items()
-    }
+    return {k: _at_rows(v, own, rows) for k, v in made.items()}
+
+
+def _at_rows(value: Any, own: int, rows: Tensor) -> Any:
+    """A tensor, or a list of one for each sample, with these of its samples."""
+    if isinstance(value, list) and len(value) == own and all(isinstance(x, Tensor) for x in value):
+        return [_spread(value[row]) for row in rows]
+    return pytree.tree_map_only(
+        Tensor, lambda x: _spread(x[rows]) if x.dim() and len(x) == own else x, value
+    )
 
 
 def _spread(x: Tensor) -> Tensor:
