@@ -46,11 +46,12 @@ def _smallest(classes: list[str]) -> Member:
     if not known:
         raise EagerError("neither its tests nor benchmarks/diffusers_small.py have a small model of it")
     said: dict[str, None] = {}
-    for name, entry in ((name, entry) for name in known for entry in _entries(name)):
-        try:
-            return check_runs(Member(name, entry))
-        except Exception as error:
-            said[f"{type(error).__name__}: {error}"] = None
+    for name in known:
+        for entry in _entries(name):
+            try:
+                return check_runs(Member(name, entry))
+            except Exception as error:
+                said[f"{type(error).__name__}: {error}"] = None
     raise EagerError("; ".join([*said][:3]) or "what its tests call it with is not a batch of samples")
 
 
