@@ -9,6 +9,8 @@ from tests.zoo.entry import Inputs
 
 TOKENS = 5
 """Of a text."""
+LIST = "list_of_"
+"""Before the name of an input that is a list with a tensor for each sample: here it is one tensor."""
 
 
 def image(batch: int, channels: int = 3, side: int = 16) -> Inputs:
@@ -198,4 +200,35 @@ def from_picture(batch: int) -> Inputs:
         "image_latents": randn(batch, 4, 2, 16, 16),
         "image_embeddings": randn(batch, 16),
         "encoder_hidden_states": text(batch, 16),
+    }
+
+
+def listed(batch: int) -> Inputs:
+    return {
+        LIST + "x": randn(batch, 4, 1, 8, 8),
+        LIST + "cap_feats": randn(batch, TOKENS, 16),
+        LIST + "control_context": randn(batch, 4, 1, 8, 8),
+        "t": torch.rand(batch),
+    }
+
+
+def protein(batch: int) -> Inputs:
+    """Residues of a protein; what else is known of them is left out."""
+    residues = (batch, TOKENS)
+    yes = torch.ones(residues, dtype=torch.bool)
+    return {
+        "padding_mask": yes,
+        "token_type": torch.randint(0, 7, residues),
+        "atom37_mask": torch.ones(*residues, 37, dtype=torch.bool),
+        "conditioning": {"is_in_context_conditioning": ~yes, "supports_local_latent": yes},
+    }
+
+
+def noised_protein(batch: int) -> Inputs:
+    return {
+        **protein(batch),
+        "bb_ca": randn(batch, TOKENS, 3),
+        "local_latents": randn(batch, TOKENS, 4),
+        "bb_ca_time": torch.rand(batch),
+        "local_latents_time": torch.rand(batch),
     }

@@ -11,8 +11,9 @@ from typing import Any
 
 import diffusers_calls as calls
 import torch
+from diffusers import ControlNetModel, MultiControlNetModel, ZImageControlNetModel, ZImageTransformer2DModel
 from diffusers_calls import TOKENS, text
-from torch import randn
+from torch import nn, randn
 
 from tests.zoo.entry import Inputs
 
@@ -23,6 +24,8 @@ class Small:
 
     settings: dict[str, Any]
     inputs: Callable[[int], Inputs]
+    build: Callable[..., nn.Module] | None = None
+    """Of the settings; the class itself if this is left out."""
 
 
 _BLOCKS = ("CrossAttnDownBlock2D", "DownBlock2D")
@@ -58,6 +61,24 @@ _GIST = {
     "injection_layer_ids": (1,), "perceiver_num_layers": 1, "min_num_gist_tokens": 4,
     "max_num_gist_tokens": 8, "gist_step": 2, "gist_min_text_len": 4, "gist_max_text_len": 16,
     "axes_dims": (4, 2, 2), "axes_lens": (32, 16, 16),
+}  # fmt: skip
+_Z_IMAGE = {
+    "all_patch_size": (2,), "all_f_patch_size": (1,), "dim": 16, "n_refiner_layers": 1, "n_heads": 1,
+    "n_kv_heads": 2,
+}  # fmt: skip
+_Z_AXES = {"axes_dims": [8, 4, 4], "axes_lens": [256, 32, 32]}
+
+
+def _z_image_guided(**sizes: Any) -> nn.Module:
+    """A network that has modules in common with the transformer that it guides."""
+    guided = ZImageTransformer2DModel(in_channels=4, n_layers=1, cap_feat_dim=16, **_Z_AXES, **sizes)
+    places = {"control_layers_places": [0], "control_refiner_layers_places": [0], "control_in_dim": 4}
+    return ZImageControlNetModel.from_transformer(ZImageControlNetModel(**places, **sizes), guided)
+
+
+_PROTEIN = {
+    "nlayers": 2, "token_dim": 16, "nheads": 2, "dim_cond": 8, "pair_repr_dim": 8, "latent_dim": 4,
+    "token_type_emb_dim": 4,
 }  # fmt: skip
 _SIDE = {"num_attention_heads": 2, "attention_head_dim": 8, "num_layers": 2}
 
@@ -103,7 +124,10 @@ SMALL: dict[str, Small] = {
                    "encoder_hidden_states": randn(n, 2, TOKENS, 8)},
     ),
     "ControlNetModel": Small(_GUIDED, calls.guided),
-    "MultiControlNetModel": Small({"controlnets": [_GUIDED, _GUIDED]}, calls.guided_twice),
+    "MultiControlNetModel": Small(
+        _GUIDED, calls.guided_twice,
+        lambda **net: MultiControlNetModel([ControlNetModel(**net), ControlNetModel(**net)]),
+    ),
     "ControlNetUnionModel": Small(
         {**_GUIDED, "num_control_type": 2, "num_trans_channel": 4, "num_trans_head": 2, "num_proj_channel": 4,
          "addition_time_embed_dim": 8, "projection_class_embeddings_input_dim": 16},
@@ -270,5 +294,15 @@ SMALL: dict[str, Small] = {
          "block_out_channels": 16, "num_res_blocks": 1, "block_num_heads": 2, "num_hidden_layers": 1,
          "num_attention_heads": 2, "intermediate_size": 32, "sample_size": 4},
         calls.masked_image,
+    ),
+    "ZImageControlNetModel": Small(_Z_IMAGE, calls.listed, _z_image_guided),
+    "RFD4ProteinaAutoencoder": Small(
+        {**_PROTEIN, "atom37_mask": [[True] * 37] * 147, "allowed_residue_types": [[True] * 147] * 7},
+        lambda n: {**calls.protein(n), "z_latent": randn(n, TOKENS, 4), "ca_coors_nm": randn(n, TOKENS, 3)},
+    ),
+    "RFD4ProteinaTransformer": Small(
+        {**_PROTEIN, "cath_emb_dim": 4, "t_emb_dim": 8, "seq_sep_dim": 8, "xt_pair_dist_dim": 4,
+         "tri_mult_c": 8},
+        calls.noised_protein,
     ),
 }  # fmt: skip

@@ -13,6 +13,7 @@ from typing import Any
 import diffusers
 import torch
 from diffusers.models import _import_structure as modules
+from diffusers_calls import LIST
 from diffusers_small import SMALL
 from library_entries import EagerError, Families, Member, WithLoss, check_runs
 from library_tests import entry_of, test_modules
@@ -58,18 +59,16 @@ def _smallest(classes: list[str]) -> Member:
 def _entries(name: str) -> Iterator[Entry]:
     """The model as it is small here, else as its tests make it and with what they call it with."""
     if name in SMALL:
-        yield entry_of(partial(_build, name, SMALL[name].settings), SMALL[name].inputs)
+        small = SMALL[name]
+        yield entry_of(partial(_build, small.build or getattr(diffusers, name), small.settings), small.inputs)
         return
     for case in _cases(name):
         for inputs in _calls(case):
             with suppress(Exception):  # inputs of a size that is written out
-                yield entry_of(partial(_build, name, case.get_init_dict()), inputs)
+                yield entry_of(partial(_build, case.model_class, case.get_init_dict()), inputs)
 
 
-def _build(name: str, settings: dict[str, Any]) -> nn.Module:
-    made = getattr(diffusers, name)
-    if nets := settings.get("controlnets"):
-        settings = {"controlnets": [diffusers.ControlNetModel(**net) for net in nets]}
+def _build(made: Callable[..., nn.Module], settings: dict[str, Any]) -> nn.Module:
     return WithLoss(_Unbound(_drawn(made(**settings))))
 
 
@@ -89,11 +88,8 @@ class _Unbound(nn.Module):
         self.model = model
 
     def forward(self, **inputs: Any) -> Any:
-        listed = {k: list(inputs.pop(k).unbind()) for k in list(inputs) if k.startswith(_LIST)}
-        return self.model(**inputs, **{k.removeprefix(_LIST): v for k, v in listed.items()})
-
-
-_LIST = "list_of_"
+        listed = {k: list(inputs.pop(k).unbind()) for k in list(inputs) if k.startswith(LIST)}
+        return self.model(**inputs, **{k.removeprefix(LIST): v for k, v in listed.items()})
 
 
 def _cases(name: str) -> list[Any]:
@@ -163,7 +159,7 @@ def _one_by_one(made: Callable[[int], Inputs], batch: int) -> Inputs:
     inputs = made(batch)
     lists = [k for k, v in inputs.items() if isinstance(v, list) and len(v) == batch and _has_tensors(v)]
     return {k: v for k, v in inputs.items() if k not in lists} | {
-        _LIST + k: torch.stack(inputs[k]) for k in lists
+        LIST + k: torch.stack(inputs[k]) for k in lists
     }
 
 
