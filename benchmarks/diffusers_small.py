@@ -111,11 +111,13 @@ SMALL: dict[str, Small] = {
     ),
     "AutoencoderKLQwenImage": Small({"base_dim": 8, **_QWEN_VAE}, calls.video),
     "AutoencoderKLQwenImage21": Small(
-        {"base_dim": 8, "decoder_base_dim": 8, **_QWEN_VAE}, lambda n: calls.video(n, 4)
+        {"base_dim": 8, "decoder_base_dim": 8, **_QWEN_VAE, "dim_mult": [1, 2, 2],
+         "temperal_downsample": [False, True]},
+        lambda n: calls.video(n, 4),
     ),
     "AutoencoderOobleck": Small(
         {"encoder_hidden_size": 6, "downsampling_ratios": [1, 2], "decoder_channels": 3,
-         "decoder_input_channels": 8, "channel_multiples": [2, 4], "sampling_rate": 4},
+         "decoder_input_channels": 3, "channel_multiples": [2, 4], "sampling_rate": 4},
         lambda n: calls.sound(n, 16, 2),
     ),
     "BriaFibo2Transformer2DModel": Small(

@@ -22,6 +22,7 @@ def keep_float64(*, integers: bool = False) -> Iterator[None]:
     `integers`: `positions.float()` is float64, too, where a model multiplies it with its parameters.
     """
     to, as_float, softmax = torch.Tensor.to, torch.Tensor.float, nn.functional.softmax
+    norm = torch.linalg.vector_norm
 
     def patched_to(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         if self.dtype == torch.float64 and torch.float32 in (*args, kwargs.get("dtype")):
@@ -33,7 +34,13 @@ def keep_float64(*, integers: bool = False) -> Iterator[None]:
             kwargs.pop("dtype", None)
         return softmax(x, *args, **kwargs)
 
+    def patched_norm(x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if x.dtype == torch.float64:
+            kwargs.pop("dtype", None)
+        return norm(x, *args, **kwargs)
+
     torch.Tensor.to = patched_to
+    torch.linalg.vector_norm = patched_norm
     wide = {torch.float64, *((torch.int64, torch.int32, torch.bool) if integers else ())}
     torch.Tensor.float = lambda self: self.double() if self.dtype in wide else as_float(self)
     nn.functional.softmax = patched_softmax
@@ -41,6 +48,7 @@ def keep_float64(*, integers: bool = False) -> Iterator[None]:
         yield
     finally:
         torch.Tensor.to, torch.Tensor.float, nn.functional.softmax = to, as_float, softmax
+        torch.linalg.vector_norm = norm
 
 
 def _tokens(batch: int, length: int = 6) -> torch.Tensor:
