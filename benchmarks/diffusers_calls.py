@@ -62,6 +62,7 @@ def guided_twice(batch: int) -> Inputs:
         **guided(batch),
         "controlnet_cond": [randn(batch, 3, 16, 16), randn(batch, 3, 16, 16)],
         "conditioning_scale": [1.0, 0.5],
+        "return_dict": False,
     }
 
 
@@ -183,10 +184,11 @@ def cascade(batch: int) -> Inputs:
 
 
 def moving_guided(batch: int) -> Inputs:
+    """A text for each of the five images of a sample."""
     return {
         **video(batch, 4, 8),
         "timestep": times(batch),
-        "encoder_hidden_states": text(batch, 8),
+        "encoder_hidden_states": text(5 * batch, 8),
         "controlnet_cond": randn(batch, 3, 5, 16, 16),
         "conditioning_mask": torch.ones(batch, 1, 5, 16, 16),
     }
@@ -231,4 +233,16 @@ def noised_protein(batch: int) -> Inputs:
         "local_latents": randn(batch, TOKENS, 4),
         "bb_ca_time": torch.rand(batch),
         "local_latents_time": torch.rand(batch),
+    }
+
+
+def prior_tokens(batch: int) -> Inputs:
+    return {
+        "hidden_states": randn(batch, 4, 8, 8),
+        "encoder_hidden_states": text(batch, 32),
+        "prior_token_id": torch.randint(0, 64, (batch, 16)),
+        "prior_token_drop": torch.zeros(batch, dtype=torch.bool),
+        "timestep": times(batch),
+        "target_size": torch.full((batch, 2), 8.0),
+        "crop_coords": torch.zeros(batch, 2),
     }

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import diffusers
 import diffusers_calls as calls
 import torch
-from diffusers import ControlNetModel, MultiControlNetModel, ZImageControlNetModel, ZImageTransformer2DModel
 from diffusers_calls import TOKENS, text
 from torch import nn, randn
 
@@ -71,9 +71,13 @@ _Z_AXES = {"axes_dims": [8, 4, 4], "axes_lens": [256, 32, 32]}
 
 def _z_image_guided(**sizes: Any) -> nn.Module:
     """A network that has modules in common with the transformer that it guides."""
-    guided = ZImageTransformer2DModel(in_channels=4, n_layers=1, cap_feat_dim=16, **_Z_AXES, **sizes)
+    guided = diffusers.ZImageTransformer2DModel(
+        in_channels=4, n_layers=1, cap_feat_dim=16, **_Z_AXES, **sizes
+    )
     places = {"control_layers_places": [0], "control_refiner_layers_places": [0], "control_in_dim": 4}
-    return ZImageControlNetModel.from_transformer(ZImageControlNetModel(**places, **sizes), guided)
+    made = diffusers.ZImageControlNetModel(**places, **sizes)
+    made.gradient_checkpointing = False  # which its forward asks for
+    return made.from_transformer(made, guided)
 
 
 _PROTEIN = {
@@ -113,7 +117,7 @@ SMALL: dict[str, Small] = {
     "AutoencoderKLQwenImage21": Small(
         {"base_dim": 8, "decoder_base_dim": 8, **_QWEN_VAE, "dim_mult": [1, 2, 2],
          "temperal_downsample": [False, True]},
-        lambda n: calls.video(n, 4),
+        lambda n: {"sample": randn(n, 4, 1, 16, 16)},
     ),
     "AutoencoderOobleck": Small(
         {"encoder_hidden_size": 6, "downsampling_ratios": [1, 2], "decoder_channels": 3,
@@ -128,7 +132,7 @@ SMALL: dict[str, Small] = {
     "ControlNetModel": Small(_GUIDED, calls.guided),
     "MultiControlNetModel": Small(
         _GUIDED, calls.guided_twice,
-        lambda **net: MultiControlNetModel([ControlNetModel(**net), ControlNetModel(**net)]),
+        lambda **net: diffusers.MultiControlNetModel([diffusers.ControlNetModel(**net) for _ in range(2)]),
     ),
     "ControlNetUnionModel": Small(
         {**_GUIDED, "num_control_type": 2, "num_trans_channel": 4, "num_trans_head": 2, "num_proj_channel": 4,
@@ -176,9 +180,9 @@ SMALL: dict[str, Small] = {
         calls.from_picture,
     ),
     "Kandinsky3UNet": Small(
-        {"time_embedding_dim": 4, "groups": 2, "attention_head_dim": 4, "layers_per_block": 1,
-         "block_out_channels": (8, 16), "cross_attention_dim": 4, "encoder_hid_dim": 8},
-        calls.noised,
+        {"time_embedding_dim": 4, "groups": 2, "attention_head_dim": 4, "block_out_channels": (8, 16),
+         "cross_attention_dim": 4, "encoder_hid_dim": 8},
+        lambda n: {**calls.noised(n), "encoder_attention_mask": torch.ones(n, TOKENS)},
     ),
     "Kandinsky5Transformer3DModel": Small(
         {"in_text_dim": 8, "in_text_dim2": 8, "time_dim": 16, "model_dim": 16, "ff_dim": 32,
@@ -304,7 +308,29 @@ SMALL: dict[str, Small] = {
     ),
     "RFD4ProteinaTransformer": Small(
         {**_PROTEIN, "cath_emb_dim": 4, "t_emb_dim": 8, "seq_sep_dim": 8, "xt_pair_dist_dim": 4,
-         "tri_mult_c": 8},
+         "tri_mult_c": 8, "feats_seq": ("xt_bb_ca", "xt_local_latents", "token_type"),
+         "feats_pair_repr": ("xt_bb_ca_pair_dists",)},
         calls.noised_protein,
+    ),
+    "PRXTransformer2DModel": Small(
+        {"context_in_dim": 8, "hidden_size": 32, "num_heads": 2, "depth": 2, "axes_dim": [8, 8]},
+        lambda n: {"hidden_states": randn(n, 16, 8, 8), "encoder_hidden_states": text(n, 8),
+                   "timestep": torch.rand(n)},
+    ),
+    "Transformer2DModel": Small(
+        {"num_attention_heads": 2, "attention_head_dim": 4, "in_channels": 8, "norm_num_groups": 2,
+         "cross_attention_dim": 8},
+        lambda n: {"hidden_states": randn(n, 8, 4, 4), "encoder_hidden_states": text(n, 8)},
+    ),
+    "GlmImageTransformer2DModel": Small(
+        {"in_channels": 4, "out_channels": 4, **_SIDE, "text_embed_dim": 32, "time_embed_dim": 16,
+         "condition_dim": 8, "prior_vq_quantizer_codebook_size": 64},
+        calls.prior_tokens,
+    ),
+    "JoyImageEditPlusTransformer3DModel": Small(
+        {"patch_size": [1, 2, 2], "in_channels": 16, "hidden_size": 32, "num_attention_heads": 2,
+         "text_dim": 16, "num_layers": 2, "rope_dim_list": [4, 6, 6], "theta": 256},
+        lambda n: {"hidden_states": randn(n, 2, 16, 1, 2, 2), "encoder_hidden_states": text(n, 16),
+                   "timestep": torch.rand(n), "shape_list": [[(1, 1, 1), (1, 1, 1)]] * 8},
     ),
 }  # fmt: skip

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from tests.zoo.entry import Entry, Inputs
+from tests.zoo.measure import BATCH
 
 NOT_GIVEN = ("generator", "return_dict")
 SPREAD = 0.1
@@ -120,15 +121,16 @@ def _calls(case: Any) -> Iterator[Callable[[int], Inputs]]:
         with suppress(Exception):
             names = [k for k, v in made(2).items() if isinstance(v, Tensor) and v.dim() and len(v) == 2]
             if names and made(2)[names[0]].shape != made(3)[names[0]].shape:
-                yield partial(_one_by_one, made)
+                stacked = partial(_stacked, made, _lists(made))
+                yield stacked
                 for name in names[1:]:
-                    yield partial(_with_one, made, name)
+                    yield partial(_with_one, stacked, name)
 
 
 def _written(case: Any, batch: int) -> Inputs:
-    """Numbers and their lists are those of one sample, where they do not differ between samples."""
-    made, of_one = _at_batch(case, batch)(), _at_batch(case, 1)()
-    return {k: v if _has_tensors(v) else of_one.get(k, v) for k, v in made.items() if _is_given(k, v)}
+    """Lists of numbers, an entry for each sample, are as long at all batches: as at the largest."""
+    made, most = _at_batch(case, batch)(), _at_batch(case, BATCH)()
+    return {k: v if _has_tensors(v) else most.get(k, v) for k, v in made.items() if _is_given(k, v)}
 
 
 def _grown(case: Any, batch: int) -> Inputs:
@@ -154,17 +156,21 @@ def _spread(x: Tensor) -> Tensor:
     return x if not x.is_floating_point() or x.equal(x.round()) else x + SPREAD * torch.randn_like(x)
 
 
-def _one_by_one(made: Callable[[int], Inputs], batch: int) -> Inputs:
-    """A list that has as many tensors as there are samples is one tensor."""
+def _lists(made: Callable[[int], Inputs]) -> set[str]:
+    """The inputs that are lists with a tensor for each sample."""
+    two, three = made(2), made(3)
+    lists = {k for k, v in two.items() if isinstance(v, list) and _has_tensors(v)}
+    return {k for k in lists if (len(two[k]), len(three[k])) == (2, 3)}
+
+
+def _stacked(made: Callable[[int], Inputs], lists: set[str], batch: int) -> Inputs:
     inputs = made(batch)
-    lists = [k for k, v in inputs.items() if isinstance(v, list) and len(v) == batch and _has_tensors(v)]
-    return {k: v for k, v in inputs.items() if k not in lists} | {
-        LIST + k: torch.stack(inputs[k]) for k in lists
-    }
+    stacked = {LIST + name: torch.stack(inputs.pop(name)) for name in lists}
+    return inputs | stacked
 
 
 def _with_one(made: Callable[[int], Inputs], name: str, batch: int) -> Inputs:
-    inputs = _one_by_one(made, batch)
+    inputs = made(batch)
     return {**inputs, name: inputs[name][:1]}
 
 

@@ -94,7 +94,8 @@ def check_runs(member: Member) -> Member:
     loss.backward()
     if not loss.isfinite():
         raise EagerError(f"its loss is {loss.item()}")
-    largest = max((float(p.grad.abs().max()) for p in model.parameters() if p.grad is not None), default=0.0)
+    grads = (p.grad for p in model.parameters() if p.grad is not None and p.numel())
+    largest = max((float(grad.abs().max()) for grad in grads), default=0.0)
     if not largest > VANISHED:
         raise EagerError(f"its gradients vanish: the largest is {largest}, of which only rounding is left")
     return member
