@@ -1,9 +1,13 @@
-"""What models of diffusers are called with, where the library's own tests do not say it."""
+"""What small models of diffusers are called with, where the library's own tests do not say it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
 import torch
-from torch import Tensor, randn
+from torch import Tensor, nn, randn
 
 from tests.zoo.entry import Inputs
 
@@ -11,6 +15,16 @@ TOKENS = 5
 """Of a text."""
 LIST = "list_of_"
 """Before the name of an input that is a list with a tensor for each sample: here it is one tensor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Small:
+    """A model's settings, and its keyword arguments at a batch of this size."""
+
+    settings: dict[str, Any]
+    inputs: Callable[[int], Inputs]
+    build: Callable[..., nn.Module] | None = None
+    """Of the settings; the class itself if this is left out."""
 
 
 def image(batch: int, channels: int = 3, side: int = 16) -> Inputs:

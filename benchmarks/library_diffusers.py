@@ -1,4 +1,4 @@
-"""A family of diffusers is a module of its models, made small by its own tests or `diffusers_small.py`."""
+"""A family of diffusers is a module of its models, made small by its own tests or beside this."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from typing import Any
 import diffusers
 import torch
 from diffusers.models import _import_structure as modules
+from diffusers_autoencoders import AUTOENCODERS
 from diffusers_calls import LIST
-from diffusers_small import SMALL
+from diffusers_networks import NETWORKS
 from library_entries import EagerError, Families, Member, WithLoss, check_runs
 from library_tests import entry_of, test_modules
 from torch import Tensor, nn
@@ -23,6 +24,7 @@ from torch.utils import _pytree as pytree
 from tests.zoo.entry import Entry, Inputs
 from tests.zoo.measure import BATCH
 
+SMALL = {**AUTOENCODERS, **NETWORKS}
 NOT_GIVEN = ("generator", "return_dict")
 SPREAD = 0.1
 """How far samples that are made of one differ from it."""
@@ -46,7 +48,7 @@ def _is_model(name: str) -> bool:
 def _smallest(classes: list[str]) -> Member:
     known = [name for name in classes if name in SMALL or _cases(name)]
     if not known:
-        raise EagerError("neither its tests nor benchmarks/diffusers_small.py have a small model of it")
+        raise EagerError("neither its tests nor benchmarks/diffusers_*.py have a small model of it")
     said: dict[str, None] = {}
     for name in known:
         for entry in _entries(name):

@@ -1,47 +1,23 @@
-"""Small models of diffusers where the library's own tests have none.
+"""Small networks of diffusers where the library's own tests have none.
 
 Sizes are those of its pipelines' tests where these have them, else its defaults made small.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import diffusers
 import diffusers_calls as calls
 import torch
-from diffusers_calls import TOKENS, text
+from diffusers_calls import TOKENS, Small, text
 from torch import nn, randn
-
-from tests.zoo.entry import Inputs
-
-
-@dataclass(frozen=True, slots=True)
-class Small:
-    """A model's settings, and its keyword arguments at a batch of this size."""
-
-    settings: dict[str, Any]
-    inputs: Callable[[int], Inputs]
-    build: Callable[..., nn.Module] | None = None
-    """Of the settings; the class itself if this is left out."""
-
 
 _BLOCKS = ("CrossAttnDownBlock2D", "DownBlock2D")
 _GUIDED = {
     "block_out_channels": (4, 8), "layers_per_block": 1, "down_block_types": _BLOCKS,
     "cross_attention_dim": 8, "attention_head_dim": 2, "norm_num_groups": 2,
     "conditioning_embedding_out_channels": (4, 4),
-}  # fmt: skip
-_VIDEO_VAE = {
-    "latent_channels": 4, "block_out_channels": (16, 16), "layers_per_block": 1,
-    "spatial_compression_ratio": 4, "temporal_compression_ratio": 2,
-    "downsample_match_channel": False, "upsample_match_channel": False,
-}  # fmt: skip
-_QWEN_VAE = {
-    "z_dim": 4, "dim_mult": [1, 2], "num_res_blocks": 1, "temperal_downsample": [True],
-    "latents_mean": [0.0] * 4, "latents_std": [1.0] * 4,
 }  # fmt: skip
 _FILM = {
     "input_dims": 4, "targets_length": 8, "d_model": 16, "num_layers": 2, "num_heads": 2, "d_kv": 8,
@@ -86,43 +62,12 @@ _PROTEIN = {
 }  # fmt: skip
 _SIDE = {"num_attention_heads": 2, "attention_head_dim": 8, "num_layers": 2}
 
-SMALL: dict[str, Small] = {
+NETWORKS: dict[str, Small] = {
     "AnimaTextConditioner": Small(
         {"source_dim": 16, "target_dim": 16, "model_dim": 16, "num_layers": 2, "num_attention_heads": 4,
          "target_vocab_size": 40, "min_sequence_length": 8},
         lambda n: {"source_hidden_states": text(n, 16), "target_input_ids": torch.randint(0, 40, (n, 6)),
                    "target_attention_mask": torch.ones(n, 6), "source_attention_mask": torch.ones(n, TOKENS)},
-    ),
-    "AutoencoderKLAllegro": Small(
-        {"block_out_channels": (8, 8, 8, 8), "layers_per_block": 1, "norm_num_groups": 2}, calls.video
-    ),
-    "AutoencoderKLFlux2": Small(
-        {"down_block_types": ("DownEncoderBlock2D",), "up_block_types": ("UpDecoderBlock2D",),
-         "block_out_channels": (4,), "layers_per_block": 1, "latent_channels": 2, "norm_num_groups": 1},
-        calls.image,
-    ),
-    "AutoencoderKLHunyuanImage": Small(
-        {"in_channels": 3, "out_channels": 3, "latent_channels": 4, "block_out_channels": (32, 32, 32, 32),
-         "layers_per_block": 1, "spatial_compression_ratio": 8, "sample_size": 16},
-        calls.image,
-    ),
-    "AutoencoderKLHunyuanImageRefiner": Small(_VIDEO_VAE, calls.video),
-    "AutoencoderKLHunyuanVideo15": Small(_VIDEO_VAE, calls.video),
-    "AutoencoderKLKVAEAudio": Small(
-        {"encoder_dim": 4, "encoder_rates": [2, 4], "latent_dim": 8, "codebook_dim": 4, "decoder_dim": 8,
-         "decoder_rates": [4, 2], "attn_num_heads": 2},
-        calls.sound,
-    ),
-    "AutoencoderKLQwenImage": Small({"base_dim": 8, **_QWEN_VAE}, calls.video),
-    "AutoencoderKLQwenImage21": Small(
-        {"base_dim": 8, "decoder_base_dim": 8, **_QWEN_VAE, "dim_mult": [1, 2, 2],
-         "temperal_downsample": [False, True]},
-        lambda n: {"sample": randn(n, 4, 1, 16, 16)},
-    ),
-    "AutoencoderOobleck": Small(
-        {"encoder_hidden_size": 6, "downsampling_ratios": [1, 2], "decoder_channels": 3,
-         "decoder_input_channels": 3, "channel_multiples": [2, 4], "sampling_rate": 4},
-        lambda n: calls.sound(n, 16, 2),
     ),
     "BriaFibo2Transformer2DModel": Small(
         _GIST,
@@ -200,32 +145,6 @@ SMALL: dict[str, Small] = {
          "num_visual_blocks": 2, "axes_dims": (4, 6, 6)},
         lambda n: {"hidden_states": randn(n, 1, 8, 8, 9), "timestep": torch.rand(n) * 1000},
     ),
-    "Kandinsky6SRLatentUpscalerBank": Small(
-        {"in_channels": 4, "stage_channels": (8, 8, 8), "num_pre_blocks": 1, "num_mid_blocks": 1,
-         "num_post_blocks": 1, "num_x2_adapter_blocks": 1},
-        lambda n: {"latents": randn(n, 4, 2, 4, 4), "scale": 2},
-    ),
-    "Kandinsky6SRVAE": Small(
-        {"latent_channels": 4, "encoder_block_out_channels": (4, 8), "decoder_block_out_channels": (4, 8),
-         "layers_per_block": 1, "temporal_compression_ratio": 2, "temporal_compression_start_level": 0},
-        calls.video,
-    ),
-    "LongCatAudioDiTVae": Small(
-        {"channels": 16, "c_mults": [1, 2], "strides": [2], "latent_dim": 8, "encoder_latent_dim": 16,
-         "downsampling_ratio": 2},
-        calls.sound,
-    ),
-    "MMAudioVAE": Small(
-        {"mel_bins": 16, "latent_channels": 4, "hidden_channels": 8, "channel_multipliers": (1, 2),
-         "layers_per_block": 1, "sample_rate": 16000, "n_fft": 64, "hop_length": 16},
-        lambda n: {"sample": randn(n, 512)},
-    ),
-    "MMAudioVocoder": Small(
-        {"num_mels": 8, "upsample_initial_channel": 8, "upsample_rates": (2, 2),
-         "upsample_kernel_sizes": (4, 4), "resblock_kernel_sizes": (3,),
-         "resblock_dilation_sizes": ((1, 3),)},
-        lambda n: {"mel": randn(n, 8, 6)},
-    ),
     "MiniMaxMusic3ConditionEncoder": Small(
         {"condition_hidden_dim": 4, "num_condition_layers": 2, "out_dim": 8},
         lambda n: {"hidden_states": randn(n, 4, 8)},
@@ -234,10 +153,6 @@ SMALL: dict[str, Small] = {
         {"hidden_size": 16, "num_layers": 2, "num_attention_heads": 2, "intermediate_size": 32,
          "audio_vocab_size": 40, "num_codebooks": 2},
         lambda n: {"inputs_embeds": text(n, 16)},
-    ),
-    "MiniMaxMusic3Vocoder": Small(
-        {"latent_channels": 8, "decoder_input_dim": 8, "decoder_hidden_dim": 8, "upsampling_ratios": (2, 2)},
-        lambda n: {"latents": randn(n, 8, 6)},
     ),
     "QwenImage21Transformer2DModel": Small(
         {"in_channels": 4, "out_channels": 4, "num_layers": 2, "attention_head_dim": 16,
@@ -302,10 +217,6 @@ SMALL: dict[str, Small] = {
         calls.masked_image,
     ),
     "ZImageControlNetModel": Small(_Z_IMAGE, calls.listed, _z_image_guided),
-    "RFD4ProteinaAutoencoder": Small(
-        {**_PROTEIN, "atom37_mask": [[True] * 37] * 147, "allowed_residue_types": [[True] * 147] * 7},
-        lambda n: {**calls.protein(n), "z_latent": randn(n, TOKENS, 4), "ca_coors_nm": randn(n, TOKENS, 3)},
-    ),
     "RFD4ProteinaTransformer": Small(
         {**_PROTEIN, "cath_emb_dim": 4, "t_emb_dim": 8, "seq_sep_dim": 8, "xt_pair_dist_dim": 4,
          "tri_mult_c": 8, "feats_seq": ("xt_bb_ca", "xt_local_latents", "token_type"),
