@@ -16,7 +16,7 @@ from fxdp.ir.graph_text import target_text
 from fxdp.ir.level import Level
 from fxdp.ir.mesh import Mesh
 from fxdp.ir.notes import copy_note, is_host_size, note, tensor_type
-from fxdp.ir.ops.layouts import lay_out
+from fxdp.ir.ops.layouts import READ_AS_THEY_LIE, lay_out
 from fxdp.ir.sizes import LOCAL, OFFSET, B, named_size
 from fxdp.ir.slots import Size
 from fxdp.ir.types import ScalarType, TensorType
@@ -221,7 +221,8 @@ class LocalizeShapes:
                 sizes.keep(node)
             if node.op == "call_function":
                 _localize_call(node, sizes)
-                _lay_operands(node, laid)
+                if node.target in READ_AS_THEY_LIE:
+                    _lay_operands(node, laid)
                 sizes.read_from(node)
         for node in reversed(captured):
             gm.graph.erase_node(node)

@@ -27,10 +27,12 @@ def casts_come_before_gathers(graph: fx.Graph) -> Iterator[Fault]:
     """EXPLICIT: no parameter is gathered of which every op that reads it casts it to the same fewer bytes."""
     for parameter in graph.find_nodes(op="placeholder"):
         starts = [u for u in parameter.users if u.target is conversions.gather_rows]
+        if not starts:
+            continue
         readers = [r for s in starts for u in s.users if u.target is conversions.wait for r in u.users]
         others = [user for user in parameter.users if user not in starts]
         dtypes = {tensor_type(r).dtype if r.target is _CAST else None for r in (*readers, *others)}
-        if len(dtypes) == 1 and (dtype := dtypes.pop()) is not None and starts:
+        if len(dtypes) == 1 and (dtype := dtypes.pop()) is not None:
             own = tensor_type(parameter).dtype
             if dtype.itemsize < own.itemsize:
                 yield starts[0], f"gathers %{parameter.name} as {own}, which is read as {dtype} alone"
@@ -49,10 +51,13 @@ def buckets_of_rows_start_in_one_order(graph: fx.Graph) -> Iterator[Fault]:
 def gathers_of_the_backward_read_a_tangent(graph: fx.Graph) -> Iterator[Fault]:
     """LOCAL: once scheduled, what the backward gathers depends on a tangent, or a compiler may keep the
     forward's whole value in its place."""
+    gathers = [n for n in _scheduled(graph) if n.target is conversions.gather_rows and note(n).backward]
+    if not gathers:
+        return  # most programs have none, and what depends on a tangent is all of their backward
     tangents = [n for n in graph.find_nodes(op="placeholder") if isinstance(note(n).slot, Tangent)]
     later = reachable(tangents)
-    for node in _scheduled(graph):
-        if node.target is conversions.gather_rows and note(node).backward and node not in later:
+    for node in gathers:
+        if node not in later:
             yield node, "is of the backward, but depends on no tangent"
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import prod
 from typing import TypeAlias
 
 import sympy
@@ -39,7 +38,9 @@ NodeType: TypeAlias = TensorType | ScalarType | tuple["TensorType | ScalarType |
 
 def tensor_types(type_: NodeType) -> tuple[TensorType, ...]:
     """The tensors that a node of this type gives: one, several, or none."""
-    return tuple(t for t in (type_ if isinstance(type_, tuple) else (type_,)) if isinstance(t, TensorType))
+    if isinstance(type_, TensorType):
+        return (type_,)
+    return tuple(t for t in type_ if isinstance(t, TensorType)) if isinstance(type_, tuple) else ()
 
 
 def is_static(type_: TensorType) -> bool:
@@ -58,14 +59,16 @@ def type_bytes(
     batch : without `values`, sizes are typical ones for a batch of this size, as `hint` says.
     """
 
-    def size(n: Dim) -> int:
-        return hint(n, batch) if values is None else evaluate(n, values, unknown=unknown)
-
-    # a product of expressions is slow: each dim by itself, most of them ints
-    return sum(
-        t.dtype.itemsize * prod(n if type(n) is int else size(n) for n in t.shape)
-        for t in tensor_types(type_)
-    )
+    total = 0
+    for one in tensor_types(type_):
+        count = one.dtype.itemsize
+        for n in one.shape:  # a product of expressions is slow: each dim by itself, most of them ints
+            if type(n) is int:
+                count *= n
+            else:
+                count *= hint(n, batch) if values is None else evaluate(n, values, unknown=unknown)
+        total += count
+    return total
 
 
 def local_shape(type_: TensorType, placement: Placement | None) -> tuple[Dim, ...]:
