@@ -18,8 +18,10 @@ from fxdp.torch_compat.inductor import *  # noqa: F403
 from fxdp.torch_compat.op_traces import *  # noqa: F403
 from fxdp.torch_compat.operators import *  # noqa: F403
 from fxdp.torch_compat.outer_call import *  # noqa: F403
+from fxdp.torch_compat.quick_dtypes import *  # noqa: F403
 from fxdp.torch_compat.quick_indices import *  # noqa: F403
 from fxdp.torch_compat.quick_sizes import *  # noqa: F403
+from fxdp.torch_compat.quick_stacks import *  # noqa: F403
 from fxdp.torch_compat.symbolic import *  # noqa: F403
 from fxdp.torch_compat.vector_instructions import *  # noqa: F403
 from fxdp.torch_compat.wrapping import *  # noqa: F403

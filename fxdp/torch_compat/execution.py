@@ -13,9 +13,13 @@ from torch.fx.graph import _BoxedCodeGen
 from torch.optim import Optimizer
 
 __all__ = [
-    "backward_class", "boxed_code", "graph_module", "release_saved_tensors", "surround_step",
+    "backward_class", "boxed_code", "graph_module", "release_saved_tensors", "surround_step", "unheard",
     "without_autocast",
 ]  # fmt: skip
+
+
+unheard = torch._C.DisableTorchFunction
+"""`with unheard():` what is asked of tensors inside comes to no mode of torch functions and no subclass."""
 
 
 def graph_module(root: nn.Module, graph: fx.Graph, name: str = "GraphModule") -> fx.GraphModule:

@@ -16,6 +16,7 @@ from torch.fx import traceback as fx_traceback
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
+from fxdp.torch_compat.quick_dtypes import quick_dtypes
 from fxdp.torch_compat.quick_indices import quick_indices
 from fxdp.torch_compat.vector_instructions import built_as_code
 
@@ -129,6 +130,7 @@ def compile_with_inductor(
         V.set_fake_mode(fake_mode),
         torch._C._DisableAutocast(),  # a traced pattern of Inductor would be cast, too
         built_as_code(),
+        quick_dtypes(),
         quick_indices(),
         inductor_config.patch(settings),
     ):

@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from fxdp.capture.sites import site_of_call
 from fxdp.errors import CaptureError
 from fxdp.ir.notes import Site
+from fxdp.torch_compat import unheard
 
 _MAKERS = ("to_sparse", "sparse_", "to_mkldnn", "_nested_", "quantize_per_")
 """How the names of functions begin that are not called at all: traced, `to_sparse_csr` ends the process."""
@@ -57,11 +58,12 @@ class DenseOnly(TorchFunctionMode):
 
 def kind_of(value: Tensor) -> str:
     """What a tensor is other than dense; empty if it is dense."""
-    if value.is_nested:
-        return "nested"
-    if value.layout is not torch.strided:
-        return str(value.layout).removeprefix("torch.")
-    return "quantized" if value.is_quantized else ""
+    with unheard():  # the modes of a trace would go through each question
+        if value.is_nested:
+            return "nested"
+        if value.layout is not torch.strided:
+            return str(value.layout).removeprefix("torch.")
+        return "quantized" if value.is_quantized else ""
 
 
 def check_dense(node: fx.Node, site: Site) -> None:
