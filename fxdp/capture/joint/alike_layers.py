@@ -22,9 +22,10 @@ from fxdp.ir.graphs import attribute_of
 from fxdp.ir.windows import Place, Windows, find_windows, operands
 from fxdp.torch_compat import graph_module
 
-KEPT = 6
-"""Layers of a shortened graph: the first and the last, whose neighbours are others, and three between them
-that are alike; where a backward reads what the layer before gave, one of these is another, too."""
+KEPT = (5, 6)
+"""How many layers a shortened graph has: the first and the last, whose neighbours are others, and three
+between them that are alike; where a backward reads what the layer before gave, one of these is another, too,
+and it takes the next number."""
 _LEAST = 9
 """Below, the layers that are left out take less time than finding them and putting them back."""
 _SHORTEST = 6
@@ -42,6 +43,8 @@ class Layers:
     windows: Windows
     families: tuple[Names, ...]
     """Parameters and buffers by their first names: for each place in a layer those of all layers."""
+    few: int = KEPT[0]
+    """How many of them a shortened graph has."""
 
     @property
     def count(self) -> int:
@@ -51,7 +54,7 @@ class Layers:
     @property
     def kept(self) -> tuple[int, ...]:
         """Which of them a shortened graph has."""
-        return (*range(KEPT - 1), self.count - 1)
+        return (*range(self.few - 1), self.count - 1)
 
 
 class _OthersError(Exception):
@@ -169,7 +172,7 @@ def first_names(owner: nn.Module) -> dict[str, str]:
 
 
 def shortened(exported: Exported, layers: Layers) -> Exported:
-    """The same forward with `KEPT` layers."""
+    """The same forward with few layers."""
     rows, places = layers.windows.rows, layers.windows.places
     dropped = {node for i, row in rows.items() if i not in layers.kept for node in row}
     graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
@@ -177,7 +180,7 @@ def shortened(exported: Exported, layers: Layers) -> Exported:
 
     def copy_of(node: fx.Node) -> fx.Node:
         # the last layer reads what now comes before it
-        return copies[rows[KEPT - 2][places[node][1]] if node in dropped else node]
+        return copies[rows[layers.few - 2][places[node][1]] if node in dropped else node]
 
     for node in exported.gm.graph.nodes:
         if node in dropped or (node.op == "get_attr" and node.users and dropped.issuperset(node.users)):

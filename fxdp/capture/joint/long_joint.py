@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import fx
 
-from fxdp.capture.joint.alike_layers import KEPT, Layers
+from fxdp.capture.joint.alike_layers import Layers
 from fxdp.capture.joint.convert import Slots, identifier, node_name, slot_name
 from fxdp.capture.joint.moved_notes import Numbers, Sites
 from fxdp.ir.few_layers import FewLayers, Member, MoreLayers
@@ -48,7 +48,7 @@ class _Lengthened:
             for i, real in enumerate(layers.kept)
         }
         few = _few_layers(gm, self.families)
-        self.more = MoreLayers(few, layers.count - KEPT, _COPIED, self._write)
+        self.more = MoreLayers(few, layers.count - layers.few, _COPIED, self._write)
         self.graph = fx.Graph()
         self.sites = Sites(layers)
         self.numbers = Numbers(few, self.more.copied, self.more.more)

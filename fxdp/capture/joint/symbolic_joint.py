@@ -10,7 +10,7 @@ import torch
 
 from fxdp.capture.captured import Captured, SizeLeaf
 from fxdp.capture.export.exported import Exported
-from fxdp.capture.joint.alike_layers import find_layers, shortened
+from fxdp.capture.joint.alike_layers import KEPT, find_layers, shortened
 from fxdp.capture.joint.canonical_sizes import Sizes
 from fxdp.capture.joint.conditions import find_conditions, guards_of, kept_dims, several_values
 from fxdp.capture.joint.convert import Converted, Slots, convert
@@ -65,13 +65,16 @@ def _by_layer(exported: Exported, options: JointOptions) -> tuple[RawJoint, Size
     layers = find_layers(exported)
     if layers is None:
         return None
-    raw, sizes, short = _joint(shortened(exported, layers), options)
-    try:
-        gm = lengthened(short.gm, layers, Slots(exported.owner, exported.paths))
-    except OtherLayersError as error:
-        _log.debug("%d layers are traced one by one: %s", layers.count, error)
-        return None
-    return raw, sizes, replace(short, gm=gm)
+    for few in KEPT:
+        layers = replace(layers, few=few)
+        raw, sizes, short = _joint(shortened(exported, layers), options)
+        try:
+            gm = lengthened(short.gm, layers, Slots(exported.owner, exported.paths))
+        except OtherLayersError as error:
+            _log.debug("%d of %d layers are too few: %s", few, layers.count, error)
+        else:
+            return raw, sizes, replace(short, gm=gm)
+    return None
 
 
 def _leaf(leaf: Any, sizes: Sizes) -> Any:
