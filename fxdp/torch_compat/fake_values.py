@@ -53,8 +53,11 @@ def _made(tensor: FakeTensor, memory: dict[int, Any]) -> FakeTensor:
     if base is None:
         found = torch.empty_strided(shape, stride, dtype=tensor.dtype, device="meta")
         memory[_storage(tensor)] = found
-    else:
+    elif base.dtype == tensor.dtype:
         found = torch.as_strided(base, shape, stride, tensor.storage_offset())
+    else:  # a view of the same bytes as numbers of another kind
+        found = torch.empty(0, dtype=tensor.dtype, device="meta")
+        found.set_(base.untyped_storage(), tensor.storage_offset(), shape, stride)
     return FakeTensor(tensor.fake_mode, found, tensor.fake_device)
 
 

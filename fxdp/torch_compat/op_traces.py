@@ -11,24 +11,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor, fx
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.fx.experimental.proxy_tensor import (
-    disable_proxy_modes_tracing,
-    get_proxy_mode,
-    get_proxy_slot,
-    track_tensor,
-)
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot, track_tensor
+
+from fxdp.torch_compat.execution import unheard
+from fxdp.torch_compat.fake_values import in_other_memory
 
 __all__ = ["OpTraces"]
 
 _LIBRARIES = frozenset({"aten", "prims"})
-_Memory: TypeAlias = "tuple[fx.Node, int]"
-"""In whose memory a value lies: a node of those before it, and which of its tensors."""
 
 
 class _OtherKindError(Exception):
@@ -36,37 +32,13 @@ class _OtherKindError(Exception):
 
 
 @dataclass(frozen=True)
-class _Lies:
-    """How a tensor lies in memory."""
-
-    shape: tuple[Any, ...]
-    stride: tuple[Any, ...]
-    offset: Any
-    dtype: torch.dtype
-    device: torch.device
-    memory: _Memory | None
-    """None for memory of its own."""
-
-    @staticmethod
-    def of(value: Tensor, memory: _Memory | None) -> _Lies:
-        where = value.storage_offset()
-        return _Lies(tuple(value.shape), value.stride(), where, value.dtype, value.device, memory)
-
-
-@dataclass(frozen=True)
-class _Made:
-    """A node of a trace, and how its tensors lie: its value, with these in their places."""
-
-    node: fx.Node
-    value: Any
-
-
-@dataclass(frozen=True)
 class _Trace:
     """What an op became on some values."""
 
-    operands: tuple[fx.Node, ...]
-    made: tuple[_Made, ...]
+    given: tuple[fx.Node, ...]
+    operands: tuple[Tensor, ...]
+    """The values of these nodes."""
+    made: tuple[fx.Node, ...]
     results: Any
     """As the op gave them, a node in the place of each tensor."""
 
@@ -83,7 +55,7 @@ class OpTraces:
             return target(*args, **kwargs)
         operands: list[Tensor] = []
         try:
-            with torch._C.DisableTorchFunction():  # a trace listens to each question about a tensor
+            with unheard():  # a trace listens to each question about a tensor
                 key = target, _kind(tuple(args), operands), _kind(dict(kwargs), operands)
                 given = [_node(operand) for operand in operands]
                 known = self._known.get(key)
@@ -169,18 +141,12 @@ def _recorded(
 ) -> _Trace:
     """What was traced, if nothing else of the trace's tensors is in it."""
     own = {*given, *nodes}
-    memory = {_storage(operand): (node, 0) for operand, node in zip(operands, given, strict=True)}
-    made = []
     for node in nodes:
         others = (n.meta.get("val") for n in node.all_input_nodes if n not in own)
         if node.op != "call_function" or any(isinstance(value, (Tensor, list, tuple)) for value in others):
             raise _OtherKindError
-        value = node.meta.get("val")
-        made.append(_Made(node, _each(value, lambda tensor: _Lies.of(tensor, memory.get(_storage(tensor))))))
-        for i, tensor in enumerate(_tensors(value)):
-            memory.setdefault(_storage(tensor), (node, i))
     where = {id(operand): node for operand, node in zip(operands, given, strict=True)}
-    return _Trace(tuple(given), tuple(made), _as_nodes(results, own, where))
+    return _Trace(tuple(given), tuple(operands), tuple(nodes), _as_nodes(results, own, where))
 
 
 def _as_nodes(results: Any, own: set[fx.Node], operands: Mapping[int, fx.Node]) -> Any:
@@ -199,14 +165,14 @@ def _as_nodes(results: Any, own: set[fx.Node], operands: Mapping[int, fx.Node]) 
 def _copied(known: _Trace, operands: Sequence[Tensor], given: Sequence[fx.Node]) -> Any:
     """The same nodes again, on these operands."""
     tracer = _tracer()
-    copies = dict(zip(known.operands, given, strict=True))
-    values: dict[fx.Node, Any] = dict(zip(known.operands, operands, strict=True))
-    with disable_proxy_modes_tracing():
-        for one in known.made:
-            values[one.node] = _each(one.value, lambda lies: _like(lies, values))
-    for one in known.made:
-        copy = copies[one.node] = tracer.graph.node_copy(one.node, lambda n: copies.get(n, n))
-        copy.meta["val"] = values[one.node]
+    copies = dict(zip(known.given, given, strict=True))
+    values: dict[fx.Node, Any] = dict(zip(known.given, operands, strict=True))
+    before: dict[fx.Node, Any] = dict(zip(known.given, known.operands, strict=True))
+    for node in known.made:
+        read = [(before[n], values[n]) for n in node.all_input_nodes if n in before]
+        before[node] = node.meta.get("val")
+        copy = copies[node] = tracer.graph.node_copy(node, lambda n: copies.get(n, n))
+        copy.meta["val"] = values[node] = in_other_memory(before[node], read)
 
     def result(node: Any) -> Any:
         if isinstance(node, (list, tuple)):
@@ -214,36 +180,8 @@ def _copied(known: _Trace, operands: Sequence[Tensor], given: Sequence[fx.Node])
         if node is None:
             return None
         value = values[node]
-        if node not in known.operands:
+        if node not in known.given:
             track_tensor(value, fx.Proxy(copies[node], tracer), constant=None, tracer=tracer)
         return value
 
     return result(known.results)
-
-
-def _like(lies: _Lies, values: Mapping[fx.Node, Any]) -> Tensor:
-    """A tensor that lies so, in memory of its own or in that of what it is a view of."""
-    if lies.memory is None:
-        return torch.empty_strided(lies.shape, lies.stride, dtype=lies.dtype, device=lies.device)
-    node, place = lies.memory
-    return torch.as_strided(list(_tensors(values[node]))[place], lies.shape, lies.stride, lies.offset)
-
-
-def _each(value: Any, change: Callable[[Any], Any]) -> Any:
-    """A value with its tensors, or what stands for them, changed."""
-    if isinstance(value, (list, tuple)):
-        return type(value)([_each(one, change) for one in value])
-    return change(value) if isinstance(value, (Tensor, _Lies)) else value
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for one in value:
-            yield from _tensors(one)
-
-
-def _storage(tensor: Tensor) -> int:
-    address: int = tensor.untyped_storage()._cdata
-    return address
