@@ -47,7 +47,7 @@ def quick_sizes() -> Iterator[None]:
                 plain = getattr(SymNode, f"_{name}")
                 _replace(stack, SymNode, f"_{name}", _remembered(plain, wrapping, numbers))
         _replace(stack, SymNode, "wrap_int", _constants(SymNode.wrap_int))
-        _replace(stack, SymNode, "maybe_as_int", _integers(numbers))
+        _replace(stack, SymNode, "maybe_as_int", _integers())
         _replace(stack, SymNode, "expr", property(_expression(vars(SymNode)["expr"].fget)))
         yield
 
@@ -87,14 +87,14 @@ class _Numbers:
         """The number of a size, which copies of it have, too."""
         env = size.shape_env
         lasts = env is not None and env._replacements_version_counter == 0  # else its expression may change
-        kept = vars(size).get(_NUMBER) if lasts else None
+        kept = size.__dict__.get(_NUMBER) if lasts else None
         if kept is not None and kept[0] is self._mark:
-            return int(kept[1])
+            return kept[1]  # type: ignore[no-any-return]
         # the type, as `1`, `True` and `1.0` are one key of a dict
         value = size.expr, size._hint, size.pytype, size._optimized_summation
         number = self._known.setdefault(value, len(self._known))
         if lasts and size._hint is not None:  # torch finds a hint when it is first asked for
-            vars(size)[_NUMBER] = self._mark, number
+            size.__dict__[_NUMBER] = self._mark, number
         return number
 
 
@@ -119,7 +119,7 @@ def _remembered(plain: _Binary, wrapping: _Wrapping, numbers: _Numbers) -> _Bina
 def _copy(found: SymNode, like: SymNode) -> SymNode:
     """The same value as an object of its own, which tracers tell apart, in the other's environment."""
     made = object.__new__(SymNode)
-    vars(made).update(vars(found))
+    made.__dict__.update(found.__dict__)
     made.shape_env = like.shape_env
     return made
 
@@ -138,15 +138,18 @@ def _constants(plain: Callable[[SymNode, int], SymNode]) -> Callable[[SymNode, i
     return wrap_int
 
 
-def _integers(numbers: _Numbers) -> Callable[[SymNode], int | None]:
+def _integers() -> Callable[[SymNode], int | None]:
     known: dict[Any, int | None] = {}
 
     def maybe_as_int(self: SymNode) -> int | None:
-        number = numbers.of(self) if type(self._hint) in _PLAIN else self.expr
-        if number not in known:
-            expr = self.expr
-            known[number] = int(expr) if expr.is_number else None
-        return known[number]
+        expr = self.expr
+        if expr.is_Symbol:  # as are most that are asked
+            return None
+        try:
+            return known[expr]
+        except KeyError:
+            found = known[expr] = int(expr) if expr.is_number else None
+            return found
 
     return maybe_as_int
 

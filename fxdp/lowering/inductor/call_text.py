@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from functools import lru_cache
 from typing import Any
 
+import sympy
+import torch
 from torch import Tensor, fx
 
 
@@ -20,7 +24,20 @@ def line(node: fx.Node) -> str:
 
 def _value_text(value: Any) -> str:
     if isinstance(value, Tensor):
-        return f"{value.dtype} {tuple(value.shape)} {tuple(value.stride())} {value.device}"
+        return f"{value.dtype} {_sizes(value.shape)} {_sizes(value.stride())} {value.device}"
     if isinstance(value, (tuple, list)):
         return str([_value_text(v) for v in value])
-    return str(value)
+    return _size(value) if isinstance(value, torch.SymInt) else str(value)
+
+
+def _sizes(sizes: Iterable[Any]) -> list[Any]:
+    return [_size(n) if isinstance(n, torch.SymInt) else n for n in sizes]
+
+
+def _size(size: torch.SymInt) -> str:
+    return _expression(size.node.expr)
+
+
+@lru_cache(maxsize=65536)
+def _expression(expr: sympy.Basic) -> str:
+    return str(expr)  # which is slow, and layers have the same few
