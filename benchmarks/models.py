@@ -131,6 +131,7 @@ CASES = {
     for case in (
         Case("gpt", lambda: GPT(GPTConfig(1024, 128, layers=6, width=256, heads=4)), _text, local_batch=4),
         Case("gpt-untied", lambda: UntiedGPT(GPTConfig(1024, 128, 6, 256, 4)), _text, local_batch=4),
+        Case("gpt-untied-8", lambda: UntiedGPT(GPTConfig(1024, 128, 8, 256, 4)), _text, local_batch=4),
         Case("resnet", resnet, _images, local_batch=16),
         Case("mlp", mlp, _rows, local_batch=32),
         Case("tiny-gpt", lambda: UntiedGPT(GPTConfig(64, 128, 2, 32, 2)), _small_text, local_batch=4),

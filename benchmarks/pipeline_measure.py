@@ -1,4 +1,4 @@
-"""What one rank measures; `pipeline.py` starts it on two ranks with a JSON object as its argument."""
+"""What one rank measures; `pipeline.py` starts it on all ranks with a JSON object as its argument."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from count import count
 from models import CASES, Case
-from pipeline_contenders import CPU, Contender, Name, make
+from pipeline_contenders import CPU, Contender, Name, make, stages_each
 from torch import Tensor
 
 from fxdp.reports.schedule_svg import schedule_svg
@@ -112,7 +112,7 @@ def schedule_of(contender: Contender) -> dict[str, Any]:
     """The schedule that ran, its bubble, and the closed form for equal stages."""
     schedule = contender.compiled.plan.schedule
     ranks, count = len(schedule.ranks), schedule.microbatches
-    rounds = 3 * count if schedule.name == "zero-bubble" else count
+    rounds = count * (3 if schedule.name == "zero-bubble" else stages_each(schedule.name))
     return {
         "bubble": schedule.timeline().bubble,
         "closed_form": (ranks - 1) / (rounds + ranks - 1),

@@ -32,7 +32,7 @@ def ratio(
 
 def show(results: dict[str, Any], console: Console) -> None:
     """Print one line per way, then each schedule's bubble and the load of the machine."""
-    table = Table(title="{model}, 2 ranks, torch {torch}".format(**results["machine"]), title_justify="left")
+    table = Table(title="{model}, {where}, torch {torch}".format(**results["machine"]), title_justify="left")
     table.add_column("way", no_wrap=True)
     for column in (
         "step, ms",
