@@ -22,7 +22,7 @@ SPLITS = {1: ([4], [5]), 2: ([2, 2], [4, 1]), 4: ([1, 1, 1, 1], [2, 0, 1, 2])}
 TRANSFORMERS = {
     1: ("gpt2", "resnet"),
     2: ("bert", "t5", "vit", "resnet", "mixtral"),
-    4: ("gpt2", "llama", "t5", "resnet"),
+    4: ("gpt2", "llama", "resnet"),
 }
 """Each on several ranks, where nothing is sent only two; resnet, whose statistics are of the whole batch,
 on all. Every node of each is compared on four ranks in `tests/capture/test_zoo.py`."""

@@ -170,7 +170,7 @@ def test_inductor_compiles_it(ranks: RankPool) -> None:
 
 
 def _inductor() -> tuple[float, int]:
-    return _apart(MLP, torch.optim.SGD, [(4, 3)], compute="inductor")
+    return _apart(MLP, torch.optim.SGD, [(4, 4)], compute="inductor")
 
 
 def test_torch_finds_it_by_its_name() -> None:
