@@ -18,7 +18,7 @@ from fxdp.capture.export.skip_tracker import captured_skips
 from fxdp.capture.inputs import Inputs, run_model
 from fxdp.capture.mixed_precision import MixedPrecision
 from fxdp.capture.patches.checkpoints import repeated_updates
-from fxdp.capture.patches.module_state import Number, as_numbers, assigned_buffers
+from fxdp.capture.patches.module_state import Number, as_numbers, assigned_buffers, unchanged_objects
 from fxdp.capture.patches.patch_tables import hearing
 from fxdp.capture.python_values import is_unread, set_attributes
 from fxdp.capture.refusals.recorders import Watched, watching_hooks
@@ -100,6 +100,7 @@ class FlatModule(nn.Module):
         args, kwargs = self.inputs.rebuild(tensors, numbers, touched)
         attributes = self.inputs.attributes
         with contextlib.ExitStack() as stack:
+            stack.enter_context(unchanged_objects(self.module))
             stack.enter_context(set_attributes(attributes, numbers[len(numbers) - len(attributes) :]))
             tracker = stack.enter_context(captured_skips(self.module))
             heard = stack.enter_context(hearing(self.module, tensors, self.ways))

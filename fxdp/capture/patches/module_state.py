@@ -14,8 +14,9 @@ Only buffers that no forward writes can be such numbers, and only where a model 
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections import OrderedDict, deque
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -109,7 +110,57 @@ def unchanged(module: nn.Module) -> Iterator[None]:
 
     Tracing would leave tensors there that have no values.
     """
-    before = [(vars(owner), _snapshot(vars(owner))) for owner in module.modules()]
+    with _as_before(module.modules()), unchanged_objects(module):
+        yield
+
+
+@contextlib.contextmanager
+def unchanged_objects(module: nn.Module) -> Iterator[None]:
+    """As `unchanged`, for what modules hold that is no module: `torch.export` restores modules alone.
+
+    self.rope = Rope()      a table that this makes at its first call must not be that of an earlier trace
+    """
+    with _as_before([value for _, value in held_objects(module)]):
+        yield
+
+
+def held_objects(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Objects of the user's classes in attributes of modules, or in lists and dicts there; each once."""
+    seen: set[int] = set()
+    for path, owner in module.named_modules():
+        for name, value in vars(owner).items():
+            for key, held in _members(name, value):
+                if _is_plain(held) and id(held) not in seen:
+                    seen.add(id(held))
+                    yield f"{path}.{key}".lstrip("."), held
+
+
+def _members(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """A value, or what is in it if it is a container."""
+    if isinstance(value, Mapping):
+        yield from ((f"{name}[{key!r}]", held) for key, held in value.items())
+    elif isinstance(value, (list, tuple, deque)):
+        yield from ((f"{name}[{index}]", held) for index, held in enumerate(value))
+    else:
+        yield name, value
+
+
+_FOREIGN = sys.stdlib_module_names | {"torch"}
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether it is an object of a user's class, with attributes."""
+    package = type(value).__module__.partition(".")[0]
+    return (
+        package not in _FOREIGN
+        and not isinstance(value, (type, nn.Module, torch.Tensor))
+        and isinstance(getattr(value, "__dict__", None), dict)
+    )
+
+
+@contextlib.contextmanager
+def _as_before(owners: Iterable[Any]) -> Iterator[None]:
+    before = [(vars(owner), _snapshot(vars(owner))) for owner in owners]
     try:
         yield
     finally:

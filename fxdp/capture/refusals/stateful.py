@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 
 from fxdp.capture.inputs import Inputs, run_model
 from fxdp.capture.mixed_precision import MixedPrecision
+from fxdp.capture.patches.module_state import held_objects
 from fxdp.errors import CaptureError
 from fxdp.ir.draws import kept_random_state, reseed
 from fxdp.ir.model_tensors import is_stand_in
@@ -164,13 +165,17 @@ def aside() -> Iterator[None]:
 class Attributes:
     """The Python attributes of all modules, beside parameters and buffers, at one moment.
 
-    A buffer that is registered or made in a forward is none yet: it counts as an attribute.
+    A buffer that is registered or made in a forward is none yet: it counts as an attribute. So do those of
+    objects that modules hold.
     """
 
     def __init__(self, module: nn.Module) -> None:
         self._found = {
             name: (type(child).__name__, _own(child)) for name, child in module.named_modules() if _own(child)
         }
+        for name, held in held_objects(module):
+            own = {key: _content(value) for key, value in vars(held).items()}
+            self._found[name] = (type(held).__name__, own)
 
     def changed(self, later: Attributes) -> tuple[str, ...]:
         """The attributes that differ at a later moment: `step of blocks.2 (Block)`."""

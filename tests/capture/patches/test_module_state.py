@@ -207,3 +207,34 @@ class Grows(Places):
 def test_a_table_that_remembers_is_refused() -> None:
     with pytest.raises(CaptureError, match=r"from one call to the next .*places"):
         capture(Grows(), (torch.randn(7, 3, 4),), {})
+
+
+class Rope:
+    """No module; its table is made at the first call."""
+
+    def __init__(self) -> None:
+        self.table: Tensor | None = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self.table is None:
+            self.table = torch.arange(x.shape[1], dtype=x.dtype)
+        return x * self.table
+
+
+class Turned(nn.Module):
+    """Fixes its batch size, so that it is traced several times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.ropes = nn.Linear(4, 4), [Rope()]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.ropes[0](self.fc(x)).square().sum() / len([0] * x.shape[0])
+
+
+def test_objects_that_modules_hold_keep_no_tensor_of_a_trace(caplog: pytest.LogCaptureFixture) -> None:
+    model = Turned()
+    with caplog.at_level("WARNING", "fxdp"):
+        lockstep.check(model, (torch.randn(7, 4),), splits=((4, 3), (5, 2, 0, 0)))
+    assert "sets table of ropes[0] (Rope)" in caplog.text
+    assert model.ropes[0].table is None

@@ -7,6 +7,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -69,6 +70,28 @@ def _looks_back(model: _Model, x: Tensor) -> Tensor:
 def test_a_model_that_remembers_is_refused(body: Callable[[_Model, Tensor], Tensor], named: str) -> None:
     with pytest.raises(CaptureError, match=rf"from one call to the next.*\({named} \(_Model\)\)"):
         capture(_Model(body), (torch.randn(6, 4),), {})
+
+
+class _Counter:
+    def __init__(self) -> None:
+        self.steps = 1
+
+
+def test_an_object_that_remembers_is_refused() -> None:
+    """Its model holds it, and it is no module."""
+
+    class Counts(_Model):
+        def __init__(self) -> None:
+            super().__init__(_counts_outside)
+            self.counter = _Counter()
+
+    with pytest.raises(CaptureError, match=r"next.*\(steps of counter \(_Counter\)\)"):
+        capture(Counts(), (torch.randn(6, 4),), {})
+
+
+def _counts_outside(model: Any, x: Tensor) -> Tensor:
+    model.counter.steps += 1
+    return x.mean() * 0.5**model.counter.steps
 
 
 def _shows(model: _Model, x: Tensor) -> Tensor:
