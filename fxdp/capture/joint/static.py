@@ -23,6 +23,7 @@ from fxdp.capture.joint.canonical_sizes import Sizes
 from fxdp.capture.joint.convert import Converted, convert
 from fxdp.capture.joint.fit import fit_float, fit_int
 from fxdp.capture.joint.raw_joint import JointOptions, RawJoint, trace_joint
+from fxdp.capture.joint.repeated_constants import repeated_dim
 from fxdp.ir.notes import MemoryLayout, Note, Site, example_layout, keep_layout, note, set_layouts
 from fxdp.ir.placements import Dim
 from fxdp.ir.slots import Constant
@@ -94,7 +95,7 @@ class _Fit:
         if len({len(row) for row in rows}) > 1:
             counts = " / ".join(str(len(row)) for row in rows)
             raise StaticMismatchError(f"the number of operations depends on the batch size ({counts})")
-        self._compare_constants()
+        self._fit_constants()
         self.graphs[0].gm.recompile()
 
     def _fit_node(self, nodes: Sequence[fx.Node]) -> None:
@@ -181,15 +182,36 @@ class _Fit:
             return sizes[0]
         return fit_number(self.batches, sizes, where)
 
-    def _compare_constants(self) -> None:
-        """A constant of the model must not depend on the batch."""
+    def _fit_constants(self) -> None:
+        """A constant must not depend on the batch, unless it has the same row for each sample."""
         for name, tensor in self.graphs[0].constants.items():
-            for other in self.graphs[1:]:
-                if not _equal(tensor, other.constants.get(name)):
-                    raise StaticMismatchError(
-                        f"a tensor constant of shape {list(tensor.shape)} depends on the batch size, used at "
-                        f"{self._user_of(name)}"
-                    )
+            found = [graph.constants.get(name) for graph in self.graphs]
+            if all(_equal(tensor, other) for other in found):
+                continue
+            known = [other for other in found if other is not None]
+            dim = repeated_dim(known) if len(known) == len(found) else None
+            if dim is None:
+                raise StaticMismatchError(
+                    f"a tensor constant of shape {list(tensor.shape)} depends on the batch size, used at "
+                    f"{self._user_of(name)}"
+                )
+            self._repeat(name, dim)
+
+    def _repeat(self, name: str, dim: int) -> None:
+        """Keep one row of a constant, and spread it over the batch."""
+        constants = self.graphs[0].constants
+        constants[name] = constants[name].narrow(dim, 0, 1).clone()
+        node = next(n for n in self.graph.nodes if note(n).slot == Constant(name))
+        whole = note(node).type
+        assert isinstance(whole, TensorType)
+        with self.graph.inserting_before(next(n for n in self.graph.nodes if n.op != "placeholder")):
+            length = self.graph.call_function(size, (str(whole.shape[dim]),))
+            length.meta["fxdp"] = Note(type=ScalarType(whole.shape[dim]), site=note(node).site)
+            sizes = [length if at == dim else each for at, each in enumerate(whole.shape)]
+            spread = self.graph.call_function(torch.ops.aten.expand.default, (node, sizes))
+            spread.meta["fxdp"] = Note(type=whole, site=self._user_of(name))
+        node.replace_all_uses_with(spread, lambda user: user is not spread)
+        note(node).type = TensorType(whole.dtype, tuple(constants[name].shape))
 
     def _user_of(self, constant: str) -> Site:
         """Where the model first reads a constant."""

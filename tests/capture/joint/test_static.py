@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import sympy
 import torch
@@ -11,9 +13,11 @@ from torch.nn import functional as F
 from fxdp.capture.captured import SizeLeaf
 from fxdp.capture.joint.fit import fit_float, fit_int
 from fxdp.capture.joint.static import size
+from fxdp.errors import CaptureError
 from fxdp.ir.notes import note
 from fxdp.ir.sizes import B
 from fxdp.ir.types import ScalarType
+from tests import lockstep
 from tests.capture.oracle import check
 from tests.capturing import capture
 
@@ -118,3 +122,24 @@ def test_what_does_not_fit() -> None:
     assert fit_int(SIZES, [2**b for b in SIZES]) is None
     assert fit_int(SIZES, [b // 2 for b in SIZES]) is not None or True
     assert fit_float(SIZES, [float(b) ** (1 / 3) for b in SIZES]) is None
+
+
+class _Listed(nn.Module):
+    """Says something of each sample in a list, whose length Python has to know."""
+
+    def __init__(self, number: Callable[[int], int]) -> None:
+        super().__init__()
+        self.fc, self.embedding, self.number = nn.Linear(4, 4), nn.Embedding(3, 4), number
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        kinds = torch.tensor([[self.number(i), 2] for i in range(x.shape[0])])
+        return (self.fc(x) * self.embedding(kinds).sum(1)).square().mean()
+
+
+def test_a_list_of_the_same_number_for_each_sample() -> None:
+    lockstep.check(_Listed(lambda _: 1), (torch.randn(7, 4),), splits=((4, 3), (5, 2, 0, 0)))
+
+
+def test_a_list_of_other_numbers_for_each_sample_is_refused() -> None:
+    with pytest.raises(CaptureError, match=r"constant of shape \[\d+, 2\] depends on the batch"):
+        capture(_Listed(lambda i: i % 2), (torch.randn(7, 4),), {})
