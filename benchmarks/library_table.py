@@ -20,6 +20,8 @@ their names, but some were asked for: of transformers, 60 that the catalogue lac
 eager does not run here are no rows.
 A family of transformers is the catalogue's model if it has one, else the family's own configuration with
 small sizes, without what draws in Python (LayerDrop, SpecAugment), experts as `batched_mm`.
+A model of timm has two blocks in a stage where its class has a setting for them, which its row names; one of
+diffusers is as small as the library's own tests make it, or, where these have none, as `diffusers_*.py` here.
 
 | library | families | measured | eager runs | exact | refused | wrong | raw errors | too slow |
 |---|---|---|---|---|---|---|---|---|
