@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -32,6 +34,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.xdist_group("ranks"))
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """One worker imports everything, then the others: Python compiles each file once, not in each of them."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:  # not a whole run, which imports Inductor sooner or later
+        return (yield)
+    with Path(__file__).open() as turn:
+        try:
+            fcntl.flock(turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            fcntl.flock(turn, fcntl.LOCK_SH)
+        compile_kernels_quickly()
+        return (yield)
+
+
 def pytest_configure() -> None:
     """One thread each, as on ranks: workers share a few cores; programs that tests start inherit it."""
     torch.set_num_threads(1)
@@ -40,8 +56,6 @@ def pytest_configure() -> None:
     # Of models as small as in tests, remembering what ops do to fake tensors costs more than it saves: a
     # fifth of a capture. Ranks that live as programs do (`RankPool.spawn`) remember it, as users' programs.
     torch._dynamo.config.fake_tensor_cache_enabled = False
-    if "PYTEST_XDIST_WORKER" in os.environ:  # a whole run: it imports Inductor sooner or later
-        compile_kernels_quickly()
 
 
 def pytest_collection_finish() -> None:
