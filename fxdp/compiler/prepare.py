@@ -17,11 +17,11 @@ from fxdp.compiler.verifier import verify
 from fxdp.errors import MeshError, PlacementError, StageError
 from fxdp.ir import conversions
 from fxdp.ir.graph_text import target_text, type_text
-from fxdp.ir.graphs import copy_graph
+from fxdp.ir.graphs import copy_graph, results_of
 from fxdp.ir.level import Level
 from fxdp.ir.mesh import REPLICATE, SHARD, Mesh
 from fxdp.ir.notes import has_no_rule, note, tensor_operands
-from fxdp.ir.slots import Crossing, Parameter, ResultSlot, Tangent
+from fxdp.ir.slots import Crossing, Mutation, Parameter, ResultSlot, Tangent
 from fxdp.ir.types import TensorType
 from fxdp.options import Options
 from fxdp.pipeline.cut.partition import Part, Partition
@@ -77,11 +77,12 @@ def prepare(
     Raises
     ------
     PlacementError : with `strict=True`, an op would run replicated because it has no rule.
-    MeshError : see `check_options` and `check_sharding`.
+    MeshError : see `check_options`, `check_sharding` and `check_writes`.
     StageError : no loss in the graph, no such stages, or a model that cannot run in micro-batches.
     """
     cut = is_cut(mesh, options) if cut is None else cut
     check_sharding(mesh, options)
+    check_writes(captured, options, cut=cut)
     if cut:
         check_options(options)
         check_reductions(captured, options)
@@ -178,6 +179,23 @@ def check_options(options: Options) -> None:
         raise MeshError(
             'rng="single-device" draws all numbers of the batch in the order of one device, which stages '
             'and micro-batches do not keep; expected rng="sharded" with a pp axis or microbatches > 1'
+        )
+
+
+def check_writes(captured: Captured, options: Options, *, cut: bool) -> None:
+    """Refuse writes into parameters where a rank has a part of them, or more than one micro-batch.
+
+    Raises
+    ------
+    MeshError : with their names.
+    """
+    of = [slot.of for slot, _ in results_of(captured.gm.graph) if isinstance(slot, Mutation)]
+    names = [slot.name for slot in of if isinstance(slot, Parameter)]
+    if names and (cut or options.strategy != "replicate"):
+        raise MeshError(
+            f"the forward changes parameters in place ({', '.join(names)}), which needs all of them on each "
+            f"rank, and its samples at once; expected strategy='replicate' (got {options.strategy!r}), no pp "
+            "axis and microbatches=1. Or write into buffers (register_buffer)"
         )
 
 

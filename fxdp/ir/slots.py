@@ -72,9 +72,9 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Mutation:
-    """Result slot: the new value of a buffer or input that the model changed in place."""
+    """Result slot: the new value of a parameter, buffer or input that the model changed in place."""
 
-    of: Buffer | Input
+    of: Parameter | Buffer | Input
 
 
 @dataclass(frozen=True, slots=True)

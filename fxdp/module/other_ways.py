@@ -19,7 +19,7 @@ from fxdp.capture.captured import Captured, Check
 from fxdp.compiler.program import Program
 from fxdp.ir.draws import random_state, set_random_state
 from fxdp.ir.notes import note
-from fxdp.ir.slots import Buffer, Input, Mutation
+from fxdp.ir.slots import Buffer, Input, Mutation, Parameter
 from fxdp.module.call import Call
 
 
@@ -79,7 +79,8 @@ class _Before:
 
     def __init__(self, graph: fx.Graph, module: nn.Module, inputs: Sequence[Tensor]) -> None:
         slots = [slot.of for slot in note(graph.output_node()).results if isinstance(slot, Mutation)]
-        written = [module.get_buffer(slot.name) for slot in slots if isinstance(slot, Buffer)]
+        written: list[Tensor] = [module.get_buffer(slot.name) for slot in slots if isinstance(slot, Buffer)]
+        written += [module.get_parameter(slot.name) for slot in slots if isinstance(slot, Parameter)]
         written += [inputs[slot.index] for slot in slots if isinstance(slot, Input)]
         self._written = [(tensor, tensor.detach().clone()) for tensor in written]
         self._random = random_state()

@@ -14,7 +14,8 @@ from fxdp.capture.captured import Captured, OutputLeaf
 from fxdp.capture.inputs import run_model
 from fxdp.capture.mixed_precision import MixedPrecision
 from fxdp.capture.refusals.stateful import copy_of
-from fxdp.ir.model_tensors import slot_values
+from fxdp.ir.graphs import results_of
+from fxdp.ir.model_tensors import is_stand_in, slot_values
 from fxdp.ir.notes import note
 from fxdp.ir.slots import (
     Buffer,
@@ -34,9 +35,9 @@ from fxdp.torch_compat import without_autocast
 class EagerRun:
     """Everything that one step leaves behind.
 
-    `results` holds outputs, gradients, and the values of all buffers and inputs after the step; `tangents`
-    are the random weights of the outputs whose gradient was taken; `changed` are the buffers and inputs that
-    do not hold what they held before.
+    `results` holds outputs, gradients, and the values of all parameters, buffers and inputs after the step;
+    `tangents` are the random weights of the outputs whose gradient was taken; `changed` are those of these
+    that do not hold what they held before.
     """
 
     results: dict[ResultSlot, Tensor]
@@ -84,9 +85,9 @@ def run_eager(
     named = twin.named_parameters()
     values |= {Gradient(Parameter(n)): p.grad for n, p in named if p.grad is not None}
     values |= {Gradient(Input(i)): t.grad for i, t in enumerate(tensors) if t.grad is not None}
-    values |= {Mutation(Buffer(n)): b for n, b in twin.named_buffers()}
+    values |= _written_into(twin)
     values |= {Mutation(Input(i)): t.detach() for i, t in enumerate(tensors)}
-    before: dict[ResultSlot, Tensor] = {Mutation(Buffer(n)): b for n, b in module.named_buffers()}
+    before = _written_into(module)
     before |= {Mutation(Input(i)): t.detach() for i, t in enumerate(given)}
     changed = frozenset(s for s, value in before.items() if s in values and _is_written(values[s], value))
     return EagerRun(values, tangents, changed)
@@ -100,8 +101,9 @@ def input_values(
 ) -> dict[Slot, Any]:
     """The global value of every input of the captured program but its sizes."""
     graph = captured.gm.graph
+    written = {slot.of for slot, _ in results_of(graph) if isinstance(slot, Mutation)}
     values: dict[Slot, Any] = {
-        slot: value.clone() if isinstance(slot, Buffer) else value.detach()  # a run writes into buffers
+        slot: value.detach().clone() if slot in written else value.detach()  # a run writes into them
         for slot, value in slot_values(graph, module, captured.constants).items()
     }
     for node in graph.find_nodes(op="placeholder"):
@@ -116,6 +118,13 @@ def input_values(
 def symbol_values(captured: Captured, tensors: Sequence[Tensor]) -> dict[str, int]:
     """The values of the sizes other than the batch that the captured program keeps open."""
     return {name: tensors[index].shape[dim] for name, (index, dim) in captured.symbols.items()}
+
+
+def _written_into(module: nn.Module) -> dict[ResultSlot, Tensor]:
+    """What a step may write into, as it is now."""
+    found: dict[ResultSlot, Tensor] = {Mutation(Buffer(n)): b for n, b in module.named_buffers()}
+    named = module.named_parameters()
+    return found | {Mutation(Parameter(n)): p.detach() for n, p in named if not is_stand_in(p)}
 
 
 def _is_written(now: Tensor, before: Tensor) -> bool:

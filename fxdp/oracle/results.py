@@ -34,7 +34,7 @@ def compare_results(
 ) -> list[ResultError]:
     """One row per result; gradients that are missing or too many are wrong, as are missing writes.
 
-    `changed` are the buffers and inputs that one device writes.
+    `changed` are the parameters, buffers and inputs that one device writes.
 
     A value that is zero but for rounding counts against what it was made from: a gradient (a key's bias)
     against the other gradients, a buffer (the running mean after another BatchNorm) and an output (a policy's
@@ -70,6 +70,8 @@ def result_name(slot: ResultSlot) -> str:
             return f"gradient of {name}"
         case Mutation(Buffer(name)):
             return f"buffer {name}"
+        case Mutation(Parameter(name)):
+            return f"parameter {name}"
         case Mutation(Input(index, path)):
             return f"input {path or index}"
         case _:

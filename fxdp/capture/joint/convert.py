@@ -15,8 +15,12 @@ from fxdp.capture.export.rewrites import strip_effects
 from fxdp.capture.export.skip_marks import label_of
 from fxdp.capture.joint.canonical_sizes import Sizes
 from fxdp.capture.joint.raw_joint import RawJoint
+from fxdp.capture.joint.written_parameters import (
+    check_written,
+    drop_gradients_of_writes,
+    is_unread_gradient,
+)
 from fxdp.capture.refusals.dense_only import check_dense
-from fxdp.capture.refusals.diagnose import changed_parameter, check_written
 from fxdp.capture.refusals.overlaps import check_overlap
 from fxdp.capture.refusals.unwritten import check_unwritten
 from fxdp.capture.sites import SiteIndex, module_path
@@ -59,6 +63,7 @@ class _Converter:
 
     def __init__(self, raw: RawJoint, sizes: Sizes) -> None:
         strip_effects(raw.gm.graph)
+        drop_gradients_of_writes(raw.gm.graph, raw.exported.owner)
         self.raw = raw
         self.sizes = sizes
         self.slots = Slots(raw.exported.owner, raw.exported.paths)
@@ -69,7 +74,7 @@ class _Converter:
 
     def run(self) -> Converted:
         """The converted graph."""
-        check_written(self.raw.gm.graph, self.sites)
+        check_written(self.raw.gm.graph, self.slots.of_input, self.sites)
         self._placeholders()
         for node in self.raw.gm.graph.nodes:
             if node.op == "output":
@@ -86,7 +91,8 @@ class _Converter:
         """Emit the placeholders in the order of `_ORDER`, tensor constants among them."""
         found: list[tuple[Slot, fx.Node]] = []
         for node in self.raw.gm.graph.nodes:
-            if isinstance(node.meta.get("desc"), torch_compat.ForwardTokenAOTInput):
+            token = isinstance(node.meta.get("desc"), torch_compat.ForwardTokenAOTInput)
+            if token or is_unread_gradient(node):
                 continue
             if node.op == "placeholder":
                 slot = self.slots.of_input(node.meta["desc"])
@@ -201,9 +207,6 @@ class Slots:
             output = descriptor.output
             if isinstance(output, torch_compat.PlainAOTOutput):
                 return Tangent(output.idx)
-            mutated = getattr(output, "mutated_input", None)
-            if isinstance(mutated, torch_compat.ParamAOTInput):
-                raise changed_parameter(module_path(mutated.target))
         raise CaptureError(f"the joint graph has an input that fxdp cannot place: {descriptor}")
 
     def of_output(self, descriptor: Any) -> ResultSlot | None:
@@ -214,10 +217,8 @@ class Slots:
             return Output(descriptor.idx)
         if isinstance(descriptor, torch_compat.InputMutationAOTOutput):
             of = self.of_input(descriptor.mutated_input)
-            if isinstance(of, (Buffer, Input)):
+            if isinstance(of, (Parameter, Buffer, Input)):
                 return Mutation(of)
-            assert isinstance(of, (Parameter, Constant))
-            raise changed_parameter(of.name)
         if isinstance(descriptor, torch_compat.GradAOTOutput):
             grad_of = self.of_input(descriptor.grad_of)
             if isinstance(grad_of, (Parameter, Input)):

@@ -139,7 +139,6 @@ def _of(slot: ResultSlot, name: str) -> ResultSlot:
     assert isinstance(slot, (Gradient, Mutation))
     renamed = _renamed(slot.of, name)
     if isinstance(slot, Mutation):
-        assert isinstance(renamed, Buffer)
         return Mutation(renamed)
     assert isinstance(renamed, Parameter)
     return Gradient(renamed)

@@ -9,15 +9,13 @@ import re
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from torch import fx
 from torch.nn.utils.rnn import PackedSequence
 
 from fxdp import torch_compat
 from fxdp.capture.refusals.dense_only import why_dense
 from fxdp.capture.refusals.survey import Read
-from fxdp.capture.sites import SiteIndex, module_path, site_of_exception
+from fxdp.capture.sites import site_of_exception
 from fxdp.errors import CaptureError
 from fxdp.ir.notes import Site
 
@@ -152,31 +150,6 @@ def eager_error(error: BaseException) -> CaptureError:
     return CaptureError(
         f"{_at(site_of_exception(error))}: the model itself fails on these inputs: {type(error).__name__}: "
         f"{_first_line(error)}"
-    )
-
-
-def check_written(graph: fx.Graph, sites: SiteIndex) -> None:
-    """Refuse writes into parameters.
-
-    Raises
-    ------
-    CaptureError : with the line of the first one.
-    """
-    output = graph.output_node()
-    values: Any = output.args[0]
-    for value, descriptor in zip(values, output.meta["desc"], strict=True):
-        written = getattr(descriptor, "mutated_input", None)
-        if isinstance(written, torch_compat.ParamAOTInput):
-            raise changed_parameter(module_path(written.target), sites.site(value))
-
-
-def changed_parameter(name: str, site: Site | None = None) -> CaptureError:
-    """The error of a forward that writes into a parameter."""
-    where = f"at {site}: " if site is not None and site.file else ""
-    return CaptureError(
-        f"{where}the forward changes parameter {name} in place. Only buffers can be written by a step: "
-        "register it with register_buffer (an average of other weights, a queue), or change it outside of "
-        "the model, after optimizer.step() (what nn.Embedding(max_norm=) does to its weight)"
     )
 
 

@@ -43,7 +43,26 @@ def _averaged(model: _Model, x: Tensor) -> Tensor:
     return (y - model.average).square().mean()
 
 
-@pytest.mark.parametrize("body", [_sorted, _averaged])
+def _follows(model: _Model, x: Tensor) -> Tensor:
+    """MoCo's second encoder."""
+    for slow, fast in zip(model.slow.parameters(), model.fc.parameters(), strict=True):
+        slow.data = 0.9 * slow.data + 0.1 * fast.data
+    return model.fc(x).sum() + model.slow(x).sum()
+
+
+def _clamps(model: _Model, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        model.fc.weight.clamp_(-0.1, 0.1)
+    return model.fc(x).square().mean()
+
+
+def _normed(model: _Model, x: Tensor) -> Tensor:
+    """The rows that the batch looks up are made no longer than this."""
+    rows = nn.functional.embedding(x.sum(1).long() % 4, model.fc.weight, max_norm=0.3)
+    return rows.square().mean()
+
+
+@pytest.mark.parametrize("body", [_sorted, _averaged, _follows, _clamps, _normed])
 def test_data_is_a_detached_tensor(body: Callable[[_Model, Tensor], Tensor]) -> None:
     check(_Model(body), (torch.randn(8, 4, dtype=torch.float64),), splits=[(5, 2, 0, 1)])
     assert "data" not in vars(Tensor)
@@ -54,16 +73,9 @@ def _another_shape(model: _Model, x: Tensor) -> Tensor:
     return model.fc(x).sum()
 
 
-def _follows(model: _Model, x: Tensor) -> Tensor:
-    for slow, fast in zip(model.slow.parameters(), model.fc.parameters(), strict=True):
-        slow.data = 0.9 * slow.data + 0.1 * fast.data
-    return model.fc(x).sum() + model.slow(x).sum()
-
-
-def _clamps(model: _Model, x: Tensor) -> Tensor:
-    with torch.no_grad():
-        model.fc.weight.clamp_(-0.1, 0.1)
-    return model.fc(x).sum()
+def _records(model: _Model, x: Tensor) -> Tensor:
+    model.slow.weight.mul_(model.fc.weight)
+    return model.slow(x).sum()
 
 
 def _sparse(model: _Model, x: Tensor) -> Tensor:
@@ -90,14 +102,19 @@ def _compares_text(model: _Model, x: Tensor) -> Tensor:
         (_reads_text, r"at .*test_tensor_reads.py:\d+.*: reads the text of a tensor"),
         (_reads_text_of_a_weight, r"at .*test_tensor_reads.py:\d+.*: reads the text of a tensor"),
         (_another_shape, r"assigns torch.float64\[\] to the data of torch.float64\[4\]"),
-        (_follows, r"at .*test_tensor_reads.py:\d+.*: the forward changes parameter slow.weight in place"),
-        (_clamps, r"at .*test_tensor_reads.py:\d+.*: the forward changes parameter fc.weight in place"),
+        (_records, r"at .*test_tensor_reads.py:\d+.*: .*parameter slow.weight in place, and gradients go"),
         (_sparse, r"layout sparse_coo, shape \[4, 4\].*sparse=False"),
     ],
 )
 def test_refused(body: Callable[[_Model, Tensor], Tensor], said: str) -> None:
     with pytest.raises(CaptureError, match=said):
         capture(_Model(body), (torch.randn(8, 4, dtype=torch.float64),), {})
+
+
+def test_a_shared_parameter_is_written_for_all_who_share_it() -> None:
+    model = _Model(lambda model, x: _clamps(model, model.slow(x)) + model.slow(x).square().mean())
+    model.slow.weight = model.fc.weight
+    check(model, (torch.randn(8, 4, dtype=torch.float64),), splits=[(5, 2, 0, 1)])
 
 
 def test_the_text_of_a_tensor_may_be_printed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,94 @@
+"""Parameters into which the forward writes: weights that are clipped, an encoder that follows another.
+
+    with torch.no_grad():
+        self.fc.weight.clamp_(-1, 1)        %new = clamp(%fc_weight, -1, 1)     returned as `new fc.weight`
+
+Torch asks for a gradient of the new value, too, in case that somebody differentiates it. Nobody can: the
+write is hidden from autograd, the parameter a leaf as before, and what reads it later adds to its gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from fxdp import torch_compat
+from fxdp.capture.sites import SiteIndex, module_path
+from fxdp.errors import CaptureError
+from fxdp.ir.slots import Parameter, Slot
+
+aten = torch.ops.aten
+
+
+def drop_gradients_of_writes(graph: fx.Graph, owner: nn.Module) -> None:
+    """Take the gradients of new values as what they are, zero, for trained parameters of `owner`; in place.
+
+    Before:  %grad = add(%mm, %tangent_of_new)      After:  %mm
+    """
+    named = owner.named_parameters(remove_duplicate=False)
+    trained = {name for name, parameter in named if parameter.requires_grad}
+    for tangent, target in list(_tangents(graph)):
+        if module_path(target) not in trained:
+            continue
+        for user in list(tangent.users):
+            if user.op == "output":
+                values: Any = user.args[0]
+                user.args = (type(values)(None if v is tangent else v for v in values),)
+            elif user.target is aten.add.Tensor and not user.kwargs:
+                one, other = user.args
+                kept = other if one is tangent else one
+                assert isinstance(kept, fx.Node)
+                user.replace_all_uses_with(kept)
+                graph.erase_node(user)
+
+
+def is_unread_gradient(node: fx.Node) -> bool:
+    """Whether a placeholder is the gradient of what was written into a parameter, and nobody reads it."""
+    return not node.users and _written_parameter(node) is not None
+
+
+def _tangents(graph: fx.Graph) -> Iterator[tuple[fx.Node, str]]:
+    for node in graph.find_nodes(op="placeholder"):
+        target = _written_parameter(node)
+        if target is not None:
+            yield node, target
+
+
+def _written_parameter(node: fx.Node) -> str | None:
+    """The parameter that was written, if a placeholder is the gradient of its new value."""
+    descriptor = node.meta.get("desc")
+    if not isinstance(descriptor, torch_compat.TangentAOTInput):
+        return None
+    written = getattr(descriptor.output, "mutated_input", None)
+    return str(written.target) if isinstance(written, torch_compat.ParamAOTInput) else None
+
+
+def check_written(graph: fx.Graph, slot_of: Callable[[Any], Slot], sites: SiteIndex) -> None:
+    """Refuse writes into parameters of a loss function, and those through which gradients go.
+
+    Raises
+    ------
+    CaptureError : with the line of the first one.
+    """
+    read = {target for node, target in _tangents(graph) if node.users}
+    output = graph.output_node()
+    values: Any = output.args[0]
+    for value, descriptor in zip(values, output.meta["desc"], strict=True):
+        written = getattr(descriptor, "mutated_input", None)
+        if isinstance(written, torch_compat.ParamAOTInput):
+            if written.target in read:
+                raise _changed(written.target, _RECORDED, sites.site(value))
+            if not isinstance(slot_of(written), Parameter):
+                raise _changed(written.target, _OF_A_LOSS, sites.site(value))
+
+
+_OF_A_LOSS = "which is the loss function's. Make the loss a part of the module"
+_RECORDED = "and gradients go through what is written. Write under torch.no_grad()"
+
+
+def _changed(target: str, why: str, site: Any) -> CaptureError:
+    where = f"at {site}: " if site.file else ""
+    return CaptureError(f"{where}the forward changes parameter {module_path(target)} in place, {why}")

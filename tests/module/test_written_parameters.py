@@ -1,0 +1,68 @@
+"""A step may write into parameters: weights that are clipped, a second encoder that follows the first."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+import fxdp
+from tests.rank_pool import RankPool
+
+
+class Follower(nn.Module):
+    """MoCo's encoders, of which one follows the other, before a clipped layer and a table of short rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fast, self.slow = nn.Linear(4, 4), nn.Linear(4, 4).requires_grad_(False)
+        self.clipped, self.table = nn.Linear(4, 4), nn.Embedding(6, 4, max_norm=0.5)
+
+    def forward(self, x: Tensor, ids: Tensor) -> Tensor:
+        for slow, fast in zip(self.slow.parameters(), self.fast.parameters(), strict=True):
+            slow.data = 0.9 * slow.data + 0.1 * fast.data
+        with torch.no_grad():
+            self.clipped.weight.clamp_(-0.2, 0.2)
+            keys = self.slow(x)
+        return (self.fast(x) - keys + self.clipped(x) * self.table(ids)).square().mean()
+
+
+def _data(step: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(step)
+    x = torch.randn(6, 4, dtype=torch.float64, generator=generator)
+    return x, torch.randint(0, 6, (6,), generator=generator)
+
+
+def _trained(compute: str) -> float:
+    """The largest difference of any parameter after steps on two ranks and on one device."""
+    torch.manual_seed(0)
+    twin, model = Follower().double(), Follower().double()
+    model.load_state_dict(twin.state_dict())
+    compiled = fxdp.compile(model, compute=compute)
+    part = slice(5, 6) if dist.get_rank() else slice(0, 5)
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9) for m in (compiled, twin)]
+    for step in range(3):
+        x, ids = _data(step)
+        for module, where, optimizer in zip((compiled, twin), (part, slice(None)), optimizers, strict=True):
+            optimizer.zero_grad()
+            module(x[where], ids[where]).backward()
+            optimizer.step()
+    pairs = zip(compiled.parameters(), twin.parameters(), strict=True)
+    return max(float((own - wanted).detach().abs().max()) for own, wanted in pairs)
+
+
+@pytest.mark.parametrize("compute", ["eager", "inductor"])
+def test_training_is_one_devices(compute: str, ranks: RankPool) -> None:
+    assert max(ranks.run(2, _trained, compute)) < 1e-12
+
+
+def test_verify_compares_what_was_written() -> None:
+    report = fxdp.verify(Follower(), _data(0), splits=[[3, 2, 0, 1]])
+    assert report.ok, str(report)
+
+
+@pytest.mark.parametrize("options", [{"microbatches": 2}, {"strategy": "shard"}])
+def test_a_part_of_a_parameter_is_not_written(options: dict[str, object]) -> None:
+    with pytest.raises(fxdp.MeshError, match=r"changes parameters in place \(.*slow.weight.*register_buffer"):
+        fxdp.plan(Follower().double(), _data(0), mesh={"dp": 2}, **options)
