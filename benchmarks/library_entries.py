@@ -7,6 +7,7 @@ with `pip install --no-deps` what a sweep asks for.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import sys
 from collections.abc import Callable, Iterable
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from tests.zoo.entry import Entry
+from tests.zoo.measure import default_float64
 
 LIBRARIES = ("timm", "torchvision", "diffusers", "peft", "torch_geometric", "transformers")
 CLASSES = 10
@@ -86,11 +88,15 @@ def first_that_runs(entries: Iterable[tuple[str, Entry]]) -> Member:
     raise EagerError(f"{type(last).__name__}: {last}") from last
 
 
-def check_runs(member: Member) -> Member:
-    """The member, whose model eager has run forward and backward, in training, with a few samples."""
+def check_runs(member: Member, *, wide: bool = False) -> Member:
+    """The member, whose model eager has run forward and backward, in training, with a few samples.
+
+    `wide`: in float64, which some inputs are in.
+    """
     torch.manual_seed(0)
-    model = member.entry.build().train()
-    loss = model(**member.entry.inputs(SAMPLES))
+    with default_float64() if wide else contextlib.nullcontext():
+        model = member.entry.build().train()
+        loss = (model.double() if wide else model)(**member.entry.inputs(SAMPLES))
     loss.backward()
     if not loss.isfinite():
         raise EagerError(f"its loss is {loss.item()}")

@@ -25,8 +25,9 @@ SIZES: dict[str, Any] = {
     "edge_type_emb_dim": WIDTH, "edge_attr_emb_dim": WIDTH, "channel_list": [WIDTH] * 3,
     "num_layers": 2, "num_timesteps": 2, "depth": 2, "num_heads": 2, "heads": 2, "num_blocks": 1, "layer": 1,
     "num_stacks": 1, "num_interactions": 1, "num_nodes": NODES, "num_classes": KINDS, "num_embeddings": 9,
-    "num_relations": KINDS, "num_node_types": KINDS, "num_edge_types": KINDS, "K": 2, "k": 2,
-    "kernel_size": 2, "filter_size": 2, "space_dimensions": 4, "propagate_dimensions": 4, "num_filters": 16,
+    "num_relations": KINDS, "num_types": KINDS, "num_node_types": KINDS, "num_edge_types": KINDS,
+    "K": 2, "k": 2, "kernel_size": 2, "filter_size": 2, "space_dimensions": 4, "propagate_dimensions": 4,
+    "num_filters": 16,
     "num_gaussians": 8, "hidden_node_channels": 16, "hidden_edge_channels": 16, "num_bilinear": 2,
     "num_spherical": 3, "num_radial": 2, "int_emb_size": 8, "basis_emb_size": 8, "out_emb_channels": 8,
     "alpha": 0.1, "theta": 0.5, "att_type": "MX", "mode": "cat", "aggregators": ["mean", "max", "std"],
@@ -43,9 +44,12 @@ MODULES: dict[str, Callable[[], nn.Module]] = {
     "act": lambda: nn.ReLU(),
 }
 """Parts that a model is given."""
-OWN: dict[str, dict[str, Callable[[], nn.Module]]] = {
+OWN: dict[str, dict[str, Callable[[], Any]]] = {
     "EdgeConv": {"nn": lambda: nn.Linear(2 * WIDTH, WIDTH)},
+    "HypergraphConv": {"heads": lambda: 1},
+    "MLP": {"channel_list": lambda: SIZES["channel_list"]},
     "NNConv": {"nn": lambda: nn.Linear(WIDTH, WIDTH * WIDTH)},
+    "PNA": {name: partial(SIZES.get, name) for name in ("aggregators", "scalers", "deg")},
     "PointGNNConv": {
         "mlp_h": lambda: nn.Linear(WIDTH, 3),
         "mlp_f": lambda: nn.Linear(WIDTH + 3, WIDTH),
@@ -53,8 +57,9 @@ OWN: dict[str, dict[str, Callable[[], nn.Module]]] = {
     },
     "PPFConv": {"local_nn": lambda: nn.Linear(WIDTH + 4, WIDTH)},
     "PointNetConv": {"local_nn": lambda: nn.Linear(WIDTH + 3, WIDTH)},
+    "RGATConv": {"dim": lambda: 1},
 }
-"""Parts whose sizes follow from what the model computes before them."""
+"""What a model cannot do without: parts whose sizes follow from what it computes before them, settings."""
 
 
 def families() -> Families:
@@ -85,7 +90,7 @@ def _build(made: type[nn.Module], given: tuple[str, ...]) -> nn.Module:
     sizes = {p.name: SIZES[p.name] for p in parameters if p.name in SIZES and _is_set(p, given)}
     parts = {p.name: MODULES[p.name]() for p in parameters if p.name in MODULES and p.default is p.empty}
     parts |= {name: make() for name, make in OWN.get(made.__name__, {}).items()}
-    built = made(**sizes, **parts)
+    built = made(**sizes | parts)
     if not list(built.parameters()):
         built = _Encoded(built)
     return WithLoss(built if "adj" in inspect.signature(made.forward).parameters else _OneGraph(built))
@@ -119,6 +124,8 @@ _MAKERS: dict[str, Callable[[int], Tensor]] = {
     "pos": lambda b: torch.randn(b, NODES, 3),
     "adj": lambda b: (torch.rand(b, NODES, NODES) < 0.5).to(torch.get_default_dtype()),
     "edge_index": lambda b: torch.randint(0, NODES, (b, 2, EDGES)),
+    "pos_edge_index": lambda b: torch.randint(0, NODES, (b, 2, EDGES)),
+    "neg_edge_index": lambda b: torch.randint(0, NODES, (b, 2, EDGES)),
     "edge_weight": lambda b: torch.rand(b, EDGES),
     "edge_attr": lambda b: torch.rand(b, EDGES, WIDTH),
     "edge_type": lambda b: torch.randint(0, KINDS, (b, EDGES)),
@@ -126,6 +133,8 @@ _MAKERS: dict[str, Callable[[int], Tensor]] = {
     "normal": lambda b: torch.randn(b, NODES, 3),
     "node_type": lambda b: torch.randint(0, KINDS, (b, NODES)),
     "type_vec": lambda b: torch.randint(0, KINDS, (b, NODES)),
+    "y": lambda b: torch.randint(0, KINDS, (b, NODES)),
+    "mask": lambda b: torch.rand(b, NODES) < 0.5,
     "batch": lambda b: torch.zeros(b, NODES, dtype=torch.long),
 }
 
@@ -152,7 +161,7 @@ class _OneGraph(nn.Module):
         graphs = next(iter(inputs.values())).shape[0]
         first = torch.arange(graphs) * NODES
         flat = {name: value.flatten(0, 1) for name, value in inputs.items()}
-        for name in {"edge_index", "hyperedge_index"} & inputs.keys():
+        for name in (name for name in inputs if name.endswith("edge_index")):
             flat[name] = (inputs[name] + first.view(-1, 1, 1)).transpose(0, 1).flatten(1)
         if "batch" in inputs:
             flat["batch"] = (inputs["batch"] + torch.arange(graphs).view(-1, 1)).flatten()

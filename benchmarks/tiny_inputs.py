@@ -19,9 +19,9 @@ LENGTH, FRAMES, STEPS, WAVE = 8, 2, 64, 1280
 _MEDIA: dict[str, Sequence[tuple[Any, ...]]] = {
     "pixel_values": (("channels", "side", "side"), (1, "channels", "side", "side")),
     "pixel_values_videos": ((FRAMES, "channels", "side", "side"),),
-    "input_features": (("bins", STEPS), (STEPS, "bins")),
-    "input_values": ((1, WAVE), (WAVE,)),
-    "past_values": ((STEPS,),),
+    "input_features": (("bins", "steps"), ("steps", "bins")),
+    "input_values": ((1, "wave"), ("wave",)),
+    "past_values": (("steps",),),
 }
 """What is not text, and the shapes that a sample of it may have."""
 _TOKENS = {"pixel_values": "image", "pixel_values_videos": "video"}
@@ -39,6 +39,7 @@ class Call:
     sizes : what its configuration says of channels and bins.
     shape : which of the shapes that a medium may have.
     marks : how many tokens of a text stand for a sample's image, video or sound.
+    times : how much longer a medium is along each side than it usually is here.
     """
 
     names: tuple[str, ...]
@@ -46,6 +47,7 @@ class Call:
     sizes: tuple[tuple[str, int], ...]
     shape: int = 0
     marks: int = 0
+    times: int = 1
 
     def __str__(self) -> str:
         return ", ".join(self.names)
@@ -61,6 +63,10 @@ class Call:
     def with_marks(self, marks: int) -> Call:
         """With so many tokens for each sample's image."""
         return replace(self, marks=marks)
+
+    def larger(self) -> Call:
+        """With media twice as long along each side."""
+        return replace(self, times=2 * self.times)
 
     @property
     def _length(self) -> int:
@@ -81,12 +87,13 @@ class Call:
 
     def _medium(self, name: str, batch: int) -> Tensor:
         shapes = _MEDIA[name]
-        sizes = dict(self.sizes)
+        sizes = dict(self.sizes) | {"steps": STEPS, "wave": WAVE}
+        sizes |= {name: self.times * sizes[name] for name in ("side", "steps", "wave")}
         sample = shapes[min(self.shape, len(shapes) - 1)]
         return torch.randn(batch, *(sizes.get(size, size) for size in sample))
 
     def _labels(self, batch: int) -> Tensor:
-        side = dict(self.sizes)["side"]
+        side = self.times * dict(self.sizes)["side"]
         if self.kind.endswith(_CLASSES):
             return torch.randint(0, 2, (batch,))
         if self.kind.endswith("SemanticSegmentation"):

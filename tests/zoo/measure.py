@@ -61,7 +61,7 @@ def make(entry: Entry) -> tuple[nn.Module, dict[str, Any]]:
     """The model in float64 and a batch of `BATCH`, always the same."""
     torch.manual_seed(0)
     model = entry.build().double()
-    with _default_float64():
+    with default_float64():
         return model, entry.inputs(BATCH)
 
 
@@ -82,7 +82,7 @@ def measure(
     chosen = Options(rng="single-device", batch_dims=entry.batch_dims)
     measured = Measured()
     wide = keep_float64(integers=integers)
-    with wide, _default_float64(), torch.set_grad_enabled(mode != "no_grad"):
+    with wide, default_float64(), torch.set_grad_enabled(mode != "no_grad"):
         if _is_nan(model, inputs):
             if integers:
                 raise WrongError("the model's own results are nan: nothing can be compared")
@@ -144,7 +144,7 @@ def _error(subject: Subject, inputs: dict[str, Any], split: Sequence[int]) -> fl
 
 
 @contextlib.contextmanager
-def _default_float64() -> Iterator[None]:
+def default_float64() -> Iterator[None]:
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
