@@ -46,7 +46,7 @@ def quick_sizes() -> Iterator[None]:
             if hasattr(SymNode, f"_{name}"):
                 plain = getattr(SymNode, f"_{name}")
                 _replace(stack, SymNode, f"_{name}", _remembered(plain, wrapping, numbers))
-        _replace(stack, SymNode, "wrap_int", _constants(SymNode.wrap_int))
+        _replace(stack, SymNode, "wrap_int", _constants(SymNode.wrap_int, numbers))
         _replace(stack, SymNode, "maybe_as_int", _integers())
         _replace(stack, SymNode, "expr", property(_expression(vars(SymNode)["expr"].fget)))
         yield
@@ -86,15 +86,16 @@ class _Numbers:
     def of(self, size: SymNode) -> int:
         """The number of a size, which copies of it have, too."""
         env = size.shape_env
-        lasts = env is not None and env._replacements_version_counter == 0  # else its expression may change
-        kept = size.__dict__.get(_NUMBER) if lasts else None
-        if kept is not None and kept[0] is self._mark:
-            return kept[1]  # type: ignore[no-any-return]
+        # an expression changes where one of its symbols is replaced; what knows its number, keeps it
+        version = None if env is None else env._replacements_version_counter
+        kept = size.__dict__.get(_NUMBER)
+        if kept is not None and kept[0] is self._mark and kept[1] is env and kept[2] == version:
+            return kept[3]  # type: ignore[no-any-return]
         # the type, as `1`, `True` and `1.0` are one key of a dict
-        value = size.expr, size._hint, size.pytype, size._optimized_summation
+        value = env, size.expr, size._hint, size.pytype, size._optimized_summation
         number = self._known.setdefault(value, len(self._known))
-        if lasts and size._hint is not None:  # torch finds a hint when it is first asked for
-            size.__dict__[_NUMBER] = self._mark, number
+        if size._hint is not None:  # torch finds a hint when it is first asked for
+            size.__dict__[_NUMBER] = self._mark, env, version, number
         return number
 
 
@@ -111,6 +112,7 @@ def _remembered(plain: _Binary, wrapping: _Wrapping, numbers: _Numbers) -> _Bina
         found = known.get(key)
         if found is None:
             found = known[key] = plain(self, other)
+        numbers.of(found)  # its copies have it
         return _copy(found, self)
 
     return operation
@@ -124,7 +126,9 @@ def _copy(found: SymNode, like: SymNode) -> SymNode:
     return made
 
 
-def _constants(plain: Callable[[SymNode, int], SymNode]) -> Callable[[SymNode, int], SymNode]:
+def _constants(
+    plain: Callable[[SymNode, int], SymNode], numbers: _Numbers
+) -> Callable[[SymNode, int], SymNode]:
     known: dict[int, SymNode] = {}
 
     def wrap_int(self: SymNode, num: int) -> SymNode:
@@ -133,6 +137,7 @@ def _constants(plain: Callable[[SymNode, int], SymNode]) -> Callable[[SymNode, i
         found = known.get(num)
         if found is None:
             found = known[num] = plain(self, num)
+        numbers.of(found)
         return _copy(found, self)
 
     return wrap_int

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
+import sys
 from unittest import mock
 
 import pytest
@@ -23,6 +24,7 @@ _OPERATORS = (
     operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge,
 )  # fmt: skip
 
+_QUICK = sys.modules[quick_sizes.__module__]
 _REMEMBERS = pytest.mark.skipif(
     "_replacements_version_counter" not in vars(SymNode)["expr"].fget.__code__.co_names,
     reason="this torch keeps sizes in another way, which is left alone",
@@ -63,6 +65,25 @@ def test_a_size_that_became_a_number_is_a_number() -> None:
         assert size.node.maybe_as_int() is None
         torch._check(sizes["a"] == 6)
         assert (sizes["a"] + 1).node.maybe_as_int() == size.node.maybe_as_int() == 7
+
+
+@_REMEMBERS
+def test_sizes_that_became_equal_have_one_number_and_copies_have_it() -> None:
+    """A number is that of an expression in its environment, as it is after what was replaced."""
+    numbers = _QUICK._Numbers()
+    with quick_sizes():
+        _, one = symbolic_sizes({"a": 6, "c": 6})
+        _, two = symbolic_sizes({"a": 6})
+        before = [numbers.of(n.node) for n in (one["a"], one["c"], two["a"])]
+        assert len(set(before)) == 3
+        torch._check(one["a"] == one["c"])
+        assert numbers.of(one["a"].node) == numbers.of(one["c"].node)
+        assert numbers.of(two["a"].node) == before[2]
+        sums = [(one["a"] + 1).node for _ in range(2)]
+    assert sums[0] is not sums[1]
+    kept = [vars(n)["_fxdp_number"] for n in sums]
+    assert kept[0] == kept[1]
+    assert kept[0][1] is one["a"].node.shape_env
 
 
 @_REMEMBERS
