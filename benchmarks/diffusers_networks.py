@@ -244,4 +244,13 @@ NETWORKS: dict[str, Small] = {
         lambda n: {"hidden_states": randn(n, 2, 16, 1, 2, 2), "encoder_hidden_states": text(n, 16),
                    "timestep": torch.rand(n), "shape_list": [[(1, 1, 1), (1, 1, 1)]] * 8},
     ),
+    "HiDreamImageTransformer2DModel": Small(
+        {"patch_size": 2, "in_channels": 4, "out_channels": 4, "num_layers": 1, "num_single_layers": 1,
+         "attention_head_dim": 8, "num_attention_heads": 4, "caption_channels": [8, 4], "text_emb_dim": 8,
+         "num_routed_experts": 2, "num_activated_experts": 2, "axes_dims_rope": (4, 2, 2),
+         "max_resolution": (16, 16), "llama_layers": (0, 1)},
+        lambda n: {"hidden_states": randn(n, 4, 16, 16), "encoder_hidden_states_t5": text(n, 8),
+                   "encoder_hidden_states_llama3": randn(2, n, TOKENS, 4), "pooled_embeds": randn(n, 8),
+                   "timesteps": calls.times(n)},
+    ),
 }  # fmt: skip

@@ -89,6 +89,10 @@ class _Fit:
         # not strict: the line where the traces part tells more than how long each is
         for nodes in zip(*rows, strict=False):
             if len({(node.op, node.name, node.target) for node in nodes}) > 1:
+                if any(node.op == "placeholder" for node in nodes):
+                    raise StaticMismatchError(
+                        "how many tensor constants there are depends on the batch size: a loop over samples"
+                    )
                 ops = sorted({str(node.target) for node in nodes})
                 raise StaticMismatchError(f"{note(nodes[0]).site} runs other operations ({' / '.join(ops)})")
             self._fit_node(nodes)

@@ -143,3 +143,13 @@ def test_a_list_of_the_same_number_for_each_sample() -> None:
 def test_a_list_of_other_numbers_for_each_sample_is_refused() -> None:
     with pytest.raises(CaptureError, match=r"constant of shape \[\d+, 2\] depends on the batch"):
         capture(_Listed(lambda i: i % 2), (torch.randn(7, 4),), {})
+
+
+class _Looped(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.stack([row * torch.tensor([1, 2]) for row in x]).sum()
+
+
+def test_a_constant_for_each_sample_is_refused() -> None:
+    with pytest.raises(CaptureError, match="how many tensor constants there are depends on the batch size"):
+        capture(_Looped(), (torch.randn(7, 2, requires_grad=True),), {})
