@@ -26,12 +26,17 @@ def ranks() -> Iterator[RankPool]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With `-n 3 --dist loadgroup`, tests that share rank processes run one after the other in one worker."""
+    """With `-n 3 --dist loadgroup`, tests that share rank processes run one after the other in one worker.
+
+    Those of a module that share captures, too: each worker would make them anew.
+    """
     if not config.pluginmanager.hasplugin("xdist"):
         return
     for item in items:
         if "ranks" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.xdist_group("ranks"))
+        elif hasattr(getattr(item, "module", None), "KNOWN"):
+            item.add_marker(pytest.mark.xdist_group(item.module.__name__))  # type: ignore[attr-defined]
 
 
 @pytest.hookimpl(wrapper=True)
