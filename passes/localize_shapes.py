@@ -110,7 +110,7 @@ def _step_value(node: fx.Node, whole: sympy.Basic) -> sympy.Basic:
 def _localize_call(node: fx.Node, sizes: _Sizes) -> None:
     known = note(node)
     if node.target in conversions.CONVERSIONS or not isinstance(node.target, OpOverload):
-        node.args, node.kwargs = _global_sizes((node.args, node.kwargs), node, sizes)
+        _give(node, *_global_sizes((node.args, node.kwargs), node, sizes))
         return
     if not _has_sizes(node) and known.rewrite is None:
         return
@@ -118,9 +118,20 @@ def _localize_call(node: fx.Node, sizes: _Sizes) -> None:
     outputs = known.placement if isinstance(known.placement, tuple) else (known.placement,)
     alternative = Alternative(known.operands, outputs, known.rewrite)
     args, kwargs = localized(op, alternative)
-    node.target = _REGROUP.get(local_target(op, alternative), local_target(op, alternative))
-    node.args = tuple(_to_nodes(value, node, sources, sizes) for value in args)
-    node.kwargs = {k: _to_nodes(v, node, sources, sizes) for k, v in kwargs.items()}
+    target = local_target(op, alternative)
+    target = _REGROUP.get(target, target)
+    if target is not node.target:
+        node.target = target
+    args = tuple(_to_nodes(value, node, sources, sizes) for value in args)
+    _give(node, args, {k: _to_nodes(v, node, sources, sizes) for k, v in kwargs.items()})
+
+
+def _give(node: fx.Node, args: Any, kwargs: Any) -> None:
+    """Other arguments, where they are others: for each that is assigned torch goes through its tables."""
+    if args != node.args:
+        node.args = args
+    if kwargs != node.kwargs:
+        node.kwargs = kwargs
 
 
 def _has_sizes(node: fx.Node) -> bool:

@@ -140,7 +140,7 @@ def graph_of_bytes(content: bytes, name: str) -> fx.GraphModule:
         node = made[called] = graph.create_node(op, target, args, kwargs, name=called)
         if node.name != called:
             raise ValueError(f"two nodes are called {called}")
-        node.meta = meta
+        node.meta.update(meta)
         set_layouts(node, known)
     return graph_module(torch.nn.Module(), graph, name)
 

@@ -23,7 +23,7 @@ def copy_graph(gm: fx.GraphModule) -> fx.GraphModule:
     mapping[gm.graph.output_node()] = output
     for old, new in mapping.items():
         # a note of its own: with the same one, a pass on the copy would change the original
-        new.meta = dict(old.meta)
+        new.meta.update(old.meta)  # to assign one, torch looks the node up in its table of nodes, twice
         copy_note(old, new)
     return graph_module(gm, graph)
 
@@ -36,7 +36,7 @@ def subgraph(
     graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
     for node in inputs:
         copies[node] = made = graph.placeholder(node.name)
-        made.meta = dict(node.meta)
+        made.meta.update(node.meta)
     for node in gm.graph.nodes:
         if node in nodes and node not in copies:
             copies[node] = graph.node_copy(node, copies.__getitem__)

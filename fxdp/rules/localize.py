@@ -78,6 +78,8 @@ def localized(op: Op, alternative: Alternative) -> tuple[tuple[Any, ...], dict[s
     kwargs = {name: replaced.get(name, value) for name, value in op.kwargs}
     # arguments that were left to their defaults
     kwargs |= {n: v for n, v in rewrite.arguments if n not in names[: len(args)]}
+    if not rewrite.minus_offset:
+        return args, kwargs
 
     def shifted(operand: Operand) -> Operand | MinusOffset:
         return MinusOffset(operand) if operand.index in rewrite.minus_offset else operand

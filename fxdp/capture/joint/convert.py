@@ -151,7 +151,7 @@ class _Converter:
         check_overlap(node, site)
         args, kwargs = fx.map_arg((node.args, node.kwargs), self.copies.__getitem__)
         made = self.graph.create_node(node.op, node.target, args, kwargs, name=node_name(node))
-        made.meta = {key: node.meta[key] for key in _KEPT_META if key in node.meta}
+        made.meta.update((key, node.meta[key]) for key in _KEPT_META if key in node.meta)
         made.meta["fxdp"] = Note(
             type=self.sizes.type(node.meta.get("val")),
             site=site,

@@ -76,13 +76,13 @@ class _Lengthened:
                     found.append((_renamed(note(node).slot, names[real]), node, real))
         for slot, node, place in sorted(found, key=lambda item: self.slots.rank(item[0])):
             made = self.graph.placeholder(identifier(slot_name(slot)))
-            made.meta = dict(node.meta)
+            made.meta.update(node.meta)
             copy_note(node, made, slot=slot)
             self.more.add(node, place, made)
 
     def _write(self, node: fx.Node, args: Any, kwargs: Any, moved: int, copied: bool) -> fx.Node:
         made = self.graph.create_node(node.op, node.target, args, kwargs, name=node_name(node))
-        made.meta = dict(node.meta)
+        made.meta.update(node.meta)
         copy_note(node, made, site=self.sites.moved(note(node).site, moved, strict=copied))
         if (numbered := sequence_number(node)) is not None:
             made.meta["seq_nr"] = self.numbers.moved(numbered, moved, copied)

@@ -109,7 +109,7 @@ class _Long:
 
     def _input(self, node: fx.Node, real: int | None) -> None:
         made = self.graph.placeholder(node.name)
-        made.meta = dict(node.meta)
+        made.meta.update(node.meta)
         layer = self.more.few.layer(node)
         if real is not None and layer is not None and real != self.more.number(layer):
             made.meta["val"] = in_other_memory(node.meta["val"], ())
@@ -129,7 +129,7 @@ class _Long:
 
     def _write(self, node: fx.Node, args: Any, kwargs: Any, moved: int, copied: bool) -> fx.Node:
         made = self.graph.create_node(node.op, node.target, args, kwargs, name=node.name)
-        made.meta = dict(node.meta)
+        made.meta.update(node.meta)
         read = zip(operands(node), operands(made), strict=True)
         pairs = [(one.meta.get("val"), other.meta.get("val")) for one, other in read]
         if copied or any(one is not other for one, other in pairs):

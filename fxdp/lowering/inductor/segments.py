@@ -232,7 +232,7 @@ class _Half:
         graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
         for node in takes:
             copies[node] = graph.placeholder(f"given_{len(copies)}")
-            copies[node].meta = dict(node.meta)
+            copies[node].meta.update(node.meta)
         for node in calls:
             self._copy(node, graph, copies)
         graph.output(tuple(copies[n] for n in gives))
@@ -270,7 +270,7 @@ class _Half:
         args, kwargs = fx.map_arg((given, node.kwargs), copies.__getitem__)
         # named after the op, not after the half's node: so layers are the same to Inductor's cache, too
         made = graph.call_function(node.target, args, kwargs)  # type: ignore[arg-type]
-        made.meta = dict(node.meta)
+        made.meta.update(node.meta)
         copies[node] = made
 
 
