@@ -13,7 +13,7 @@ from torch import fx
 from fxdp.ir import conversions
 from fxdp.ir.graphs import reachable, results_of
 from fxdp.ir.level import Level
-from fxdp.ir.link_cost import bucket_of, few_runs
+from fxdp.ir.link_cost import IN_MEMORY, LARGEST, bucket_of, few_runs
 from fxdp.ir.mesh import Mesh
 from fxdp.ir.notes import Cause, Note, members_of, note, tensor_operands, tensor_type
 from fxdp.ir.ops.parameter_rows import elements_each, rows_each
@@ -251,9 +251,10 @@ class BucketRows:
 
     Parameters
     ----------
-    bucket_bytes : bytes of whole values in one bucket; None: 25 MiB, or less where the ranks' link asks for
-        it. So many at most, or the least more that makes them `ceil(bytes / bucket_bytes)` buckets, which is
-        less than twice as many; what one op reads is not taken apart, so a larger value has its own.
+    bucket_bytes : bytes of whole values in one bucket; None: 25 MiB, 4 where ranks share memory, or what
+        their link asks for. So many at most, or the least more that makes them `ceil(bytes / bucket_bytes)`
+        buckets, which is less than twice as many; what one op reads is not taken apart, so a larger value
+        has its own.
     kept : the names of parameters whose whole values stay from the forward to the backward, where others go.
     """
 
@@ -296,4 +297,5 @@ class BucketRows:
 
     def _room(self, members: list[_Member], mesh: Mesh) -> int:
         total = sum(type_bytes(m.type) for m in members)
-        return bucket_of(total, self.bucket_bytes, mesh.link)
+        largest = IN_MEMORY if mesh.shared_memory else LARGEST
+        return bucket_of(total, self.bucket_bytes, mesh.link, largest)
