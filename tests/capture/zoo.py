@@ -22,7 +22,7 @@ def keep_float64(*, integers: bool = False) -> Iterator[None]:
     `integers`: `positions.float()` is float64, too, where a model multiplies it with its parameters.
     """
     to, as_float, softmax = torch.Tensor.to, torch.Tensor.float, nn.functional.softmax
-    norm = torch.linalg.vector_norm
+    norm, meshgrid = torch.linalg.vector_norm, torch.meshgrid
 
     def patched_to(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         if self.dtype == torch.float64 and torch.float32 in (*args, kwargs.get("dtype")):
@@ -39,8 +39,13 @@ def keep_float64(*, integers: bool = False) -> Iterator[None]:
             kwargs.pop("dtype", None)
         return norm(x, *args, **kwargs)
 
+    def patched_meshgrid(*axes: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
+        listed = axes if isinstance(axes[0], torch.Tensor) else axes[0]
+        wide = any(axis.dtype == torch.float64 for axis in listed)
+        return meshgrid(*(axis.double() if wide else axis for axis in listed), **kwargs)
+
     torch.Tensor.to = patched_to
-    torch.linalg.vector_norm = patched_norm
+    torch.linalg.vector_norm, torch.meshgrid = patched_norm, patched_meshgrid
     wide = {torch.float64, *((torch.int64, torch.int32, torch.bool) if integers else ())}
     torch.Tensor.float = lambda self: self.double() if self.dtype in wide else as_float(self)
     nn.functional.softmax = patched_softmax
@@ -48,7 +53,7 @@ def keep_float64(*, integers: bool = False) -> Iterator[None]:
         yield
     finally:
         torch.Tensor.to, torch.Tensor.float, nn.functional.softmax = to, as_float, softmax
-        torch.linalg.vector_norm = norm
+        torch.linalg.vector_norm, torch.meshgrid = norm, meshgrid
 
 
 def _tokens(batch: int, length: int = 6) -> torch.Tensor:
