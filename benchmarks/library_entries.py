@@ -63,7 +63,8 @@ class WithLoss(nn.Module):
             return scalars[0]
         if target is not None and leaves[0].dim() == 2:
             return nn.functional.cross_entropy(leaves[0], target)
-        return torch.stack([x.square().mean() for x in leaves if x.requires_grad]).sum()
+        trained = [x for x in leaves if x.requires_grad] or leaves  # all, where no gradient is asked for
+        return torch.stack([x.square().mean() for x in trained]).sum()
 
 
 def parameters(build: Callable[[], nn.Module]) -> int:
