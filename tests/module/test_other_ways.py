@@ -133,8 +133,8 @@ class Mixture(nn.Module):
         weight, chosen = self.router(tokens).softmax(-1).max(-1)
         mask = nn.functional.one_hot(chosen, 3).T
         made = torch.zeros_like(tokens)
-        for i in mask.sum(-1).gt(0).nonzero():
-            (rows,) = torch.where(mask[i[0]])
+        for i in mask.sum(-1).gt(0).nonzero(as_tuple=False):
+            (rows,) = torch.where(mask[int(i)])
             made.index_add_(0, rows, self.experts[f"expert_{i[0]}"](tokens[rows]) * weight[rows, None])
         return made.square().mean()
 

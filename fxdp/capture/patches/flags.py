@@ -56,7 +56,7 @@ def _marked(plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 def _with_places(plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     made = plain(*args, **kwargs)
-    of = args[0] if len(args) == 1 and not kwargs else None
+    of = args[0] if len(args) == 1 and not kwargs.get("as_tuple") else None
     if isinstance(of, Tensor) and of.dim() == 1 and isinstance(of.shape[0], int) and of.shape[0] <= _PLACES:
         setattr(made, _FOUND, of != 0)
     return made
