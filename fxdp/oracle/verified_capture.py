@@ -38,17 +38,17 @@ def capture_for(
 
 
 def captured(
-    model: nn.Module, inputs: Any, options: Options, precision: str, batch: int
+    model: nn.Module, inputs: Any, options: Options, precision: str, batch: int, seed: int
 ) -> tuple[nn.Module, Any, Captured, str]:
     """The module and the inputs that are run, their capture, and how precise they are, in words."""
     if precision == "own":
         module = copy_of(model)
-        return module, inputs, capture_at(module, inputs, options, batch), "in the model's own types"
+        return module, inputs, capture_at(module, inputs, options, batch, seed), "in the model's own types"
     module, wide = widened(model), widen(inputs)
     reason = _why_not_wide(model, inputs, options)
     if reason:
         module, wide = copy_of(model), inputs
-    found = capture_at(module, wide, options, batch)
+    found = capture_at(module, wide, options, batch, seed)
     if reason:
         return module, wide, found, f"in the model's own types, because it fails in float64 ({reason})"
     return module, wide, found, WIDE
@@ -84,7 +84,7 @@ def holds_nan(made: Any) -> bool:
     return any(bool(leaf.isnan().any()) for leaf in leaves if leaf.is_floating_point())
 
 
-def capture_at(module: nn.Module, inputs: Any, options: Options, batch: int) -> Captured:
+def capture_at(module: nn.Module, inputs: Any, options: Options, batch: int, seed: int) -> Captured:
     """A capture that is valid for the first samples, where the model's code branches on sizes or flags."""
     args, kwargs = inputs
     hint = 1 if batch == 1 and options.single_device_rng else None
@@ -93,7 +93,7 @@ def capture_at(module: nn.Module, inputs: Any, options: Options, batch: int) -> 
         hint = batch
         found = capture_for(module, args, kwargs, options, hint)
     for _ in range(_BRANCHES):  # each capture goes right at one more of them at least
-        ways = ways_at(found, module, inputs, options, batch)
+        ways = ways_at(found, module, inputs, options, batch, seed)
         if on_way(found, ways):
             break
         found = capture_for(module, args, kwargs, options, hint, ways)
@@ -107,14 +107,16 @@ def broken_conditions(found: Captured, inputs: Any, batch: int) -> list[str]:
     return [f"{c.expr} at {c.site}" for c in found.conditions if not c.holds({B: batch, **sizes})]
 
 
-def check_way(found: Captured, module: nn.Module, inputs: Any, options: Options, batch: int) -> None:
+def check_way(
+    found: Captured, module: nn.Module, inputs: Any, options: Options, batch: int, seed: int
+) -> None:
     """Refuse a batch at which a flag that the model's code branches on is another.
 
     Raises
     ------
     InputError : with each such flag's line.
     """
-    if not on_way(found, ways_at(found, module, inputs, options, batch)):
+    if not on_way(found, ways_at(found, module, inputs, options, batch, seed)):
         listing = "\n  ".join(str(check.site) for check in found.checks if check.branch)
         raise InputError(
             f"the first {batch} samples go another way than the whole batch at one of\n  {listing}\n"

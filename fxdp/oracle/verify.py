@@ -89,12 +89,12 @@ def verify(
     shown = ", ".join(f"{name}={size}" for name, size in axes.items())
     reports: list[Report] = []
     for size, some in _by_program(every, call.batch, chosen):
-        module, example, found, note = captured(model, (args, kwargs), chosen, precision, size)
+        module, example, found, note = captured(model, (args, kwargs), chosen, precision, size, seed)
         # of the inputs as they were given: copies in float64 have no gaps
         check_layouts(found, call.inputs, whole_draws=chosen.single_device_rng)
         for split in some:
             check_conditions(found, example, sum(split))
-            check_way(found, module, example, chosen, sum(split))
+            check_way(found, module, example, chosen, sum(split), seed)
         own = note != WIDE
         subject, invariants = _subject(module, found, data, chosen, own, tolerance, size)
         runs: tuple[SplitRun, ...] = ()

@@ -15,15 +15,19 @@ from fxdp.capture.patches.patch import Patch, around, calling_frame, patched
 from fxdp.capture.patches.random_numbers import UNIT_DRAWS
 from fxdp.capture.refusals.stateful import aside, copy_of
 from fxdp.capture.sites import site_of_frame
+from fxdp.ir.draws import reseed
 from fxdp.ir.notes import Site
 from fxdp.options import Options
 from fxdp.oracle.one_device import first_samples
 
 
 def ways_at(
-    found: Captured, module: nn.Module, inputs: Any, options: Options, batch: int
+    found: Captured, module: nn.Module, inputs: Any, options: Options, batch: int, seed: int
 ) -> tuple[bool, ...]:
-    """The way at each branch of a capture, for the first samples; up to where the code goes another."""
+    """The way at each branch of a capture, for the first samples; up to where the code goes another.
+
+    `seed` is that of the run to be compared: what is dropped out decides, too.
+    """
     if not found.ways:
         return ()
     args, kwargs = inputs
@@ -50,6 +54,7 @@ def ways_at(
     hearing = [Patch(Tensor, name, around(hear)) for name in ("__bool__", "item")]
     hearing.append(Patch(Tensor, "__iter__", around(hear_rows)))
     with aside(), patched((*FLAGS, *UNIT_DRAWS, *hearing)):
+        reseed(seed)
         run_model(copy_of(module), args, kwargs, options.loss_fn, options.precision)
     return _at_branches(found, asked)
 

@@ -184,6 +184,19 @@ def test_a_mixture_is_one_devices(experts: tuple[int, ...]) -> None:
     assert fxdp.verify(Mixture().double(), (_tokens(0, experts),), splits=splits).ok
 
 
+class Routed(Mixture):
+    """What is dropped out decides which experts run."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(nn.functional.dropout(x, 0.5))
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_the_way_is_that_of_the_numbers_drawn(seed: int) -> None:
+    model, x = Routed().double(), _tokens(0, (0, 1, 2))[:2]
+    assert fxdp.verify(model, (x,), splits=[[1, 1, 0, 0]], rng="single-device", seed=seed).ok
+
+
 class Many(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return sum((x[:, i].square().mean() for i in x.sum(0).gt(0).nonzero()), x.mean())
