@@ -103,7 +103,8 @@ def input_values(
     graph = captured.gm.graph
     written = {slot.of for slot, _ in results_of(graph) if isinstance(slot, Mutation)}
     values: dict[Slot, Any] = {
-        slot: value.detach().clone() if slot in written else value.detach()  # a run writes into them
+        # a run writes into buffers, and into what the step returns anew
+        slot: value.detach().clone() if isinstance(slot, Buffer) or slot in written else value.detach()
         for slot, value in slot_values(graph, module, captured.constants).items()
     }
     for node in graph.find_nodes(op="placeholder"):

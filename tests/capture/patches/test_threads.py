@@ -179,7 +179,7 @@ Action: TypeAlias = Callable[[], None]
 ACTIONS: tuple[Action, ...] = (draw, seed, train, ask, load, measure, complain)
 
 
-@dataclass
+@dataclass(slots=True)  # of what has a `__dict__`, a trace leaves nothing changed
 class _Other:
     """Another thread, and what it was asked to do while a model was traced."""
 
