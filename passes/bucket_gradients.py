@@ -112,7 +112,7 @@ def _waits_ahead(graph: fx.Graph, gradients: list[_Reduction]) -> dict[fx.Node, 
     for node in reversed(graph.nodes):
         if wait is not None:
             ahead[node] = wait
-        if node.target in conversions.COLLECTIVES and note(node).backward and node not in own:
+        if node.target is conversions.all_reduce and note(node).backward and node not in own:
             (wait,) = node.users
         elif node.op == "call_function" and node_flops(node):
             wait = None  # a layer's work, behind which a bucket may travel

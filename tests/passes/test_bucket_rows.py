@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,11 +9,16 @@ from expecttest import assert_expected_inline
 from torch import fx
 
 from fxdp.ir import conversions
+from fxdp.ir.graph_text import graph_text
+from fxdp.ir.link_cost import LinkCost
 from fxdp.ir.mesh import mesh_of
+from fxdp.ir.notes import note
 from fxdp.ir.placements import P, R, Rows, S
 from fxdp.ir.slots import Gradient, Input, Output, Parameter, Tangent
+from fxdp.passes.bucket_gradients import BucketGradients
 from fxdp.passes.bucket_rows import BucketRows
 from fxdp.passes.insert_collectives import InsertCollectives
+from fxdp.passes.schedule_rows import ScheduleRows
 from tests.graphs import Sketch, after, mesh
 
 aten = torch.ops.aten
@@ -147,3 +153,14 @@ def test_what_stays_for_the_backward_has_a_bucket_of_its_own() -> None:
     gm = BucketRows(kept=frozenset({"a"})).run(two_layers(gathered_once=True), mesh())
     gathers = gm.graph.find_nodes(op="call_function", target=conversions.gather_rows)
     assert [[n.name for n in gather.args[0]] for gather in gathers] == [["a"], ["b"]]
+
+
+def test_over_a_network_rows_travel_as_they_do_elsewhere() -> None:
+    """What gathers and scatters come after is no wait: sums of gradients are planned around none of them."""
+    slow = replace(mesh(), link=LinkCost(1e-6, 1.0))
+    gm = ScheduleRows().run(BucketRows(bucket_bytes=20).run(two_layers(), slow), slow)
+    starts = gm.graph.find_nodes(op="call_function", target=conversions.gather_rows)
+    starts += gm.graph.find_nodes(op="call_function", target=conversions.scatter_rows)
+    assert any(note(start).backward and len(start.users) > 1 for start in starts)
+    before = graph_text(gm)
+    assert graph_text(BucketGradients().run(gm, slow)) == before
