@@ -20,7 +20,7 @@ from typing import Any
 
 from torch import fx
 
-from fxdp.ir.windows import Windows, find_windows, operands
+from fxdp.ir.windows import Windows, begun_before, find_windows, operands
 
 _SHORTEST = 6
 _LEAST = 3
@@ -62,10 +62,15 @@ class FewLayers:
         self.rows: list[dict[int, tuple[fx.Node, ...]]] = []
         self.places: dict[fx.Node, tuple[int, int, int]] = {}
         """Of each node of a window its half, the window's number, and its place in it."""
+        self.begun: dict[fx.Node, tuple[int, int, int]] = {}
+        """The same of what is there of the window before the first, with nodes of no window in between."""
         for half, nodes in enumerate(halves):
             windows = self._windows(nodes)
             self.rows.append(windows.rows)
             self.places |= {node: (half, *place) for node, place in windows.places.items()}
+            if half == 0:
+                begun = begun_before(nodes, windows, known)
+                self.begun |= {node: (half, *place) for node, place in begun.items()}
 
     def _windows(self, nodes: Sequence[fx.Node]) -> Windows:
         found = find_windows(nodes, self._known, shortest=_SHORTEST, least=_LEAST)
@@ -90,7 +95,12 @@ class FewLayers:
     def layer(self, node: fx.Node) -> int | None:
         """The number of a node of a window, or of a parameter."""
         node = self.named(node)
-        return self.places[node][1] if node in self.places else self._layer_of_given(node)
+        place = self.place(node)
+        return self._layer_of_given(node) if place is None else place[1]
+
+    def place(self, node: fx.Node) -> tuple[int, int, int] | None:
+        """The half of a node of a window, the window's number, and its place in it."""
+        return self.places.get(node) or self.begun.get(node)
 
     def _layer_of_given(self, node: fx.Node) -> int | None:
         place = self.given.get(self.named(node))
@@ -99,8 +109,8 @@ class FewLayers:
     def key(self, node: fx.Node) -> tuple[Hashable, int] | None:
         """What a node is in its layer, and the layer's number; None for one of no layer."""
         node = self.named(node)
-        if node in self.places:
-            half, i, k = self.places[node]
+        if (found := self.place(node)) is not None:
+            half, i, k = found
             return (half, k), i
         place = self.given.get(node)
         return None if place is None else (("given", place[0]), place[1])
@@ -205,10 +215,10 @@ class MoreLayers:
             if half == 1 and node is row[0]:
                 for real in reversed(copies):
                     self._row(row, real)
-            place = self.few.places.get(node)
+            place = self.few.place(node)
             if place is not None:
                 self._emit(node, place[1], self.number(place[1]))
-                upper = half == 0
+                upper = half == 0 and (upper or node in self.few.places)
             else:
                 self._emit(node, None, self.more if upper else 0)
             if half == 0 and node is row[-1]:

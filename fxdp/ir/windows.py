@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+import torch
 from torch import fx
 
 from fxdp.ir.graph_form import NoTextError, exact_text
@@ -55,6 +56,29 @@ def find_windows(
         return None
     starts = range(run.start, run.end, run.period)
     return Windows({i: tuple(nodes[start : start + run.period]) for i, start in enumerate(starts)})
+
+
+def begun_before(
+    nodes: Sequence[fx.Node], windows: Windows, known: Callable[[fx.Node], Hashable]
+) -> dict[fx.Node, Place]:
+    """The places of nodes before the first window, as far as they are like the end of one.
+
+    Sizes that others ask of the first layer are in between, and have no place, nor has what others read, too:
+
+        row        embed  ln size mm add  ln mm add  ln mm add        ln mm add of the first layer: 0
+        windows                   (0)        (1)        (2)
+    """
+    number, row = next(iter(windows.rows.items()))
+    found: dict[fx.Node, Place] = {}
+    k = len(row) - 1
+    for node in reversed(nodes[: nodes.index(row[0])]):
+        for_all = any(windows.places.get(user, (number, 0))[0] != number for user in node.users)
+        if k >= 0 and not for_all and _token(node, known) == _token(row[k], known):
+            found[node] = number - 1, k
+            k -= 1
+        elif k < 0 or isinstance(node.meta.get("val"), torch.Tensor):
+            break
+    return found
 
 
 def operands(node: fx.Node) -> list[fx.Node]:

@@ -22,10 +22,9 @@ from fxdp.ir.graphs import attribute_of
 from fxdp.ir.windows import Place, Windows, find_windows, operands
 from fxdp.torch_compat import graph_module
 
-KEPT = (5, 6)
-"""How many layers a shortened graph has: the first and the last, whose neighbours are others, and three
-between them that are alike; where a backward reads what the layer before gave, one of these is another, too,
-and it takes the next number."""
+KEPT = (4, 5, 6)
+"""How many layers a shortened graph has: the first and the last, whose neighbours are others, and two between
+them that are alike; where some of these are others, too, it takes the next number."""
 _LEAST = 9
 """Below, the layers that are left out take less time than finding them and putting them back."""
 _SHORTEST = 6

@@ -1,0 +1,93 @@
+"""Of torch's fake tensors: one whose sizes and strides were made before is copied, with memory of its own.
+
+Torch remembers what a fake op gives, and makes the tensor of it anew each time: for each symbolic size it
+asks a dozen questions, whether it is zero, negative, how many bytes there are. The answers are those of the
+last tensor with the same symbols at the same places.
+
+    %a: f32[s0, 64] = relu(%x)      made by torch, and kept without its memory
+    %b: f32[s0, 64] = relu(%y)      a copy of that, on memory of as many bytes; a view lies in what it views
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
+
+import torch
+from torch import SymInt, Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
+
+__all__ = ["quick_fakes"]
+
+_NAME = "_get_output_tensor_from_cache_entry"
+
+_Make: TypeAlias = Callable[..., Any]
+
+
+@contextlib.contextmanager
+def quick_fakes() -> Iterator[None]:
+    """Inside, fake tensors with symbolic sizes are copied; other threads share it, to the same tensors."""
+    plain = getattr(FakeTensorMode, _NAME)
+    setattr(FakeTensorMode, _NAME, _Copies(plain).method())
+    try:
+        yield
+    finally:
+        setattr(FakeTensorMode, _NAME, plain)
+
+
+class _Copies:
+    """Tensors without a memory of their own, by what torch remembers of an op and the symbols in it."""
+
+    def __init__(self, plain: _Make) -> None:
+        self._plain = plain
+        # what is a key by its address stays, that no other takes the address
+        self._known: dict[tuple[int, ...], tuple[object, Tensor, Any]] = {}
+
+    def method(self) -> _Make:
+        """The method of a fake mode that makes a tensor of what is remembered."""
+
+        def made(self_: FakeTensorMode, state: Any, entry: Any, key: Any, func: Any, args: Any) -> Any:
+            sizes = _sizes(entry, key)
+            if sizes is None:
+                return self._plain(self_, state, entry, key, func, args)
+            viewed = args[entry.view_idx] if getattr(func, "is_view", False) else None
+            nodes = [size.node for size in sizes]
+            version = getattr(state.shape_env, "_replacements_version_counter", 0)
+            name = (id(entry), version, *map(id, nodes))
+            if (known := self._known.get(name)) is not None:
+                return _copy(self_, known[1], known[2], viewed, entry.metadata.device)
+            new = self._plain(self_, state, entry, key, func, args)
+            with in_kernel_invocation_manager(self_):
+                like = torch.ops.aten.detach.default(new)
+                torch._functionalize_unsafe_set(like, torch.empty(0, dtype=like.dtype, device="meta"))
+            self._known[name] = (entry, nodes), like, new.untyped_storage().nbytes()
+            return new
+
+        return made
+
+
+def _sizes(entry: Any, key: Any) -> list[SymInt] | None:
+    """The symbolic sizes of a result, if it has any and all are its operands' own."""
+    known = entry.metadata
+    if known is None or entry.inplace_idx is not None or known.requires_grad or known.is_conj or known.is_neg:
+        return None
+    found: list[SymInt] = []
+    for size in (*known.shape, *known.stride, known.storage_offset):
+        if type(size) is int:
+            continue
+        # one that torch computes is a new object at each op, which tracers tell apart
+        if type(size.value) is not int:
+            return None
+        found.append(key.key[size.value].value)
+    return found or None
+
+
+def _copy(mode: FakeTensorMode, like: Tensor, size: Any, viewed: Tensor | None, device: Any) -> FakeTensor:
+    with in_kernel_invocation_manager(mode):
+        made = torch.ops.aten.detach.default(like)
+        if viewed is None:
+            viewed = torch.empty(0, dtype=made.dtype, device="meta")
+            torch.ops.inductor.resize_storage_bytes_.default(viewed, size)
+        torch._functionalize_unsafe_set(made, viewed)
+    return FakeTensor(mode, made, device)
