@@ -160,6 +160,35 @@ def test_training_equals_one_device(
         assert worst_parameter <= 1e-9
 
 
+class Normed(nn.Module):
+    """The gradients of a norm are terms that its backward sums for itself, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4))
+
+    def forward(self, x: Tensor, target: Tensor) -> Tensor:
+        return F.cross_entropy(self.body(x), target)
+
+
+def _normed_gradients() -> float:
+    """The worst error of a gradient; AdamW would step by nearly as much if it were twice as large."""
+    torch.set_default_dtype(torch.float64)
+    torch.manual_seed(0)
+    model, x, target = Normed(), torch.randn(8, 6), torch.randint(0, 4, (8,))
+    twin = copy.deepcopy(model)
+    with no_fallback():
+        compiled = fxdp.compile(model, _mesh(("dp",)), strategy="shard")
+        compiled(*(part(t, [5, 3], dist.get_rank()) for t in (x, target))).backward()
+    twin(x, target).backward()
+    pairs = zip(compiled.parameters(), twin.parameters(), strict=True)
+    return max(float((_whole(p.grad) - q.grad).abs().max()) for p, q in pairs)  # type: ignore[arg-type, operator]
+
+
+def test_what_a_backward_sums_for_itself_is_dealt_out_once(ranks: RankPool) -> None:
+    assert max(ranks.run(2, _normed_gradients, timeout=240)) < 1e-12
+
+
 def _state() -> None:
     model, twin = _same_start()
     twin_state = copy.deepcopy(twin.state_dict())

@@ -21,6 +21,7 @@ from fxdp.lowering.backward import usual_zeros
 from fxdp.lowering.halves import Boxed, Halves
 from fxdp.lowering.inductor.collective_order import must_stay
 from fxdp.lowering.inductor.forward_backward import Cut, Signature, cut
+from fxdp.lowering.inductor.op_by_op import pack_sums, reads_again
 from fxdp.lowering.inductor.segment_code import AsItIs, compile_segments
 from fxdp.lowering.inductor.segments import NotInSegmentsError, Segment, segments
 from fxdp.lowering.inductor.start import Start
@@ -149,10 +150,12 @@ class _Compiler:
             inputs = [n.meta["val"] for n in gm.graph.nodes if n.op == "placeholder"]
             # Inductor keeps the strides of visible results, and is free to choose those of others
             gm.graph.output_node().meta["user_visible_output_idxs"] = list(visible)
+            apart = pack_sums(gm.graph, reads_again)
+            gm.recompile()
             with self.start.building():
                 return compile_with_inductor(
                     gm, inputs, self.cut.fake_mode, backward=backward, inference=inference, fixed=fixed,
-                    in_order=in_order,
+                    in_order=in_order or apart,  # it knows its own collectives alone
                 )  # fmt: skip
 
         # copies: Inductor rewrites the graph that it is given, and a second try needs the first one's

@@ -5,7 +5,7 @@ import torch
 from expecttest import assert_expected_inline
 from torch import fx
 
-from fxdp.lowering.inductor.op_by_op import op_by_op
+from fxdp.lowering.inductor.op_by_op import op_by_op, pack_sums, reads_again
 
 aten, c10d = torch.ops.aten, torch.ops._c10d_functional
 
@@ -43,3 +43,19 @@ def forward(self, args_list):
 def test_what_is_read_otherwise_is_summed_as_it_is(other: dict[str, object]) -> None:
     code = op_by_op(_summed(**other))  # type: ignore[arg-type]
     assert "start_sum" not in code.__self__.code  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("read", ["nothing", "itself", "the value it shows"])
+def test_what_is_packed_and_read_again_is_packed_apart_from_what_others_read(read: str) -> None:
+    """Inductor would sum in the memory in which the one who reads it looks for the terms."""
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    made = graph.call_function(aten.relu.default, (x,))
+    flat = graph.call_function(aten.view.default, (made, [4]))
+    line = graph.call_function(aten.cat.default, ([flat, flat],))
+    done = graph.call_function(
+        c10d.wait_tensor.default, (graph.call_function(c10d.all_reduce.default, (line, "sum", "group")),)
+    )
+    other = {"nothing": x, "itself": flat, "the value it shows": made}[read]
+    graph.output((done, graph.call_function(aten.neg.default, (other,))))
+    assert pack_sums(graph, reads_again) is (read != "nothing")
