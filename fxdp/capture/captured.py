@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import sympy
 import torch
@@ -12,6 +12,10 @@ from torch.utils._pytree import TreeSpec
 
 from fxdp.capture.sites import Origin
 from fxdp.ir.notes import Site
+
+Otherwise: TypeAlias = Literal["raises", "branches", "not finite", "other number"]
+"""What the code does where a check fails: it raises, goes a way that is a program of its own or one for
+values that are not finite, or goes on with another number than the program has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +72,14 @@ class Check:
 
     output: int
     passes: bool
-    raises: bool
-    """Whether the user's code raises otherwise; else it goes another way."""
+    otherwise: Otherwise
+    """What the user's code does otherwise."""
     site: Site
-    branch: bool = False
-    """Whether the other way is a program of its own; else it is one for values that are not finite."""
+
+    @property
+    def branch(self) -> bool:
+        """Whether the other way is a program of its own."""
+        return self.otherwise == "branches"
 
 
 @dataclass(frozen=True, slots=True)

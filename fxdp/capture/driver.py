@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor
@@ -12,6 +12,7 @@ from fxdp.capture.captured import Captured
 from fxdp.capture.dynamo.traced_model import TracedModel
 from fxdp.capture.export.exported import Exported, batch_hint, export, static_hints
 from fxdp.capture.export.flat_module import FlatModule
+from fxdp.capture.inputs import samples
 from fxdp.capture.joint.canonical_sizes import Sizes
 from fxdp.capture.joint.convert import convert
 from fxdp.capture.joint.kept_joint import kept_joint
@@ -22,6 +23,7 @@ from fxdp.capture.patches.autograd_functions import check_module_hooks
 from fxdp.capture.patches.module_state import Number, WrittenError, numbers_of, unchanged
 from fxdp.capture.patches.patch_tables import capture_patches
 from fxdp.capture.patches.random_numbers import seeding_error
+from fxdp.capture.patches.told_numbers import ReadNumber, decided_by_size
 from fxdp.capture.python_values import DecidesError, deciding
 from fxdp.capture.refusals.diagnose import OnlyAt, capture_error, eager_error, is_data_dependent
 from fxdp.capture.refusals.recorders import warn_of_recorders
@@ -47,8 +49,7 @@ def capture_request(request: Request) -> Captured:
         several = hint if hint is not None and hint > 1 else batch_hint(inputs.tensors, inputs.batch_dims)
         first = _Tracer(request, _program(request))
         if inputs.open:
-            found = _capture_open(first, several)
-            tracer = first
+            found, tracer = _capture_open(first, several)
         else:
             found, tracer = _capture(first, several)
         record = tracer.program.record
@@ -77,16 +78,25 @@ class _Tracer:
         dims = self.request.inputs.batch_dims
         return export(self.program, dims, hint, symbolic=symbolic, dynamic=self.request.dynamic)
 
+    def on(self, ways: tuple[bool, ...]) -> _Tracer:
+        """The same with a program that goes these ways."""
+        request = replace(self.request, ways=ways)
+        return _Tracer(request, _program(request, self.program.numbers, self.program.told))
+
     def survey(self, tensors: Sequence[Tensor] | None = None) -> Survey:
         """What a run of the model shows, on these inputs or the given ones."""
         asked = self.request
         return survey(asked.module, asked.inputs, asked.loss_fn, tensors, asked.precision)
 
 
-def _program(request: Request, numbers: Mapping[str, Number] | None = None) -> FlatModule:
-    """What is traced for a request, with these buffers as numbers."""
+def _program(
+    request: Request,
+    numbers: Mapping[str, Number] | None = None,
+    told: Mapping[int, Sequence[ReadNumber]] | None = None,
+) -> FlatModule:
+    """What is traced for a request, with these buffers as numbers, and told what runs read of their data."""
     asked = request
-    return FlatModule(asked.module, asked.inputs, asked.loss_fn, numbers, asked.precision, asked.ways)
+    return FlatModule(asked.module, asked.inputs, asked.loss_fn, numbers, asked.precision, asked.ways, told)
 
 
 def _capture(tracer: _Tracer, hint: int) -> tuple[Captured, _Tracer]:
@@ -98,13 +108,16 @@ def _capture(tracer: _Tracer, hint: int) -> tuple[Captured, _Tracer]:
     except Exception as error:
         if tracer.request.inputs.open and is_data_dependent(error):
             raise
+        other = tracer.program.record.other_guess
+        if other is not None and not is_data_dependent(error):
+            return _capture(tracer.on(other), hint)
         if is_data_dependent(error):
             return _with_numbers(error, tracer, hint, tracer.survey())
-        return _fall_back(error, tracer), tracer
+        return _fall_back(error, tracer, hint)
 
 
-def _capture_open(tracer: _Tracer, hint: int) -> Captured:
-    """The capture, with Python values that are no constants of it.
+def _capture_open(tracer: _Tracer, hint: int) -> tuple[Captured, _Tracer]:
+    """The capture, with Python values that are no constants of it, and what was traced for it.
 
     Raises
     ------
@@ -118,11 +131,11 @@ def _capture_open(tracer: _Tracer, hint: int) -> Captured:
         inputs, record = tracer.request.inputs, tracer.program.record
         every = [*inputs.number_names, *(inputs.names[i] for i in inputs.unread)]
         raise DecidesError(record.touched or deciding(error, record.symbols) or every) from error
-    if last is not tracer:  # buffers became constants, which a number may have been the reason for
+    if last.program.numbers or last.program.told:  # constants, which a number may have been the reason for
         raise DecidesError([*tracer.request.inputs.number_names])
-    if tracer.program.record.touched:
-        raise DecidesError(tracer.program.record.touched)
-    return found
+    if last.program.record.touched:
+        raise DecidesError(last.program.record.touched)
+    return found, last
 
 
 def _with_numbers(error: Exception, tracer: _Tracer, hint: int, found: Survey) -> tuple[Captured, _Tracer]:
@@ -134,7 +147,34 @@ def _with_numbers(error: Exception, tracer: _Tracer, hint: int, found: Survey) -
         with contextlib.suppress(CaptureError, WrittenError):
             captured, tracer = _capture(_Tracer(request, program), hint)
             return replace(captured, numbers=tuple(numbers)), tracer
+    if (made := _with_told(error, tracer, hint, found)) is not None:
+        return made
     raise capture_error(error, reads=found.reads) from error
+
+
+def _with_told(
+    error: Exception, tracer: _Tracer, hint: int, found: Survey
+) -> tuple[Captured, _Tracer] | None:
+    """Capture once more, with the code told what it reads of its data, as far as sizes decide it."""
+    if not found.numbers or tracer.program.told:
+        return None
+    told = _told(tracer)
+    if told:
+        with contextlib.suppress(CaptureError):
+            return _fall_back(error, _Tracer(tracer.request, _program(tracer.request, told=told)), hint)
+    return None
+
+
+def _told(tracer: _Tracer) -> dict[int, tuple[ReadNumber, ...]]:
+    """What the model reads of its data at the batch sizes of static traces, as far as these decide it."""
+    inputs = tracer.request.inputs
+    runs = {}
+    for size in static_hints(inputs.tensors, inputs.batch_dims):
+        found = tracer.survey(samples(inputs, size)) if inputs.batch else Survey((), runs=False)
+        if not found.runs:
+            return {}
+        runs[size] = found.numbers
+    return decided_by_size(runs)
 
 
 def _for_one(found: Captured, tracer: _Tracer) -> Captured:
@@ -150,22 +190,45 @@ def _for_one(found: Captured, tracer: _Tracer) -> Captured:
     return for_one(found, convert(raw, Sizes()).gm.graph)
 
 
-def _fall_back(error: Exception, tracer: _Tracer) -> Captured:
+def _fall_back(error: Exception, tracer: _Tracer, hint: int) -> tuple[Captured, _Tracer]:
     """Fit the graph from static traces; if these fail too, report what is nearest to the user's code."""
     try:
-        inputs = tracer.request.inputs
-        batches = static_hints(inputs.tensors, inputs.batch_dims)
-        exports = (tracer.export(size, symbolic=False) for size in batches)
-        return fitted_joint(batches, exports, tracer.request.joint)
+        return _fitted(tracer), tracer
     except (CaptureError, InputError):
         raise
     except StaticMismatchError as mismatch:
-        raise capture_error(error, str(mismatch), tracer.survey().reads) from error
+        found = tracer.survey()
+        if (made := _with_told(mismatch, tracer, hint, found)) is not None:
+            return made
+        raise capture_error(error, str(mismatch), found.reads) from error
     except Exception as second:
         found = tracer.survey()
+        if is_data_dependent(second):
+            return _with_numbers(second, tracer, hint, found)
         if found.error is not None and not found.reads:
             raise eager_error(found.error) from found.error
         raise capture_error(second, reads=found.reads, only_at=_only_at(tracer, found)) from second
+
+
+def _fitted(tracer: _Tracer) -> Captured:
+    """The graph of static traces: as they are, else with the turns of loops over samples as ops on all.
+
+    Raises
+    ------
+    StaticMismatchError : they do not fit together.
+    """
+    inputs, options = tracer.request.inputs, tracer.request.joint
+    batches = static_hints(inputs.tensors, inputs.batch_dims)
+
+    def exports() -> Iterator[Exported]:
+        return (tracer.export(size, symbolic=False) for size in batches)
+
+    try:
+        return fitted_joint(batches, exports(), options)
+    except StaticMismatchError:
+        with contextlib.suppress(Exception):  # where turns differ, how they do tells a user less
+            return fitted_joint(batches, exports(), options, loops=True)
+        raise
 
 
 def _only_at(tracer: _Tracer, found: Survey) -> OnlyAt | None:

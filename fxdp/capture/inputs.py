@@ -136,6 +136,15 @@ class Inputs:
         return self.rebuild(tensor.clone() for tensor in given)
 
 
+def samples(inputs: Inputs, count: int) -> tuple[torch.Tensor, ...]:
+    """The tensors of a batch of so many of the given samples, which begin again after the last one."""
+    made = []
+    for tensor, dim in zip(inputs.tensors, inputs.batch_dims, strict=True):
+        rows = torch.arange(count, device=tensor.device) % (1 if dim is None else tensor.shape[dim])
+        made.append(tensor if dim is None else tensor.detach().index_select(dim, rows))
+    return tuple(made)
+
+
 def read_inputs(
     module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], batch_dims: Any = None
 ) -> Inputs:

@@ -56,7 +56,15 @@ def raise_if_checked(
         "The program has the way for finite values only. Lower the learning rate or clip gradients, or write "
         "the branch with torch.where"
     )
-    raise everywhere(InputError(raising if any(check.raises for check in failed) else other_way))
+    other_number = (
+        f"a number that the model's code reads of its data is another one in this batch, at\n  {listing}\n"
+        "The program was made for the number that it was in the first call, or for how it followed from the "
+        "size of the batch there. Bring the samples to one size, or pass the number as a Python int: each "
+        "value of that has a program of its own"
+    )
+    said = {"raises": raising, "not finite": other_way, "other number": other_number}
+    worst = next(kind for kind in said if any(check.otherwise == kind for check in failed))
+    raise everywhere(InputError(said[worst]))
 
 
 def has_size_leaves(captured: Captured) -> bool:

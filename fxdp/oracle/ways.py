@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -10,11 +11,11 @@ from torch import Tensor, nn
 
 from fxdp.capture.captured import Captured
 from fxdp.capture.inputs import read_inputs, run_model
-from fxdp.capture.patches.flags import FLAGS, found_places, is_flag, rows_at
+from fxdp.capture.patches.flags import FLAGS, found_places, is_flag, is_selection, rows_at
 from fxdp.capture.patches.patch import Patch, around, calling_frame, patched
 from fxdp.capture.patches.random_numbers import UNIT_DRAWS
 from fxdp.capture.refusals.stateful import aside, copy_of
-from fxdp.capture.sites import site_of_frame
+from fxdp.capture.sites import site_of_call, site_of_frame
 from fxdp.ir.draws import reseed
 from fxdp.ir.notes import Site
 from fxdp.options import Options
@@ -51,7 +52,12 @@ def ways_at(
         places = found_places(self)
         return plain(self) if places is None else rows_at(places, goes)
 
+    def hear_count(plain: Callable[[Tensor], int], self: Tensor) -> int:
+        count = plain(self)
+        return _Count(count, asked) if is_selection(self) else count
+
     hearing = [Patch(Tensor, name, around(hear)) for name in ("__bool__", "item")]
+    hearing.append(Patch(Tensor, "numel", around(hear_count)))
     hearing.append(Patch(Tensor, "__iter__", around(hear_rows)))
     with aside(), patched((*FLAGS, *UNIT_DRAWS, *hearing)):
         reseed(seed)
@@ -60,14 +66,46 @@ def ways_at(
 
 
 def _at_branches(found: Captured, asked: list[tuple[Site, bool]]) -> tuple[bool, ...]:
-    left = iter(asked)
+    left: dict[Site, deque[bool]] = {}
+    for site, value in asked:
+        left.setdefault(site, deque()).append(value)
     ways: list[bool] = []
     for check in found.checks:
         if check.branch:
-            ways.append(next((value for site, value in left if site == check.site), check.passes))
+            heard = left.get(check.site)
+            ways.append(heard.popleft() if heard else check.passes)
             if ways[-1] != check.passes:
                 break
     return tuple(ways)
+
+
+class _Count(int):
+    """How many a mask selects: notes that it is compared with another number, as if by that with none."""
+
+    _asked: list[tuple[Site, bool]]
+
+    def __new__(cls, count: int, asked: list[tuple[Site, bool]]) -> _Count:
+        made = super().__new__(cls, count)
+        made._asked = asked
+        return made
+
+    def _compared(self, answer: bool) -> bool:
+        self._asked.append((site_of_call(), int(self) > 0))
+        return answer
+
+    def __eq__(self, other: object) -> bool:
+        return self._compared(int(self) == other)
+
+    def __ne__(self, other: object) -> bool:
+        return self._compared(int(self) != other)
+
+    def __gt__(self, other: int) -> bool:
+        return self._compared(int(self) > other)
+
+    def __lt__(self, other: int) -> bool:
+        return self._compared(int(self) < other)
+
+    __hash__ = int.__hash__
 
 
 def on_way(found: Captured, ways: tuple[bool, ...]) -> bool:

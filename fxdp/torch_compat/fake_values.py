@@ -10,7 +10,10 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, in_kernel_invocation_manager
 from torch._subclasses.functional_tensor import FunctionalTensor
 
-__all__ = ["in_other_memory", "known_number"]
+__all__ = ["TRACED", "in_other_memory", "known_number"]
+
+TRACED = (FakeTensor, FunctionalTensor)
+"""The classes of tensors that stand for others while these are traced."""
 
 
 def known_number(tensor: Tensor) -> Any:

@@ -43,7 +43,7 @@ class Returned(Base):
 
 class Loop(Base):
     def forward(self, x):
-        return sum(self.fc(row).sum() for row in x)
+        return sum(i * self.fc(row).sum() for i, row in enumerate(x))
 
 
 class ChosenLoop(Base):
@@ -138,7 +138,7 @@ X = torch.randn(4, 4, dtype=torch.float64, generator=torch.Generator().manual_se
         (Branch, ["data-dependent", "if x.sum() > 0:", "torch.cond", "test_errors.py"]),
         (Item, ["data-dependent", "y.max().item()", "test_errors.py"]),
         (Returned, ["returns a Python number", "Return the tensor"]),
-        (Loop, ["batch size", "sum(self.fc(row).sum() for row in x)"]),
+        (Loop, ["batch size", "sum(i * self.fc(row).sum() for i, row in enumerate(x))"]),
         (
             ChosenLoop,
             ["loops over the rows", "for row in x.sum(1).gt(0).nonzero()", "fixed number", "batched_mm"],

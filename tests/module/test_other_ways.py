@@ -215,3 +215,72 @@ class Compared(nn.Module):
 def test_what_is_no_flag_is_refused() -> None:
     with pytest.raises(fxdp.CaptureError, match="data-dependent control flow"):
         fxdp.plan(Compared(), (torch.randn(6, 4),), mesh={"dp": 2})
+
+
+class Longcat(Mixture):
+    """Asks whether a mask has selected any; one more place than experts, which no token chooses (DBRX)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = x.flatten(0, 1)
+        weight, chosen = self.router(tokens).softmax(-1).max(-1)
+        mask = nn.functional.one_hot(chosen, 4).T
+        made = torch.zeros_like(tokens)
+        experts = list(self.experts.values())
+        for (i,) in mask.sum(-1).gt(0).nonzero():
+            (rows,) = torch.where(mask[i])
+            if rows.numel() == 0:
+                continue
+            made.index_add_(0, rows, experts[int(i)](tokens[rows]) * weight[rows, None])
+        return made.square().mean()
+
+
+@pytest.mark.parametrize("experts", [(0, 1, 2), (0, 2)])
+def test_a_place_at_which_the_code_fails_is_not_there(experts: tuple[int, ...]) -> None:
+    assert fxdp.verify(Longcat().double(), (_tokens(0, experts),), splits=[[3, 2, 0, 1]]).ok
+
+
+class Selected(nn.Module):
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        rows = mask.nonzero().squeeze(1)
+        if rows.numel() == 0:
+            return x.mean()
+        return x[rows].square().sum()
+
+
+@pytest.mark.parametrize("count", [0, 3])
+def test_whether_a_mask_selects_any(count: int) -> None:
+    assert fxdp.verify(Selected(), (torch.randn(6, 4), torch.arange(6) < count), splits=[[4, 2, 0, 0]]).ok
+
+
+class Averaged(nn.Module):
+    """I-BERT: each average begins with the first batch's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+        for name in ("a", "b", "c"):
+            self.register_buffer(name, torch.full((1,), 1e-5, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.fc(x)
+        for name in ("a", "b", "c"):
+            seen = getattr(self, name)
+            if seen.max() < 1.1e-5 and seen.min() > -1.1e-5:
+                setattr(self, name, seen + y.max().detach())
+            else:
+                setattr(self, name, 0.9 * seen + 0.1 * y.max().detach())
+            y = y / getattr(self, name)
+        return y.square().mean()
+
+
+def test_averages_that_begin_with_the_first_batch() -> None:
+    torch.manual_seed(0)
+    model, twin = Averaged().double(), Averaged().double()
+    twin.load_state_dict(model.state_dict())
+    compiled = fxdp.compile(model, {"dp": 1}, compute="eager")
+    for step in range(3):
+        x = torch.randn(6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(step))
+        torch.testing.assert_close(compiled(x), twin(x))
+        for own, wanted in zip(compiled.buffers(), twin.buffers(), strict=True):
+            torch.testing.assert_close(own, wanted)
+    assert compiled._programs.compiled <= 3, "all begin at the same step"

@@ -273,7 +273,7 @@ OTHERS: dict[str, Entry] = {
             hf.AutoformerConfig,
             **_SERIES,
             moving_average=3,
-            label_length=3,
+            label_length=5,
         ),
         _series,
     ),

@@ -20,6 +20,7 @@ from fxdp.capture.mixed_precision import MixedPrecision
 from fxdp.capture.patches.checkpoints import repeated_updates
 from fxdp.capture.patches.module_state import Number, as_numbers, assigned_buffers, unchanged_objects
 from fxdp.capture.patches.patch_tables import hearing
+from fxdp.capture.patches.told_numbers import ReadNumber
 from fxdp.capture.python_values import is_unread, set_attributes
 from fxdp.capture.refusals.recorders import Watched, watching_hooks
 from fxdp.capture.refusals.stateful import Attributes
@@ -39,6 +40,8 @@ class OutputRecord:
     """What was stashed and popped, in order."""
     checks: tuple[Check, ...] = ()
     """The checks of data, whose values follow the model's own tensors."""
+    other_guess: tuple[bool, ...] | None = None
+    """Where the code failed after a branch of which the way was a guess: the ways with the other guess."""
     changed: tuple[str, ...] = ()
     """The Python attributes that the forward changed."""
     assigned: tuple[str, ...] = ()
@@ -73,6 +76,7 @@ class FlatModule(nn.Module):
         numbers: Mapping[str, Number] | None = None,
         precision: MixedPrecision | None = None,
         ways: tuple[bool, ...] | None = (),
+        told: Mapping[int, Sequence[ReadNumber]] | None = None,
     ) -> None:
         super().__init__()
         self.module = module
@@ -84,6 +88,8 @@ class FlatModule(nn.Module):
         """The buffers that count as numbers."""
         self.ways = ways
         """Which way the code goes at each flag of the batch; None: it may not ask for any."""
+        self.told = told or {}
+        """What runs of batch sizes read of their data, of which the code is told at these sizes."""
         self._cell = _Cell()
 
     @property
@@ -103,13 +109,19 @@ class FlatModule(nn.Module):
             stack.enter_context(unchanged_objects(self.module))
             stack.enter_context(set_attributes(attributes, numbers[len(numbers) - len(attributes) :]))
             tracker = stack.enter_context(captured_skips(self.module))
-            heard = stack.enter_context(hearing(self.module, tensors, self.ways))
+            heard = stack.enter_context(hearing(self.module, tensors, self.ways, self._told(tensors)))
             assigned = stack.enter_context(assigned_buffers(self.module))
             stack.enter_context(as_numbers(self.module, self.numbers))
             hooks = stack.enter_context(watching_hooks(self.module, tensors))
             before = Attributes(self.module)
-            with repeated_updates(self.module):
-                results = self._run(args, kwargs)
+            try:
+                with repeated_updates(self.module):
+                    results = self._run(args, kwargs)
+            except Exception:
+                self._cell.record = replace(self._cell.record, other_guess=heard.asked.other_guess())
+                raise
+            heard.asked.settle()
+            heard.slices.settle()
             changed = before.changed(Attributes(self.module))
         self._cell.record = replace(
             self._cell.record,
@@ -122,6 +134,11 @@ class FlatModule(nn.Module):
             hooks=tuple(hooks),
         )
         return (*results, *heard.asked.tensors)
+
+    def _told(self, tensors: Sequence[torch.Tensor]) -> Sequence[ReadNumber]:
+        pairs = zip(tensors, self.inputs.batch_dims, strict=True)
+        batch = next((tensor.shape[dim] for tensor, dim in pairs if dim is not None), None)
+        return self.told.get(batch, ()) if isinstance(batch, int) else ()
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torch.Tensor, ...]:
         output = run_model(self.module, args, kwargs, self.loss_fn, self.precision)

@@ -19,6 +19,7 @@ from torch import fx
 
 from fxdp.capture.captured import Captured, OutputLeaf, SizeLeaf
 from fxdp.capture.export.exported import Exported
+from fxdp.capture.export.sample_loops import merge_loops
 from fxdp.capture.joint.canonical_sizes import Sizes
 from fxdp.capture.joint.convert import Converted, convert
 from fxdp.capture.joint.fit import fit_float, fit_int
@@ -47,15 +48,23 @@ def size(expr: str) -> int:
     raise RuntimeError(f"size({expr!r}) is symbolic: a pass replaces it before the graph runs")
 
 
-def fitted_joint(batches: Sequence[int], exports: Iterable[Exported], options: JointOptions) -> Captured:
+def fitted_joint(
+    batches: Sequence[int], exports: Iterable[Exported], options: JointOptions, *, loops: bool = False
+) -> Captured:
     """One graph fitted to forward graphs of these batch sizes, which may be made while this runs.
+
+    `loops`: loops over the samples become ops on all of them.
 
     Raises
     ------
     StaticMismatchError : the graphs differ in something that has no formula.
     CaptureError : a graph holds what no program can run.
     """
-    raws = [trace_joint(exported, options) for exported in exports]
+    raws = []
+    for batch, exported in zip(batches, exports, strict=True):
+        if loops:
+            merge_loops(exported.gm, batch)
+        raws.append(trace_joint(exported, options))
     graphs = [convert(raw, Sizes()) for raw in raws]
     _Fit(batches, graphs).run()
     first = raws[0].exported

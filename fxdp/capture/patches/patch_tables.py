@@ -23,6 +23,8 @@ from fxdp.capture.patches.random_numbers import UNIT_DRAWS, RefusedGenerators, p
 from fxdp.capture.patches.silence import SILENCE, unwarned
 from fxdp.capture.patches.substitutes import SUBSTITUTES
 from fxdp.capture.patches.tensor_reads import DATA, TEXTS, layout_reads, symbolic_len
+from fxdp.capture.patches.tensor_slices import TensorSlices
+from fxdp.capture.patches.told_numbers import ReadNumber
 from fxdp.capture.refusals.dense_only import DenseOnly
 from fxdp.ir.draws import kept_random_state
 from fxdp.ir.graphs import no_collection
@@ -72,6 +74,7 @@ class Heard:
     asked: Asked = field(default_factory=Asked)
     layout_reads: list[LayoutRead] = field(default_factory=list)
     seeded: list[tuple[str, Site]] = field(default_factory=list)
+    slices: TensorSlices = field(default_factory=TensorSlices)
 
 
 def own_code(heard: Heard, module: nn.Module, tensors: Sequence[Tensor]) -> tuple[Patch, ...]:
@@ -92,16 +95,19 @@ def own_code(heard: Heard, module: nn.Module, tensors: Sequence[Tensor]) -> tupl
 
 @contextlib.contextmanager
 def hearing(
-    module: nn.Module, tensors: Sequence[Tensor], ways: tuple[bool, ...] | None = ()
+    module: nn.Module,
+    tensors: Sequence[Tensor],
+    ways: tuple[bool, ...] | None = (),
+    told: Sequence[ReadNumber] = (),
 ) -> Iterator[Heard]:
-    """Around one run of the model's code, which goes these ways at flags of the batch.
+    """Around one run of the model's code, which goes these ways at flags of the batch and is told numbers.
 
     Raises
     ------
     CaptureError : the code does what no graph can hold, with its line.
     """
-    heard = Heard(Asked(ways))
-    with DenseOnly(), patched(own_code(heard, module, tensors)), RefusedGenerators():
+    heard = Heard(Asked(ways, told))
+    with DenseOnly(), patched(own_code(heard, module, tensors)), RefusedGenerators(), heard.slices:
         yield heard
 
 

@@ -13,16 +13,20 @@ from __future__ import annotations
 
 import ast
 import linecache
-from collections.abc import Callable
-from functools import lru_cache
+import sys
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
 from types import FrameType
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fxdp import torch_compat
-from fxdp.capture.patches.flags import found_places, is_flag, likely, rows_at
+from fxdp.capture.captured import Otherwise
+from fxdp.capture.patches.flags import Selections, found_places, is_flag, likely, rows_at
 from fxdp.capture.patches.patch import Patch, around, calling_frame
+from fxdp.capture.patches.told_numbers import ReadNumber, ToldNumbers
 from fxdp.capture.sites import is_user_file, site_of_frame
 from fxdp.ir.notes import Site
 
@@ -35,20 +39,22 @@ class Asked:
     `ways` are those that it goes at the first of these branches, at others the likely one; None: at none.
     """
 
-    def __init__(self, ways: tuple[bool, ...] | None = ()) -> None:
+    def __init__(self, ways: tuple[bool, ...] | None = (), told: Sequence[ReadNumber] = ()) -> None:
         self._ways = ways
+        self.told = ToldNumbers(told)
         self.has_ways = ways is not None
         self.tensors: list[Tensor] = []
-        self.answers: list[tuple[bool, bool, Site, bool]] = []
-        """What the tensor must be, whether the code raises if it is not, where it asks, if it is a branch."""
+        self.answers: list[tuple[bool, Otherwise, Site]] = []
+        """What the tensor must be, what the code does if it is not, where it asks."""
 
     def answer(self, tensor: Tensor, frame: FrameType) -> bool | None:
         """The answer that does not raise, noted together with the question; None elsewhere."""
         found = _one_way(frame) if tensor.numel() == 1 else None
         if found is None:
             return None
-        self._note(tensor, (*found, site_of_frame(frame), False))
-        return found[0]
+        passes, raises = found
+        self._note(tensor, (passes, "raises" if raises else "not finite", site_of_frame(frame)))
+        return passes
 
     def way(self, flag: Tensor, read: Callable[[Tensor], Any], frame: FrameType) -> bool:
         """The way that the code goes on a flag, which is noted; what is known while tracing is as it is."""
@@ -57,12 +63,32 @@ class Asked:
         except _UNKNOWN:
             if self._ways is None or not is_user_file(frame.f_code.co_filename):
                 raise
-        number = sum(branch for *_, branch in self.answers)
-        way = self._ways[number] if number < len(self._ways) else likely(flag)
-        self._note(flag, (way, False, site_of_frame(frame), True))
+        taken, site = self._taken(), site_of_frame(frame)
+        way = self._ways[len(taken)] if len(taken) < len(self._ways) else self._guess(flag, site)
+        self._note(flag, (way, "branches", site))
         return way
 
-    def _note(self, tensor: Tensor, answer: tuple[bool, bool, Site, bool]) -> None:
+    def _guess(self, flag: Tensor, site: Site) -> bool:
+        """The likely way; one that is not, where a flag of a whole tensor went so at this line before."""
+        if likely(flag):
+            return True
+        before = (passes for passes, otherwise, at in self.answers if otherwise == "branches" and at == site)
+        return any(before)
+
+    def _taken(self) -> tuple[bool, ...]:
+        return tuple(passes for passes, otherwise, _ in self.answers if otherwise == "branches")
+
+    def other_guess(self) -> tuple[bool, ...] | None:
+        """The ways up to here, but the last one the other way; None where that was no guess."""
+        taken = self._taken()
+        return (*taken[:-1], not taken[-1]) if len(taken) > len(self._ways or ()) else None
+
+    def settle(self) -> None:
+        """At the end of the run: what it was told must be right."""
+        for site, right in self.told.checks():
+            self._note(right, (True, "other number", site))
+
+    def _note(self, tensor: Tensor, answer: tuple[bool, Otherwise, Site]) -> None:
         # a bool of its own: the tensor itself may be written later, or be a view
         self.tensors.append((tensor != 0).reshape(()).detach())
         self.answers.append(answer)
@@ -71,6 +97,7 @@ class Asked:
 def checks(asked: Asked) -> tuple[Patch, ...]:
     """While the user's code runs, answer the questions of statements that only raise, and of flags."""
     read = Tensor.__bool__  # torch's own: what is below is not installed yet
+    selections = Selections()
 
     def truth(plain: Callable[[Tensor], bool], self: Tensor) -> bool:
         frame = calling_frame()
@@ -83,7 +110,17 @@ def checks(asked: Asked) -> tuple[Patch, ...]:
         frame = calling_frame()
         if self.numel() == 1 and _one_way(frame) is not None:
             return self.reshape(())  # a number that is compared in the statement: compare the tensor
-        return asked.way(self, plain, frame) if is_flag(self) else plain(self)
+        if is_flag(self):
+            return asked.way(self, plain, frame)
+        told = asked.told.value(self, frame)
+        return plain(self) if told is None else told
+
+    def number(plain: Callable[[Tensor], Any], self: Tensor) -> Any:
+        told = asked.told.value(self, calling_frame())
+        return plain(self) if told is None else told
+
+    def selected(plain: Any) -> Any:
+        return _AskedOfSelections(plain, selections, lambda flag, frame: asked.way(flag, read, frame))
 
     def rows(plain: Callable[[Tensor], Any], self: Tensor) -> Any:
         places = found_places(self) if asked.has_ways else None
@@ -92,7 +129,32 @@ def checks(asked: Asked) -> tuple[Patch, ...]:
         return rows_at(places, lambda flag, frame: asked.way(flag, read, frame))
 
     replacements = {"__bool__": truth, "item": item, "__iter__": rows}
-    return tuple(Patch(Tensor, name, around(made)) for name, made in replacements.items())
+    replacements |= dict.fromkeys(("__int__", "__index__", "tolist"), number)
+    patches = (Patch(Tensor, name, around(made)) for name, made in replacements.items())
+    traced = (Patch(kind, "tolist", around(number)) for kind in torch_compat.TRACED)  # with one of their own
+    return (*patches, *traced, Patch(torch.SymBool, "__bool__", selected), *selections.patches())
+
+
+class _AskedOfSelections:
+    """The truth of a size, or which way the code goes where that asks whether a mask selects any.
+
+    No function around torch's own: torch looks which line asks, and would find ours.
+    """
+
+    def __init__(self, plain: Any, selections: Selections, way: Callable[[Tensor, FrameType], bool]) -> None:
+        self._plain, self._selections, self._way = plain, selections, way
+
+    def __get__(self, asked: torch.SymBool | None, owner: type | None = None) -> Any:
+        if asked is None or not self._selections.knows(asked):
+            return self._plain.__get__(asked, owner)
+        return partial(self._answer, asked)
+
+    def _answer(self, asked: torch.SymBool) -> bool:
+        frame = sys._getframe(1)
+        if not is_user_file(frame.f_code.co_filename):
+            return bool(self._plain(asked))
+        flag, answer = self._selections.any_of(asked)
+        return self._way(flag, frame) == answer
 
 
 def _one_way(frame: FrameType) -> tuple[bool, bool] | None:

@@ -3,8 +3,8 @@
 `cov` asks in C++ whether the degrees of freedom are positive, which no graph can. `embedding_bag` of a
 matrix lays all bags end to end, where no rank can tell its own. `nn.TransformerEncoder` and `Decoder` look
 whether a mask is causal, `MultivariateNormal` whether its matrix is symmetric before it factors that. Two
-`masked_select` by one mask are as long, which export knows of indexing only. `ctc_loss` is an op of fxdp's
-and a plain mean.
+`masked_select` by one mask are as long, which export knows of indexing only. `roll` wants to know how far.
+`ctc_loss` is an op of fxdp's and a plain mean.
 Each is replaced while the user's code is captured, by the same values and gradients.
 """
 
@@ -25,6 +25,7 @@ from fxdp.ir.ops.ctc import ctc_losses
 
 _eager_embedding_bag = F.embedding_bag
 _eager_masked_select = torch.masked_select
+_eager_roll = torch.roll
 _eager_ctc_loss = F.ctc_loss
 
 
@@ -129,6 +130,15 @@ def masked_select(input: Tensor, mask: Tensor, *, out: Tensor | None = None) -> 
     return _eager_masked_select(input, mask, out=out)
 
 
+def roll(input: Tensor, shifts: Any, dims: Any = None) -> Tensor:
+    """Along one dim by a number that only the data knows: the places that it brings there are read."""
+    if not isinstance(shifts, torch.SymInt) or not isinstance(dims, int):
+        return _eager_roll(input, shifts, () if dims is None else dims)
+    size = input.shape[dims]
+    places: Any = torch.arange(size, device=input.device)
+    return input.index_select(dims, (places - shifts) % size)
+
+
 def is_told_causal(mask: Tensor | None, is_causal: bool | None = None, size: int | None = None) -> bool:
     """Whether the caller says that a mask is causal; not knowing it, attention reads the mask itself."""
     return is_causal is True
@@ -182,6 +192,8 @@ SUBSTITUTES: tuple[Patch, ...] = (
     Patch(F, "embedding_bag", _instead(embedding_bag)),
     Patch(torch, "masked_select", _instead(masked_select)),
     Patch(Tensor, "masked_select", _instead(masked_select)),
+    Patch(torch, "roll", _instead(roll)),
+    Patch(Tensor, "roll", _instead(roll)),
     Patch(torch, "cov", _instead(cov)),
     Patch(torch, "corrcoef", _instead(corrcoef)),
     Patch(Tensor, "cov", _instead(cov)),

@@ -20,7 +20,10 @@ from fxdp.errors import CaptureError
 from fxdp.ir.notes import Site
 
 _DATA_DEPENDENT = (torch_compat.GuardOnDataDependentSymNode, torch_compat.DataDependentOutputException)
-_MARKS = ("data-dependent", "Could not guard on", "Could not extract specialized integer")
+_MARKS = (
+    "data-dependent", "Could not guard on", "Could not extract specialized integer",
+    "is not tracked with proxy",  # a size that is computed of such a number
+)  # fmt: skip
 
 _REMEDY_DATA = (
     "The Python code asks for the value of a tensor, which is not known while the model is captured. "

@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 from fxdp import torch_compat
 from fxdp.capture.inputs import Inputs, run_model
 from fxdp.capture.mixed_precision import MixedPrecision
+from fxdp.capture.patches.told_numbers import ReadNumber
 from fxdp.capture.refusals.stateful import aside, copy_of
 from fxdp.capture.sites import site_of_call
 from fxdp.ir.notes import Site
@@ -61,6 +62,8 @@ class _Listener(TorchFunctionMode):
     sources: dict[int, tuple[Tensor, frozenset[str]]]
     """Buffers, random numbers, and what is computed of them alone, by identity: the tensor, their names."""
     found: dict[Read, None] = field(default_factory=dict)
+    numbers: list[ReadNumber] = field(default_factory=list)
+    """The integers that were read, but those that were drawn."""
     read: set[str] = field(default_factory=set)
     """The buffers whose values were read, or what was computed of them alone."""
 
@@ -68,18 +71,21 @@ class _Listener(TorchFunctionMode):
         super().__init__()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        how = _READS.get(func)
+        how, place = _READS.get(func), None
         if how is not None and args and isinstance(args[0], Tensor):
             of = self._sources(args[0]) or frozenset()
             where = replace(site_of_call(), module=self.path[-1] if self.path else "")
             what = f"a tensor of shape {list(args[0].shape)}"
             self.found[Read(how, what, where, _DRAWN in of)] = None
             self.read |= of
+            place = (where.file, where.line) if _is_integer(args[0]) and _DRAWN not in of else None
         # a size that is a tensor (`x.expand(n, 4)`) torch reads in C++, which nobody hears
         for arg in args[1:]:
             if isinstance(arg, (tuple, list)) and all(map(_may_be_size, arg)):
                 self.read |= self._sources(arg) or set()
         result = func(*args, **(kwargs or {}))
+        if place is not None and type(result) in (int, list):
+            self.numbers.append(ReadNumber(place, result))
         sources = frozenset({_DRAWN}) if func in _DRAWS else self._sources((args, kwargs))
         if isinstance(result, Tensor) and sources:
             self.sources[id(result)] = result, sources
@@ -108,6 +114,8 @@ class Survey:
     """The buffers of whose values, and nothing else, some reads were."""
     written: frozenset[str] = frozenset()
     """The buffers that it wrote or assigned."""
+    numbers: tuple[ReadNumber, ...] = ()
+    """The integers that it read, one after another."""
 
 
 def survey(
@@ -137,7 +145,14 @@ def survey(
     except Exception:  # no copy to run
         return Survey((), runs=False)
     written = frozenset(name for name, state in before.items() if not _same(state, after.get(name)))
-    return Survey(tuple(listener.found), raised is None, raised, frozenset(listener.read - {_DRAWN}), written)
+    return Survey(
+        tuple(listener.found),
+        raised is None,
+        raised,
+        frozenset(listener.read - {_DRAWN}),
+        written,
+        tuple(listener.numbers),
+    )
 
 
 _State: TypeAlias = "tuple[Tensor, int, Tensor]"
@@ -167,6 +182,10 @@ def _name_modules(module: nn.Module, path: list[str]) -> None:
 
         child.register_forward_pre_hook(enter)
         child.register_forward_hook(leave, always_call=True)
+
+
+def _is_integer(tensor: Tensor) -> bool:
+    return not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
 
 
 def _may_be_size(value: Any) -> bool:

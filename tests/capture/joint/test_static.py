@@ -147,7 +147,7 @@ def test_a_list_of_other_numbers_for_each_sample_is_refused() -> None:
 
 class _Looped(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.stack([row * torch.tensor([1, 2]) for row in x]).sum()
+        return torch.stack([row * torch.tensor([1, i]) for i, row in enumerate(x)]).sum()
 
 
 def test_a_constant_for_each_sample_is_refused() -> None:

@@ -107,7 +107,7 @@ def test_a_branch_on_values_that_are_not_finite_is_a_check() -> None:
     """The program has the way of finite values; the other way is refused at the step that would go it."""
     model, x = Clamped().double(), torch.rand(7, 3, dtype=torch.float64)
     captured = check(model, (x,), splits=((4, 3), (5, 2, 0, 0))).captured
-    assert [(c.passes, c.raises) for c in captured.checks] == [(True, False), (False, False)]
+    assert [(c.passes, c.otherwise) for c in captured.checks] == [(True, "not finite"), (False, "not finite")]
     compiled = fxdp.compile(model, {"dp": 1}, compute="eager")
     torch.testing.assert_close(compiled(x), model(x), rtol=1e-12, atol=0)
     with pytest.raises(InputError, match=r"not finite.*\n.*test_raise_checks.py:\d+ `if not torch.isfinite"):

@@ -173,3 +173,15 @@ def test_covariances_of_gaussians() -> None:
             wanted = constraint.check(matrix)  # type: ignore[no-untyped-call]
             mine = is_symmetric if constraint is constraints.symmetric else is_positive_definite
             assert torch.equal(mine(constraint, matrix), wanted)
+
+
+class Rolled(nn.Module):
+    """Autoformer: values are moved by the delay at which the whole batch repeats itself most."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        delay = x.mean(0).argmax()
+        return (x.roll(-int(delay), 1) * torch.roll(x, int(delay), dims=1).exp()).sum(1)
+
+
+def test_roll_by_a_number_of_the_data() -> None:
+    lockstep.check(Rolled(), (torch.randn(8, 5, dtype=F64),))

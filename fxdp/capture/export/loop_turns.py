@@ -1,0 +1,173 @@
+"""What a node is in a turn of a loop over the samples: a sample's part of a value, an op, a term of a sum."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, fx
+from torch.utils import _pytree as pytree
+
+from fxdp.torch_compat import OpOverload
+
+aten = torch.ops.aten
+
+SPLITS = frozenset(
+    {aten.unbind.int, aten.split.Tensor, aten.split_with_sizes.default, aten.chunk.default}
+)
+_ADDS = frozenset({aten.add.Tensor, aten.add_.Tensor})
+_STATEFUL = ("batch_norm", "instance_norm", "lstm", "gru", "rnn")
+"""Ops that write running averages or draw numbers without saying so."""
+_ATTENTION = aten.scaled_dot_product_attention.default
+Group: TypeAlias = "tuple[fx.Node, ...]"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplePart:
+    """Some neighbours of a value along a dim."""
+
+    source: fx.Node
+    dim: int
+    rows: int | None
+    """How many; None of one whose dim is gone: `x[i]`."""
+    start: int
+
+
+def part_of(node: fx.Node) -> SamplePart | None:
+    """The part of a value that a node takes, if it does nothing else."""
+    if node.target is operator.getitem:
+        return _member_of(*node.args)
+    if node.target not in (aten.select.int, aten.slice.Tensor):
+        return None
+    source, dim, *bounds = node.args
+    size = _size(source, dim)
+    if size is None or not all(isinstance(bound, int) for bound in bounds):
+        return None
+    dim %= source.meta["val"].dim()  # type: ignore[union-attr]
+    if node.target is aten.select.int:
+        return SamplePart(source, dim, None, bounds[0] % size)  # type: ignore[arg-type,operator]
+    start, end, step = slice(*bounds).indices(size) if len(bounds) > 1 else (0, size, 0)
+    return SamplePart(source, dim, end - start, start) if step == 1 else None  # type: ignore[arg-type]
+
+
+def _member_of(apart: Any, index: Any) -> SamplePart | None:
+    """A result of `unbind`, or of a split into equal parts."""
+    if apart.target not in SPLITS:
+        return None
+    source = apart.args[0]
+    unbound = apart.target is aten.unbind.int
+    dim = argument_at(apart, 1 if unbound else 2, 0) % source.meta["val"].dim()
+    if unbound:
+        return SamplePart(source, dim, None, index)
+    rows = {part.shape[dim] for part in apart.meta["val"]}
+    count = next(iter(rows))
+    equal = len(rows) == 1 and isinstance(count, int)
+    return SamplePart(source, dim, count, index * count) if equal else None
+
+
+def argument_at(node: fx.Node, position: int, default: int) -> int:
+    """The argument called `dim`, which has this position."""
+    found: Any = node.args[position] if len(node.args) > position else node.kwargs.get("dim", default)
+    return int(found)
+
+
+def _size(source: Any, dim: Any) -> int | None:
+    value = source.meta.get("val") if isinstance(source, fx.Node) else None
+    size = value.shape[dim] if isinstance(value, Tensor) and isinstance(dim, int) else None
+    return size if isinstance(size, int) else None
+
+
+def terms_of(node: fx.Node, most: int) -> tuple[list[fx.Node], list[fx.Node], Any]:
+    """Of the last of several sums: what was added last, in order; the sums; what was there before."""
+    terms: list[fx.Node] = []
+    sums: list[fx.Node] = []
+    left: Any = node
+    while len(terms) < most and _takes(left, fx.Node) and (left is node or len(left.users) == 1):
+        sums.append(left)
+        terms.append(left.args[1])
+        left = left.args[0]
+    if len(terms) < most and _takes(left, (int, float)) and len(left.users) == 1:
+        sums.append(left)
+        terms.append(left.args[0])
+        left = left.args[1] or None
+    return terms[::-1], sums, left
+
+
+def _takes(node: Any, kind: Any) -> bool:
+    return is_sum(node) and isinstance(node.args[1], kind)
+
+
+def is_sum(node: Any) -> bool:
+    """Whether a node is `a + b`, or `a += b` with which nothing else sees `a` change."""
+    return isinstance(node, fx.Node) and node.target in _ADDS and len(node.args) == 2 and not node.kwargs
+
+
+def are_alike(first: fx.Node, other: fx.Node) -> bool:
+    """Whether two are the same op, with values of the same kind."""
+    return first.target is other.target and _kinds(first) == _kinds(other)
+
+
+def _kinds(node: fx.Node) -> list[Any]:
+    return [(v.dtype, tuple(v.shape)) for v in pytree.tree_leaves(node.meta["val"])]
+
+
+def is_of_operands_alone(node: fx.Node) -> bool:
+    """Whether a node is an op that gives tensors of known sizes, and neither writes nor draws anything."""
+    values = pytree.tree_leaves(node.meta.get("val"))
+    if not values or not all(isinstance(value, Tensor) for value in values):
+        return False
+    if not all(isinstance(size, int) for value in values for size in value.shape):
+        return False
+    target = node.target
+    if target is operator.getitem or (target is _ATTENTION and not _drops(node)):
+        return True
+    if not isinstance(target, OpOverload):
+        return False
+    draws = torch.Tag.nondeterministic_seeded in target.tags
+    stateful = any(name in target._schema.name for name in _STATEFUL)
+    return not (draws or stateful or (target._schema.is_mutable and target is not aten.detach_.default))
+
+
+def _drops(node: fx.Node) -> bool:
+    return bool(node.args[4] if len(node.args) > 4 else node.kwargs.get("dropout_p", 0.0))
+
+
+def written_values(gm: fx.GraphModule) -> set[fx.Node]:
+    """The values into which something is written, or into views of which."""
+    found: set[fx.Node] = set()
+    for node in gm.graph.nodes:
+        if node.op != "call_function" or node.target is aten.detach_.default or _is_own_sum(node):
+            continue
+        if isinstance(node.target, OpOverload):
+            given = zip(node.target._schema.arguments, node.args, strict=False)
+            written = [operand for argument, operand in given if argument.is_write]
+        else:  # a region, whose graph may write into its operands
+            regions = [getattr(gm, n.target) for n in node.all_input_nodes if _is_graph(gm, n)]
+            written = node.all_input_nodes if any(map(written_values, regions)) else []
+        found |= {memory_of(operand) for operand in written if isinstance(operand, fx.Node)}
+    return found
+
+
+def _is_graph(gm: fx.GraphModule, node: fx.Node) -> bool:
+    return node.op == "get_attr" and isinstance(getattr(gm, str(node.target), None), fx.GraphModule)
+
+
+def _is_own_sum(node: fx.Node) -> bool:
+    """`a += b`, where nothing else reads `a`, nor what it is a view of."""
+    of = node.args[0] if node.target is aten.add_.Tensor else None
+    return isinstance(of, fx.Node) and memory_of(of) is of and len(of.users) == 1
+
+
+def memory_of(node: fx.Node) -> fx.Node:
+    """The value in whose memory a value may lie."""
+    while True:
+        if node.target is operator.getitem:
+            node = node.args[0]  # type: ignore[assignment]
+            continue
+        schema = getattr(node.target, "_schema", None)
+        shared = schema is not None and any(returned.alias_info is not None for returned in schema.returns)
+        if not shared or not isinstance(node.args[0], fx.Node):
+            return node
+        node = node.args[0]

@@ -1,0 +1,256 @@
+"""Loops over the samples: what the code does for each sample, done for all of them at once.
+
+    stack([f(x[0]), f(x[1]), ..., f(x[b - 1])])         vmap(f)(x)
+    f(x[0]) + f(x[1]) + ... + f(x[b - 1])               vmap(f)(x).sum(0)
+
+A loop over the batch has as many turns as there are samples, so static traces of several batch sizes would
+not fit together. Nodes that differ by their sample alone are a group, and a group becomes one node: the same
+op on a value that has a row for each sample.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.utils import _pytree as pytree
+
+from fxdp.capture.export.loop_turns import (
+    SPLITS,
+    Group,
+    SamplePart,
+    are_alike,
+    argument_at,
+    is_of_operands_alone,
+    is_sum,
+    memory_of,
+    part_of,
+    terms_of,
+    written_values,
+)
+from fxdp.ir.graphs import attribute_of
+
+aten = torch.ops.aten
+
+_CONSTANT = "lifted_tensor_"
+"""What export calls tensors that code makes of Python values; buffers that are equal may not stay so."""
+_OF_NUMBERS = {
+    getattr(aten, name).Tensor: getattr(aten, name).Scalar
+    for name in ("add", "sub", "rsub", "mul", "div", "remainder", "fmod", "bitwise_and", "bitwise_or")
+}
+_STACK, _CAT = aten.stack.default, aten.cat.default
+
+
+class _OtherError(Exception):
+    """The turns of a loop do other things."""
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """What a group became: a value for all samples, or one with a row for each of them, first."""
+
+    node: fx.Node
+    apart: bool
+
+
+def for_each(op: Callable[..., Any], dims: Sequence[int | None], args: Any, kwargs: Any) -> Any:
+    """An op on each sample: tensors among its operands with a dim have a row for each along it."""
+    if isinstance(args[-1], (int, float)) and op in _OF_NUMBERS:  # vmap would make the number a tensor
+        op = _OF_NUMBERS[op]
+    leaves, spec = pytree.tree_flatten((args, kwargs))
+    places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+
+    def one(*rows: Tensor) -> Any:
+        own = dict(zip(places, rows, strict=True))
+        args, kwargs = pytree.tree_unflatten([own.get(i, leaf) for i, leaf in enumerate(leaves)], spec)
+        return op(*args, **kwargs)
+
+    return torch.vmap(one, in_dims=tuple(dims))(*(leaves[i] for i in places))
+
+
+def merge_loops(gm: fx.GraphModule, batch: int) -> None:
+    """Replace what loops over `batch` samples join or add by ops on all samples; in place."""
+    loops = _Loops(gm, batch)
+    for node in list(gm.graph.nodes):
+        if node.target in (_STACK, _CAT):
+            loops.join(node)
+        elif is_sum(node):
+            loops.add(node)
+    loops.erase_turns()
+    gm.recompile()
+
+
+class _Loops:
+    """What became of the groups of a graph."""
+
+    def __init__(self, gm: fx.GraphModule, batch: int) -> None:
+        self.gm, self.graph, self.batch = gm, gm.graph, batch
+        self.written = written_values(gm)
+        self.known: dict[Group, _Rows] = {}
+        self.unread: dict[fx.Node, None] = {}
+        """What may be erased where nobody reads it: members of groups, what joined them, attempts."""
+
+    def join(self, node: fx.Node) -> None:
+        """A `stack` or `cat` of as many values from each turn."""
+        parts: Any = node.args[0]
+        each, rest = divmod(len(parts), self.batch)
+        if rest or not all(isinstance(part, fx.Node) for part in parts):
+            return
+        with self.graph.inserting_before(node):
+            rows = self._all_rows([tuple(parts[turn::each]) for turn in range(each)], node)
+            if rows is None:
+                return
+            dim = argument_at(node, 1, 0) % node.meta["val"].dim()
+            if node.target is _STACK:
+                flat = self._call(node, aten.flatten.using_ints, self._call(node, _STACK, rows, 1), 0, 1)
+                made = self._call(node, aten.movedim.int, flat, 0, dim)
+            else:
+                moved = self._call(node, aten.movedim.int, self._call(node, _CAT, rows, dim + 1), 0, dim)
+                made = self._call(node, aten.flatten.using_ints, moved, dim, dim + 1)
+        self._replace(node, made)
+
+    def add(self, node: fx.Node) -> None:
+        """The last of sums that began with nothing, a number or a value, and took a value from each turn."""
+        terms, sums, start = terms_of(node, self.batch)
+        if len(terms) == self.batch - 1 and isinstance(start, fx.Node):
+            terms, start = [start, *terms], None
+        if len(terms) != self.batch:
+            return
+        with self.graph.inserting_before(node):
+            rows = self._all_rows([tuple(terms)], node)
+            if rows is None:
+                return
+            made = self._call(node, aten.sum.dim_IntList, rows[0], [0])
+            if start is not None:
+                made = self._call(node, aten.add.Tensor, made, start)
+        self._replace(node, made)
+        self.unread |= dict.fromkeys(sums)
+
+    def erase_turns(self) -> None:
+        """Erase what nobody reads any more."""
+        assertion = aten._assert_tensor_metadata.default
+        for node in self.graph.find_nodes(op="call_function", target=assertion):
+            if node.args[0] in self.unread:
+                self.graph.erase_node(node)
+        for node in list(reversed(self.graph.nodes)):
+            if node in self.unread and not node.users:
+                self.unread |= dict.fromkeys(n for n in node.all_input_nodes if n.target in SPLITS)
+                self.graph.erase_node(node)
+                if node.op == "get_attr":  # a constant that nobody reads would still be an input of the trace
+                    path, _, name = str(node.target).rpartition(".")
+                    delattr(self.gm.get_submodule(path), name)
+
+    def _all_rows(self, groups: Sequence[Group], joined: fx.Node) -> list[fx.Node] | None:
+        """A value with rows for each group; None where turns differ, or none of them has a sample."""
+        try:
+            found = [self._rows(group) for group in groups]
+        except _OtherError:
+            return None
+        if not any(rows.apart for rows in found):
+            return None
+        return [rows.node if rows.apart else self._spread(rows.node, joined) for rows in found]
+
+    def _spread(self, node: fx.Node, joined: fx.Node) -> fx.Node:
+        sizes = [self.batch, *node.meta["val"].shape]
+        return self._call(joined, aten.expand.default, node, sizes)
+
+    def _rows(self, wanted: Group) -> _Rows:
+        """What a group becomes, its operands first; a turn may be too deep for a recursion."""
+        left = [wanted]
+        while left:
+            missing = [group for group in self._operands(left[-1]) if group not in self.known]
+            if missing:
+                left += missing
+                continue
+            group = left.pop()
+            if group not in self.known:
+                self.known[group] = self._made(group)
+        return self.known[wanted]
+
+    def _operands(self, group: Group) -> list[Group]:
+        """The groups that a group reads; none of one value for all, or of the samples' parts of one."""
+        first, *others = group
+        if not self.written.isdisjoint(map(memory_of, group)):
+            raise _OtherError
+        if self._is_shared(group) or self._source(group) is not None:
+            return []
+        if not all(are_alike(first, node) for node in others) or not is_of_operands_alone(first):
+            raise _OtherError
+        leaves, specs = zip(*(pytree.tree_flatten((n.args, n.kwargs)) for n in group), strict=True)
+        if any(spec != specs[0] for spec in specs):
+            raise _OtherError
+        columns = list(zip(*leaves, strict=True))
+        read = [column for column in columns if all(isinstance(leaf, fx.Node) for leaf in column)]
+        for column in columns:
+            same = all(type(leaf) is type(column[0]) and leaf == column[0] for leaf in column)
+            if column not in read and not same:
+                raise _OtherError
+        return read
+
+    def _made(self, group: Group) -> _Rows:
+        first = group[0]
+        if self._is_shared(group):
+            self.unread |= dict.fromkeys(node for node in group[1:] if node is not first)
+            return _Rows(first, apart=False)
+        self.unread |= dict.fromkeys(group)
+        source = self._source(group)
+        if source is not None:
+            return _Rows(self._parted(source, first), apart=True)
+        read = [self.known[operands] for operands in self._operands(group)]
+        if not any(rows.apart for rows in read):
+            return _Rows(first, apart=False)
+        columns = iter(read)
+        args, kwargs = pytree.tree_map_only(
+            fx.Node, lambda _: next(columns).node, (first.args, first.kwargs)
+        )
+        if first.target is operator.getitem:
+            return _Rows(self._call(first, operator.getitem, *args), apart=True)
+        dims = [0 if rows.apart else None for rows in read if _is_tensor(rows.node) or rows.apart]
+        return _Rows(self._call(first, for_each, first.target, dims, args, kwargs), apart=True)
+
+    def _is_shared(self, group: Group) -> bool:
+        """Whether all are one value, or constants that are equal."""
+        if len(set(group)) == 1:
+            return True
+        if not all(node.op == "get_attr" and _CONSTANT in str(node.target) for node in group):
+            return False
+        first, *others = (attribute_of(self.gm, node) for node in group)
+        return all(value.dtype == first.dtype and torch.equal(value, first) for value in others)
+
+    def _source(self, group: Group) -> SamplePart | None:
+        """The first of all the parts of a value, if each turn takes its sample's one."""
+        first, *others = (part_of(node) for node in group)
+        if first is None or first.start:
+            return None
+        rows = first.rows or 1
+        wanted = [replace(first, start=turn * rows) for turn in range(1, self.batch)]
+        size = first.source.meta["val"].shape[first.dim]
+        return first if others == wanted and size == self.batch * rows else None
+
+    def _parted(self, first: SamplePart, taken: fx.Node) -> fx.Node:
+        """A value with a row for each sample first, of one whose parts samples take."""
+        source = first.source
+        if first.rows is not None:
+            sizes = [self.batch, first.rows]
+            source = self._call(taken, aten.unflatten.int, source, first.dim, sizes)
+        return self._call(taken, aten.movedim.int, source, first.dim, 0) if first.dim else source
+
+    def _call(self, like: fx.Node, target: Any, *args: Any) -> fx.Node:
+        """A node at the line of another one."""
+        made = self.graph.call_function(target, args)
+        made.meta = {key: value for key, value in like.meta.items() if key != "val"}
+        self.unread[made] = None
+        return made
+
+    def _replace(self, node: fx.Node, made: fx.Node) -> None:
+        made.meta = dict(node.meta)
+        node.replace_all_uses_with(made)
+        self.unread[node] = None
+
+
+def _is_tensor(node: fx.Node) -> bool:
+    return isinstance(node.meta.get("val"), Tensor)

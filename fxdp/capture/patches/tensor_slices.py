@@ -1,0 +1,87 @@
+"""Slices whose bounds are tensors, as the rows between them: how many these are only the data knows.
+
+    for i, (start, end) in enumerate(zip(ends[:-1], ends[1:])):         rows = nonzero(start <= i and i < end)
+        out[start:end] = x[start:end] @ weight[i]                       out[rows] = x[rows] @ weight[i]
+
+Python asks a bound for its value. As rows a slice is no view: what writes into one in place is refused.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from fxdp.capture.sites import site_of_call
+from fxdp.errors import CaptureError
+from fxdp.ir.notes import Site
+from fxdp.torch_compat import known_number
+
+
+class TensorSlices(TorchFunctionMode):
+    """Active while one run of the model's code is traced.
+
+    No patch of `Tensor.__getitem__`: CPython would take tensors for sequences ever after, index by index.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._rows: dict[Any, tuple[Any, Any, Tensor]] = {}
+        self._taken: list[tuple[Tensor, int, Site]] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func not in _INDEXING or not _is_open(args[1]) or not (site := site_of_call()).file:
+            return func(*args, **(kwargs or {}))
+        of, key, *value = args
+        made = func(of, self._rows_of(of, key), *value)
+        if func is Tensor.__getitem__:
+            self._taken.append((made, made._version, site))
+        return made
+
+    def settle(self) -> None:
+        """At the end of the run.
+
+        Raises
+        ------
+        CaptureError : something was written into a slice, of which the sliced tensor would not know.
+        """
+        for made, version, site in self._taken:
+            if made._version != version:
+                raise CaptureError(
+                    f"at {site}: a slice whose bounds are tensors is written in place. Assign to the slice "
+                    "instead: x[start:end] = x[start:end] + 1"
+                )
+
+    def _rows_of(self, of: Tensor, key: slice) -> Tensor:
+        """The rows of a slice: one tensor for the same bounds, so that a trace knows they are as many."""
+        size = of.shape[0]
+        known = id(key.start), id(key.stop), str(size)
+        if known not in self._rows:
+            places = torch.arange(size, device=of.device)
+            start = 0 if key.start is None else _from_front(key.start, size)
+            stop = size if key.stop is None else _from_front(key.stop, size)
+            rows = ((places >= start) & (places < stop)).nonzero().squeeze(1)
+            self._rows[known] = key.start, key.stop, rows  # held, or their ids would be those of others
+        return self._rows[known][2]
+
+
+_INDEXING = (Tensor.__getitem__, Tensor.__setitem__)
+
+
+def _is_open(key: Any) -> bool:
+    """Whether a key is a slice of which the data knows a bound."""
+    if not isinstance(key, slice) or key.step not in (None, 1):
+        return False
+    bounds = [bound for bound in (key.start, key.stop) if isinstance(bound, Tensor)]
+    integers = all(b.numel() == 1 and not b.is_floating_point() and b.dtype != torch.bool for b in bounds)
+    return integers and any(known_number(bound.reshape(())) is None for bound in bounds)
+
+
+def _from_front(bound: Any, size: Any) -> Any:
+    """A bound counted from the front; beyond the ends it selects what there is in either form."""
+    if not isinstance(bound, Tensor):
+        return bound if bound >= 0 else bound + size
+    bound = bound.reshape(())
+    return torch.where(bound < 0, bound + size, bound)

@@ -1,0 +1,113 @@
+"""Loops over the samples, whose turns become ops on all of them; those with other turns are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import fxdp
+from tests.capturing import capture
+from tests.lockstep import check
+
+
+def _pieces(x: Tensor) -> Tensor:
+    """LLaVA-OneVision: of each sample some of its parts, end to end."""
+    parts = torch.cat([one[:2] for one in x], dim=0)
+    made = []
+    for part in parts.split([2] * len(x)):
+        first, rest = part[0], part[1:].flatten(0, 1)
+        made += [torch.cat([first, rest]), torch.cat([rest, first.relu()])]
+    return torch.cat([one.unsqueeze(0) for one in made]).square()
+
+
+def _padded(x: Tensor) -> Tensor:
+    """TimesFM: each series beside zeros, and the least of all."""
+    series = [one.flatten() for one in x]
+    least = torch.stack([torch.min(one) for one in series]).min()
+    return torch.stack([torch.cat([torch.zeros(3), one]) for one in series], dim=1) - least
+
+
+def _summed(x: Tensor) -> Tensor:
+    loss = 0
+    for i in range(len(x)):
+        target = torch.tensor([1, 2, 0])
+        loss = loss + F.cross_entropy(x[i], target)
+    return loss / len(x)
+
+
+def _added(x: Tensor) -> Tensor:
+    loss = torch.zeros(())
+    for one in x:
+        loss += (one @ one.T).logsumexp(-1).mean() + 1
+    return loss
+
+
+def _sum(x: Tensor) -> Tensor:
+    return sum(one.exp().sum() for one in x) + x.mean()
+
+
+def _convolved(x: Tensor) -> Tensor:
+    kernel = torch.ones(3, 3, 2)
+    return torch.cat([F.conv1d(x[i : i + 1], kernel).softmax(-1) for i in range(x.size(0))], 0)
+
+
+LOOPS: dict[str, Callable[[Tensor], Tensor]] = {
+    "pieces of each": _pieces,
+    "each padded": _padded,
+    "a sum of losses": _summed,
+    "a sum in place": _added,
+    "Python's sum": _sum,
+    "each convolved": _convolved,
+}
+
+
+class Loop(nn.Module):
+    def __init__(self, loop: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+        self.loop = loop
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.loop(self.fc(x)).mean()
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_a_loop_over_the_samples(name: str) -> None:
+    local = check(Loop(LOOPS[name]).double(), (torch.randn(8, 3, 4, dtype=torch.float64),))
+    assert local.captured.static
+    assert not any("all_gather" in str(node.target) for node in local.gm.graph.nodes)
+
+
+def _drawn(x: Tensor) -> Tensor:
+    return torch.stack([F.dropout(one, 0.5) for one in x])
+
+
+def _written(x: Tensor) -> Tensor:
+    last, made = torch.zeros(3, 4), []
+    for one in x:
+        made.append(one + last)
+        last.copy_(one)
+    return torch.stack(made)
+
+
+def _numbered(x: Tensor) -> Tensor:
+    return torch.stack([one * i for i, one in enumerate(x)])
+
+
+def _chained(x: Tensor) -> Tensor:
+    state, made = torch.zeros(3, 4), []
+    for one in x:
+        state = (state + one).tanh()
+        made.append(state)
+    return torch.stack(made)
+
+
+@pytest.mark.parametrize("loop", [_drawn, _written, _numbered, _chained])
+def test_turns_that_differ_or_know_of_each_other(loop: Callable[[Tensor], Tensor]) -> None:
+    """Dropout draws for one sample after another; in the others a turn is more than its sample."""
+    with pytest.raises(fxdp.CaptureError, match="treats its batch size as a Python constant"):
+        capture(Loop(loop), (torch.randn(8, 3, 4),), {})
