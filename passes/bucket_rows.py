@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import Any, TypeAlias
 
@@ -15,11 +15,12 @@ from fxdp.ir.graphs import reachable, results_of
 from fxdp.ir.level import Level
 from fxdp.ir.link_cost import IN_MEMORY, LARGEST, bucket_of, few_runs
 from fxdp.ir.mesh import Mesh
-from fxdp.ir.notes import Cause, Note, members_of, note, tensor_operands, tensor_type
+from fxdp.ir.notes import Cause, Note, note, tensor_operands, tensor_type
 from fxdp.ir.ops.parameter_rows import elements_each, rows_each
 from fxdp.ir.packing import elements
 from fxdp.ir.placements import Placement
-from fxdp.ir.row_buckets import parameter_of, readers, wait_of
+from fxdp.ir.row_buckets import gathers_cause, parameter_of, readers, scatters_cause, wait_of
+from fxdp.ir.shown_rows import lies_in_pages
 from fxdp.ir.slots import Gradient, Parameter
 from fxdp.ir.types import TensorType, type_bytes
 
@@ -39,6 +40,8 @@ class _Member:
     """The position of the op that makes a bucket of this value due."""
     last: int
     """That of the last op of the phase for which it must be there; `first` where it stays anyway."""
+    stays: bool = False
+    """Whether it outlives its phase."""
 
     @property
     def type(self) -> TensorType:
@@ -50,8 +53,11 @@ class _Member:
         return None if found is None else found.axis
 
 
-_Key: TypeAlias = "tuple[torch.dtype, bool, str | None, bool]"
-"""What travels together has one dtype, phase, axis and lifetime: a flat value lives as long as any of it."""
+_Key: TypeAlias = "tuple[torch.dtype, bool, str | None, bool, bool]"
+"""What travels together has one dtype, phase, axis and lifetime: a flat value lives as long as any of it.
+
+Rows that fill pages lie apart from others, as they may be shown.
+"""
 _Bucket: TypeAlias = list[_Member]
 
 
@@ -64,7 +70,7 @@ def _gathers(graph: fx.Graph) -> list[_Member]:
         reads = readers(done)
         at = [position[reader] for reader in reads]
         stays = any(r.op == "output" or note(r).backward != note(start).backward for r in reads)
-        found.append(_Member(start.args[0], (start, done), min(at), min(at) if stays else max(at)))
+        found.append(_Member(start.args[0], (start, done), min(at), min(at) if stays else max(at), stays))
     return sorted(found, key=lambda member: (member.first, position[member.steps[-1]]))
 
 
@@ -83,13 +89,14 @@ def _scatters(graph: fx.Graph) -> list[_Member]:
     return sorted(found, key=lambda member: member.first)
 
 
-def _places(graph: fx.Graph, waits: set[fx.Node]) -> dict[fx.Node, int]:
+def _places(graph: fx.Graph, waits: set[fx.Node], mesh: Mesh) -> dict[fx.Node, int]:
     """The place in memory of the parameter whose gradient's rows, or a cast of them, a wait gives.
 
     Waits of which that cannot be said come last.
     """
-    inputs = [note(n).slot for n in graph.find_nodes(op="placeholder")]
-    position = {slot: i for i, slot in enumerate(inputs)}
+    # as rows lie: those that fill pages first
+    inputs = sorted(graph.find_nodes(op="placeholder"), key=lambda n: not _in_pages(n, mesh))
+    position = {note(n).slot: i for i, n in enumerate(inputs)}
     found = dict.fromkeys(waits, len(inputs))
     for slot, value in results_of(graph):
         if isinstance(slot, Gradient) and isinstance(slot.of, Parameter):
@@ -100,14 +107,23 @@ def _places(graph: fx.Graph, waits: set[fx.Node]) -> dict[fx.Node, int]:
     return found
 
 
-def _cut(members: Iterable[_Member], room: int, kept: frozenset[str]) -> list[_Bucket]:
-    """Buckets of what may travel together, in order."""
+def _in_pages(value: fx.Node, mesh: Mesh) -> bool:
+    return isinstance(note(value).slot, Parameter) and lies_in_pages(value, mesh)
+
+
+def _cut(members: Iterable[_Member], room: int, kept: frozenset[str], mesh: Mesh) -> list[_Bucket]:
+    """Buckets of what may travel together, in order; what is only shown takes no room."""
     alike: dict[_Key, list[_Member]] = {}
     for member in members:
-        stays = member.steps[0].target is conversions.gather_rows and parameter_of(member.value).name in kept
-        key = member.type.dtype, note(member.steps[0]).backward, member.axis, stays
+        gathers = member.steps[0].target is conversions.gather_rows
+        stays = gathers and parameter_of(member.value).name in kept
+        in_pages = gathers and _in_pages(member.value, mesh)
+        key = member.type.dtype, note(member.steps[0]).backward, member.axis, stays, in_pages
         alike.setdefault(key, []).append(member)
-    buckets = [bucket for each in alike.values() for bucket in _by_lifetime(each, room)]
+    buckets = list[_Bucket]()
+    for (*_, stays, in_pages), each in alike.items():
+        shown = in_pages and not stays and not any(member.stays for member in each)
+        buckets += [each] if shown else _by_lifetime(each, room)
     return sorted(buckets, key=lambda bucket: bucket[0].first)
 
 
@@ -207,25 +223,6 @@ class _Writer:
         return made
 
 
-def _gather_cause(bucket: list[_Member]) -> Cause:
-    """The parameters, and the op that first needs one of them."""
-    names = [parameter_of(m.value).name for m in bucket]
-    first = note(bucket[0].steps[0]).cause
-    assert first is not None
-    listed = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
-    causes = [cause for m in bucket if (cause := note(m.steps[0]).cause) is not None]
-    return replace(first, text=f"{listed} for {first.text}", members=members_of(causes))
-
-
-def _scatter_cause(bucket: list[_Member]) -> Cause:
-    causes = [cause for m in bucket if (cause := note(m.steps[0]).cause) is not None]
-    first, last = causes[0], causes[-1]
-    if len(causes) == 1:
-        return first
-    text = f"{len(causes)} gradients: {first.text} to {last.text.removeprefix('gradient of ')}"
-    return replace(first, text=text, members=members_of(causes))
-
-
 def _to_the_end(graph: fx.Graph, roots: set[fx.Node]) -> fx.Node:
     """Move what is computed of rows of gradients, their casts, to the end; gives the first of it."""
     output, reached = graph.output_node(), reachable(roots) - roots
@@ -247,7 +244,8 @@ class BucketRows:
     made, each for itself. Inside of a bucket parameters stand in the model's order, as they lie in memory;
     so do gradients.
     Values that are still read when the next bucket is due, as a tied weight is, go into buckets of their own,
-    so that no others stay with them, and others are smaller for it.
+    so that no others stay with them, and others are smaller for it. What ranks of one host only show each
+    other takes no room, so all of a phase is one bucket.
 
     Parameters
     ----------
@@ -272,8 +270,8 @@ class BucketRows:
         graph, writer = gm.graph, _Writer(gm.graph, mesh)
         position = {node: i for i, node in enumerate(graph.nodes)}
         gathers = _gathers(graph)
-        for bucket in _cut(gathers, self._room(gathers, mesh), self.kept):
-            cause = _gather_cause(bucket)
+        for bucket in _cut(gathers, self._room(gathers, mesh), self.kept, mesh):
+            cause = gathers_cause([m.steps[0] for m in bucket])
             first_use = min((m.steps[-1] for m in bucket), key=position.__getitem__)
             # as they lie in memory: side by side they are a view, and packing them copies nothing
             bucket.sort(key=lambda m: position[m.value])
@@ -283,9 +281,9 @@ class BucketRows:
             writer.erase(bucket)
         scatters = _scatters(graph)
         end = _to_the_end(graph, {m.steps[-1] for m in scatters})
-        place = _places(graph, {m.steps[-1] for m in scatters})
-        for bucket in _cut(scatters, self._room(scatters, mesh), self.kept):
-            made, cause = bucket[-1].value, _scatter_cause(bucket)
+        place = _places(graph, {m.steps[-1] for m in scatters}, mesh)
+        for bucket in _cut(scatters, self._room(scatters, mesh), self.kept, mesh):
+            made, cause = bucket[-1].value, scatters_cause([m.steps[0] for m in bucket])
             # side by side as the parameters are, so an optimizer may step all of them as one
             bucket.sort(key=lambda m: place[m.steps[-1]])
             with graph.inserting_before(made.next):

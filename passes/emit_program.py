@@ -20,6 +20,7 @@ from fxdp.ir.notes import is_host_size, note, tensor_type
 from fxdp.ir.ops.moments import MOMENTS_OP, moments
 from fxdp.ir.ops.standardize import STANDARDIZE_BACKWARD_OP, STANDARDIZE_OP, standardize, standardize_backward
 from fxdp.ir.placements import R
+from fxdp.ir.shown_rows import is_shown
 from fxdp.ir.sizes import B
 from fxdp.ir.slots import Constant, Size, Slot
 from fxdp.ir.types import ScalarType, TensorType
@@ -66,6 +67,11 @@ class _Place:
     def dtype(self) -> torch.dtype:
         """The value's."""
         return tensor_type(self.node).dtype
+
+    @property
+    def shown(self) -> bool:
+        """Whether its rows are shown to the other ranks where they lie."""
+        return is_shown(self.node, self.program.mesh)
 
     def size(self, name: str) -> fx.Node:
         """The size slot of this name."""

@@ -33,11 +33,14 @@ def bytes_of(tensors: Iterable[Tensor]) -> int:
 
 
 def shared_bytes(ranks: int) -> int:
-    """Of this rank's buffers for large values, which ranks of one host share: each has all ranks' open."""
+    """Of this rank's buffers for large values, which ranks of one host share: each has all ranks' open.
+
+    Rows of parameters, which they see as well, count as parameters.
+    """
     found = {}
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
-            if "memfd:fxdp" in os.readlink(f"/proc/self/fd/{name}"):
+            if "memfd:fxdp " in os.readlink(f"/proc/self/fd/{name}"):
                 status = os.stat(f"/proc/self/fd/{name}")
                 found[status.st_ino] = status.st_size
     return sum(found.values()) // ranks

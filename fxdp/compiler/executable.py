@@ -125,6 +125,8 @@ class Executables:
         slots = [s for s, _ in results_of(gm.graph)]
         bound.guarded = lambda call: guard(self._joined, call)
         links = self._joined.links
+        if links is not None:
+            bound.settled = links.settle
         # where no parameter is trained, ranks may differentiate as they like
         if links is not None and any(isinstance(s, Gradient) and isinstance(s.of, Parameter) for s in slots):
             bound.moment = lambda: links.history.now
@@ -196,6 +198,7 @@ class Executables:
         )
         links = self._joined.links
         if links is not None:
+            bound.settled = links.settle
             bound.moment, bound.handed_out = lambda: links.history.now, links.history.begin_backward
         return bound
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING
 
 from torch import fx
@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from fxdp.ir import conversions
 from fxdp.ir.notes import note
 from fxdp.ir.row_buckets import parameter_of, whole_values
+from fxdp.ir.shown_rows import is_shown
 from fxdp.ir.slots import Gradient, Parameter
 from fxdp.ir.types import type_bytes
 from fxdp.pipeline.schedule.transfers import Edge
@@ -169,9 +170,9 @@ class Planning:
         holders = {axis: mesh.size_along(axis) * mesh.pipeline.size for axis in (None, *mesh.axes)}
         parts = [part.gm for part in program.partition.parts]
         if program.step is None:
-            shared = exchange_buffers(parts, mesh)
+            shared, shown = exchange_buffers(parts, mesh), partial(is_shown, mesh=mesh)
             gather = next((part.gm for part in program.partition.gathers if part is not None), None)
-            return (curve(parts[0], holders, self._local, shared=shared, gather=gather),)
+            return (curve(parts[0], holders, self._local, shared=shared, gather=gather, shown=shown),)
         each = [self._layout.sizes[i] for i in range(program.options.microbatches)]
         gradients: list[dict[Parameter, int]] = [{} for _ in parts]
         types = {slot: type_ for part in program.parts for slot, type_ in part.parameters.items()}

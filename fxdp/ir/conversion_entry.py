@@ -23,6 +23,8 @@ class Emission(Protocol):
     index: int
     """This rank's place among them, or the part's where micro-batches split the batch further."""
     dtype: torch.dtype
+    shown: bool
+    """Whether rows are not sent, but shown to the other ranks where they lie."""
 
     def size(self, name: str) -> fx.Node:
         """The size slot of this name."""

@@ -207,7 +207,9 @@ TABLE: tuple[Conversion, ...] = (
         target=gather_rows, takes=Rows, gives=Replicate, arguments=_nothing,
         price=lambda size, gathered: gathered,
         on_ranks=rows.gathered_rows,
-        start=lambda at, x, each, after: (rows.start_gather_rows, (x, each, at.world, at.group, after)),
+        start=lambda at, x, each, after: (
+            rows.show_rows if at.shown else rows.start_gather_rows, (x, each, at.world, at.group, after),
+        ),
         finish=lambda at, pending, each, after: (collectives.finish, (pending,)),
         words="gathered for use", ways=("group", "memory"),
         along=lambda have, want: rows_axis(have),

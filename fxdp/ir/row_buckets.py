@@ -11,11 +11,12 @@ Without buckets a start reads the rows of one parameter, and its wait is the who
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from torch import fx
 
 from fxdp.ir import conversions
-from fxdp.ir.notes import note
+from fxdp.ir.notes import Cause, members_of, note
 from fxdp.ir.op_kinds import is_view
 from fxdp.ir.slots import Parameter
 
@@ -65,3 +66,25 @@ def rows_of(node: fx.Node) -> Parameter | None:
     """The parameter whose rows a value is, as they are or in another dtype; None for rows of a gradient."""
     slot = note(node if node.op == "placeholder" else node.all_input_nodes[0]).slot
     return slot if isinstance(slot, Parameter) else None
+
+
+def gathers_cause(starts: Sequence[fx.Node]) -> Cause:
+    """Why gathers of a parameter each travel together: the parameters, and the op that first needs one."""
+    causes = _causes(starts)
+    names = [parameter_of(start.args[0]).name for start in starts]  # type: ignore[arg-type]
+    listed = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
+    return replace(causes[0], text=f"{listed} for {causes[0].text}", members=members_of(causes))
+
+
+def scatters_cause(starts: Sequence[fx.Node]) -> Cause:
+    """The same for sums of a gradient each."""
+    causes = _causes(starts)
+    first, last = causes[0], causes[-1]
+    if len(causes) == 1:
+        return first
+    text = f"{len(causes)} gradients: {first.text} to {last.text.removeprefix('gradient of ')}"
+    return replace(first, text=text, members=members_of(causes))
+
+
+def _causes(starts: Sequence[fx.Node]) -> list[Cause]:
+    return [cause for start in starts if (cause := note(start).cause) is not None]

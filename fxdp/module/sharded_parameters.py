@@ -3,7 +3,8 @@
     flat f32     | fc1.weight rows | fc1.bias rows | fc2.weight rows | ..    in the model's order, padded
     parameters   DTensor Shard(0)    DTensor         DTensor                 views of it, by the model's names
 
-So a bucket of parameters that follow one another is gathered from where it lies.
+So a bucket of parameters that follow one another is gathered from where it lies. On one host the buffer is
+memory that all ranks see, in which rows that fill pages come first: these are shown to others as they are.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from torch.distributed.tensor import DTensor
 
 from fxdp.errors import InputError
 from fxdp.ir.model_tensors import dealing_of, held, is_sharded, stand_in_for
-from fxdp.ir.ops.parameter_rows import dealt_range, most_rows
+from fxdp.ir.ops.parameter_rows import dealt_range, fills_pages, most_rows
+from fxdp.ir.shown_rows import sees_rows
 from fxdp.module.initial_values import initialise
 from fxdp.module.sharded_optimizers import adopt_parameters
 from fxdp.ranks.agreement import agree, broadcast_tensors, gather_objects, model_lines
@@ -111,9 +113,12 @@ def _in_rows(
             alike.setdefault((parameter.dtype, device or parameter.device), []).append(parameter)
     made: dict[nn.Parameter, Tensor] = {}
     for (dtype, where), members in alike.items():
+        shown = sees_rows(mesh) and where.type == "cpu"
+        if shown:
+            members.sort(key=lambda p: not fills_pages(p.shape, p.itemsize, mesh.size))
         each = [most_rows(len(p), mesh.dealing) * prod(p.shape[1:]) for p in members]
         # one more than they need: by that `with_padding` tells memory that stays from that of a cast
-        flat = torch.zeros(sum(each) + 1, dtype=dtype, device=where)
+        flat = _zeros(sum(each) + 1, dtype, where, joined if shown else None)
         for parameter, room in zip(members, torch.split(flat[:-1], each), strict=True):
             first, last = dealt_range(len(parameter), mesh.dealing)
             rows = parameter.detach()[first:last]
@@ -122,6 +127,13 @@ def _in_rows(
                 local.copy_(rows)
             made[parameter] = sharded_tensor(local, parameter, device_mesh, axes)
     return made
+
+
+def _zeros(count: int, dtype: torch.dtype, device: torch.device, seen_by: Joined | None) -> Tensor:
+    links = None if seen_by is None else seen_by.links
+    if links is None or links.windows is None:
+        return torch.zeros(count, dtype=dtype, device=device)
+    return links.windows.memory(count, dtype)
 
 
 def _replace(module: nn.Module, made: Mapping[Any, Tensor]) -> None:

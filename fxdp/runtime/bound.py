@@ -65,6 +65,8 @@ class Bound:
     """Which call is under way, for the ranks to run the same backwards; 0 where none need be noted."""
     whole: Callable[[], Mapping[str, Tensor]] = dict
     """The whole values of parameters that live from call to call, by the names under which they are read."""
+    settled: Callable[[], None] = lambda: None
+    """Waits until all ranks have read what this one has shown them; after each forward and backward."""
     messages: tuple[Names, Names] = ((), ())
     """What the forward and what the backward starts, for a profiler."""
     takes_sizes: bool = field(init=False)
@@ -110,6 +112,7 @@ class Bound:
         copies = [(inputs[i], values[p]) for p, i in self.written if values[p] is not inputs[i]]
         with self._generator(self.seeded), ranged("forward", self.messages[0]):
             outputs = self._run(values, even)
+            self.settled()
         with torch.no_grad():
             for given, copy in copies:
                 given.copy_(copy)
@@ -152,7 +155,9 @@ class Bound:
         inputs = [*[saved[i] for i in self.halves.saved_order], *tangents]
         saved.clear()  # the callee empties `inputs`, so that activations are freed as they are used up
         with self._generator(self.seeded_backward), ranged("backward", self.messages[1]):
-            return backward.run(inputs)
+            results = backward.run(inputs)
+            self.settled()
+            return results
 
     def _tangent(
         self, slot: TangentSlot, grads: Sequence[Tensor | None], outputs: Sequence[Like]

@@ -35,6 +35,7 @@ class Step:
     moment : which call is under way.
     handed_out : told the call whose gradients are handed out: what one rank leaves out, no other would miss.
     whole : gives the whole values of parameters that live from step to step, which the program takes then.
+    settled : waits until all ranks have read what this one has shown them.
     messages : what each module of the program starts, for a profiler.
     """
 
@@ -48,6 +49,7 @@ class Step:
     moment: Callable[[], int] = int
     handed_out: Callable[[int], None] = lambda call: None
     whole: Callable[[Microbatch], Sequence[Tensor]] | None = None
+    settled: Callable[[], None] = lambda: None
     messages: Mapping[str, Names] = field(default_factory=dict)
     _order: list[Parameter | Input] = field(init=False)
 
@@ -80,6 +82,7 @@ class Step:
                 values = RangedStep(self.program, self.messages).run(*given)
             else:
                 values = self.program(*given)
+            self.settled()
             outputs: list[Tensor] = []
             gradients: list[Tensor | None] = []
             for slot, value in zip(self.results, values, strict=True):

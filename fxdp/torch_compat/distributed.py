@@ -23,7 +23,7 @@ from torch.distributed.distributed_c10d import _new_process_group_helper, _world
 
 __all__ = [
     "PrefixStore", "TCPStore", "Work", "collectives_begun", "flatten_state_dict", "new_named_group",
-    "register_group", "room_to_send", "start_gathers", "start_sum",
+    "register_group", "room_to_send", "start_gathers", "start_shown", "start_sum",
 ]  # fmt: skip
 
 
@@ -91,6 +91,13 @@ def start_gathers(whole: Tensor, outputs: Sequence[Tensor], inputs: Sequence[Ten
     names = ("all_gather_single_coalesced", "allgather_into_tensor_coalesced")
     start = next(getattr(found, name) for name in names if hasattr(found, name))
     _register_work(whole, start(list(outputs), list(inputs)))
+
+
+def start_shown(inputs: Sequence[Tensor], group: str) -> Tensor:
+    """Start seeing all ranks' parts of several tensors where they lie; what `wait_tensor` waits for."""
+    whole, work = _resolve_process_group(group).show_rows(list(inputs))  # type: ignore[arg-type, attr-defined]
+    _register_work(whole, work)
+    return whole  # type: ignore[no-any-return]
 
 
 def room_to_send(group: str, like: Tensor, count: int) -> Tensor:

@@ -119,6 +119,7 @@ def compile_with_inductor(
     from torch._inductor.virtualized import V
 
     _call_products_into_buffers()
+    _keep_shown_rows()
     settings: dict[str, Any] = (
         {"reorder_for_peak_memory": False, "reorder_for_locality": False} if in_order else {}
     )
@@ -160,6 +161,24 @@ def _call_products_into_buffers() -> None:
 
     if torch.ops.aten.addmm_.default not in lowerings:
         make_fallback(torch.ops.aten.addmm_.default, warn=False)  # type: ignore[no-untyped-call]
+
+
+def _keep_shown_rows() -> None:
+    """Tell Inductor not to write into rows that other ranks show, when nothing more reads them."""
+    from torch._inductor.lowering import fallback_handler, lowerings, register_lowering
+    from torch._inductor.virtualized import V
+
+    op = torch.ops.fxdp.show_rows.default
+    if op in lowerings:
+        return
+    call = fallback_handler(op)  # type: ignore[no-untyped-call]
+
+    def lower(*args: Any) -> Any:
+        made = call(*args)
+        V.graph.never_reuse_buffers.add(made.get_name())
+        return made
+
+    register_lowering(op, type_promotion_kind=None)(lower)
 
 
 def inductor_folder() -> str:

@@ -16,6 +16,7 @@ the backward for the equal one of the forward and keeping its result.
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
@@ -25,7 +26,7 @@ from torch import Tensor
 
 from fxdp.ir.adjoining import line_of
 from fxdp.ir.ops.library import aten, library
-from fxdp.torch_compat import OpOverload, room_to_send, start_gathers
+from fxdp.torch_compat import OpOverload, room_to_send, start_gathers, start_shown
 
 _c10d = torch.ops._c10d_functional
 
@@ -100,6 +101,12 @@ def _start_gather(
     return whole
 
 
+def _show(
+    rows: Sequence[Tensor], sizes: Sequence[int], world: int, group: str, after: Sequence[Tensor]
+) -> Tensor:
+    return start_shown(_with_paddings(rows, sizes), group)
+
+
 def _start_scatter(
     values: Sequence[Tensor], sizes: Sequence[int], world: int, group: str, after: Sequence[Tensor]
 ) -> Tensor:
@@ -155,8 +162,24 @@ start_scatter_rows = _define(
 What is waited for are this rank's rows of the sums, one after another, padded.
 """
 
-STARTS = frozenset({start_gather_rows, start_scatter_rows})
+show_rows = _define(
+    "show_rows(Tensor[] rows, int[] sizes, int world, str group, Tensor[] after) -> Tensor",
+    _show, _gather_shape,
+)  # fmt: skip
+"""The same as `start_gather_rows` where the ranks see each other's rows: nothing is copied.
+
+What is waited for can only be read, and holds what the parameters are while one forward or backward runs.
+"""
+
+GATHERS = frozenset({start_gather_rows, show_rows})
+STARTS = frozenset({*GATHERS, start_scatter_rows})
 """What begins a collective among these ops."""
+
+
+def fills_pages(shape: Sequence[int], itemsize: int, ranks: int) -> bool:
+    """Whether a rank's rows of such a value fill pages of memory, which can be shown to others."""
+    size = elements_each(shape, ranks) * itemsize if shape else 0
+    return size > 0 and size % mmap.PAGESIZE == 0
 
 
 # -- the same on a list of ranks ----------------------------------------------------------------------------

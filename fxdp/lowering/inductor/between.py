@@ -22,7 +22,7 @@ import torch
 from torch import fx
 
 from fxdp.ir.op_kinds import is_view
-from fxdp.ir.ops.parameter_rows import STARTS, start_gather_rows
+from fxdp.ir.ops.parameter_rows import GATHERS, STARTS
 from fxdp.lowering.inductor.collective_order import communicates, starts_collective
 
 
@@ -41,7 +41,7 @@ def calls_between(graph: fx.Graph) -> set[fx.Node]:
 
 def _gathers(node: fx.Node) -> bool:
     """Whether a call starts a gather of inputs, or of casts of them."""
-    return node.target is start_gather_rows and all(map(_reads_inputs, data_of(node)))
+    return node.target in GATHERS and all(map(_reads_inputs, data_of(node)))
 
 
 def _hands_on(node: fx.Node, found: set[fx.Node]) -> bool:
@@ -58,7 +58,7 @@ def _reads_inputs(node: fx.Node) -> bool:
 
 def _sums(graph: fx.Graph) -> set[fx.Node]:
     """Collectives with all that follows from them, where that only hands on what they give."""
-    starts = [n for n in graph.nodes if starts_collective(n) and n.target is not start_gather_rows]
+    starts = [n for n in graph.nodes if starts_collective(n) and n.target not in GATHERS]
     sums = {start: found for start in starts if (found := _handed_on(start))}
     while True:
         all_ = set[fx.Node]().union(*sums.values())
@@ -136,7 +136,7 @@ def places_between(
     """
     made_in = {node: k for k, segment in enumerate(segments, 1) for node in segment}
     begins, ends = ([end(position[node] for node in segment) for segment in segments] for end in (min, max))
-    read_in = {node: _read_in(node, made_in) for node in calls if node.target is start_gather_rows}
+    read_in = {node: _read_in(node, made_in) for node in calls if node.target in GATHERS}
     place: dict[fx.Node, int] = {}
     last = 0
     for node in calls:
@@ -167,7 +167,7 @@ def _bring_packing(calls: Sequence[fx.Node], place: dict[fx.Node, int]) -> None:
 
 
 def _waits_for_sum(node: fx.Node) -> bool:
-    return any(starts_collective(n) and n.target is not start_gather_rows for n in data_of(node))
+    return any(starts_collective(n) and n.target not in GATHERS for n in data_of(node))
 
 
 def _readers(start: fx.Node) -> set[fx.Node]:

@@ -19,6 +19,7 @@ from fxdp.errors import StateError
 from fxdp.ir.carriers import fits_messages
 from fxdp.ranks.links.host_sums import HostSums
 from fxdp.ranks.links.messages import LinkBrokenError, Messages, OutOfOrderError, Round
+from fxdp.ranks.links.row_windows import RowWindows
 from fxdp.ranks.links.shared_memory import Reduction, SharedMemory, put_together
 from fxdp.ranks.tree.tree_messages import Adder, TreeMessages
 from fxdp.torch_compat import Work
@@ -47,6 +48,7 @@ class MessageGroup(dist.ProcessGroup):
     explain : turns a broken connection, or a value of another call, into the error that names the rank.
     memory : for reductions that are too large for messages, which otherwise go by them too.
     hosts : the same for sums, where only the ranks of each of several hosts share memory.
+    windows : for rows of parameters that are seen where they lie, where `memory` is.
 
     Attributes
     ----------
@@ -60,12 +62,14 @@ class MessageGroup(dist.ProcessGroup):
         explain: Callable[[LinkBrokenError | OutOfOrderError], Exception],
         memory: SharedMemory | None = None,
         hosts: HostSums | None = None,
+        windows: RowWindows | None = None,
     ) -> None:
         super().__init__(messages.rank, size)  # type: ignore[call-arg]
         self.handed_bytes = 0
         self._messages = messages
         self._memory = memory
         self._hosts = hosts
+        self._windows = windows
         self._explain = explain
         self._size = size
 
@@ -124,6 +128,16 @@ class MessageGroup(dist.ProcessGroup):
         if memory is None or fits_messages(tensor.nbytes, self._size, summed=True):
             return _Scatter(self, tensor, output)
         return _Large(self, lambda: memory.start_scatter(tensor, output), memory.finish)
+
+    def show_rows(self, values: Sequence[Tensor]) -> tuple[Tensor, Work]:
+        """Start seeing all ranks' rows of several values as their wholes, end to end, where they lie."""
+        windows = self._windows
+        if windows is None:
+            raise StateError("rows are to be seen where they lie, but no memory is shared; a bug in fxdp")
+        self.handed_bytes += sum(value.nbytes for value in values)
+        with self.explained():
+            whole, begun = windows.start(values)
+        return whole, _Large(self, lambda: begun, windows.finish)
 
     def room_to_send(self, like: Tensor, count: int) -> Tensor:
         """Memory for what is given to the next reduce-scatter, which copies nothing then."""

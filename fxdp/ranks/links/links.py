@@ -25,6 +25,7 @@ from fxdp.ranks.links.host_sums import HostSums
 from fxdp.ranks.links.interrupt import Caller
 from fxdp.ranks.links.messages import LinkBrokenError, Messages, OutOfOrderError
 from fxdp.ranks.links.roll_call import RollCall
+from fxdp.ranks.links.row_windows import RowWindows
 from fxdp.ranks.links.shared_memory import SharedMemory
 from fxdp.ranks.links.sockets import OpenSocket, cut
 from fxdp.ranks.links.watch import Watch
@@ -44,6 +45,7 @@ class Links:
     messages : small tensors between the ranks of the row; programs reach it by `message_group_name`.
     memory : large sums between them, by the same name; None where the ranks do not share memory.
     hosts : the same where they are on several hosts, and share memory there; None where that is no faster.
+    windows : rows of sharded parameters, seen where they lie; None where the ranks do not share memory.
     cost : of sums over the network between them; None where they need none, or NCCL has it.
     caller : the thread that is inside a compiled call.
     turn : held by it.
@@ -73,7 +75,9 @@ class Links:
         self.memory = memory
         self.hosts = hosts
         self.cost = cost
-        self._message_group = MessageGroup(messages, len(key[1]), self._explain, memory, hosts)
+        size = len(key[1])
+        self.windows = None if memory is None else RowWindows(messages, size)
+        self._message_group = MessageGroup(messages, size, self._explain, memory, hosts, self.windows)
         register_group(self.message_group_name, self._message_group)
         self.caller = Caller()
         self.turn = threading.RLock()
@@ -191,6 +195,17 @@ class Links:
         self.stop(Ending(self.rank, EndKind.FAILED, text))
         return AgreementError(text)
 
+    def settle(self) -> None:
+        """Wait until all ranks have read the rows that this call or backward has shown.
+
+        Raises
+        ------
+        RankFailedError : another rank failed or died.
+        """
+        if self.windows is not None:
+            with self._message_group.explained():
+                self.windows.settle()
+
     def words(self, ending: Ending) -> str:
         """An ending in words, with the rank's global number."""
         return self.control.words(ending)
@@ -210,5 +225,7 @@ class Links:
         self.messages.close()
         if self.memory is not None:
             self.memory.close()
+        if self.windows is not None:
+            self.windows.close()
         if self.hosts is not None:
             self.hosts.close()

@@ -13,6 +13,7 @@ import fcntl
 import mmap
 import os
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -32,21 +33,26 @@ class SharedBuffer:
 
     descriptor: int
     number: int
+    mapped: mmap.mmap
     data: Tensor
+    """All of it, as bytes; it keeps what is mapped."""
 
     @classmethod
-    def make(cls, size: int, number: int) -> SharedBuffer:
+    def make(cls, size: int, number: int, name: str = "fxdp") -> SharedBuffer:
         """Memory of this size, which stays: where there is no room for it, that is found out here.
+
+        `name` is what the system's tables call it.
 
         Raises
         ------
         StateError : no room.
         """
-        descriptor = os.memfd_create("fxdp", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.posix_fallocate(descriptor, 0, size)  # a first write without room would end the process
             fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-            return cls(descriptor, number, _map(descriptor, size))
+            mapped = mmap.mmap(descriptor, size)
+            return cls(descriptor, number, mapped, torch.frombuffer(mapped, dtype=torch.uint8))
         except OSError as error:
             os.close(descriptor)
             raise StateError(
@@ -61,20 +67,28 @@ class SharedBuffer:
         return WHERE.pack(os.getpid(), self.descriptor, self.number)
 
 
-def _map(descriptor: int, size: int) -> Tensor:
-    return torch.frombuffer(mmap.mmap(descriptor, size), dtype=torch.uint8)
-
-
 def open_buffer(where: bytes | memoryview) -> Tensor:
     """The buffer of another rank, as bytes."""
     process, descriptor, _ = WHERE.unpack(where)
-    opened = os.open(f"/proc/{process}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
+    with opened(process, descriptor) as found:
+        return torch.frombuffer(mmap.mmap(found, os.fstat(found).st_size), dtype=torch.uint8)
+
+
+@contextlib.contextmanager
+def opened(process: int, descriptor: int) -> Iterator[int]:
+    """A descriptor of the buffer that another process has by that number.
+
+    Raises
+    ------
+    OSError : there is none, or it could shrink.
+    """
+    found = os.open(f"/proc/{process}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
     try:
-        if not fcntl.fcntl(opened, fcntl.F_GET_SEALS) & _SEALS:  # reading what was cut off ends this process
+        if not fcntl.fcntl(found, fcntl.F_GET_SEALS) & _SEALS:  # reading what was cut off ends this process
             raise OSError(errno.EPERM, "it is not sealed, so it could shrink")
-        return _map(opened, os.fstat(opened).st_size)
+        yield found
     finally:
-        os.close(opened)
+        os.close(found)
 
 
 class BufferTurns:

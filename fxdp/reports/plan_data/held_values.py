@@ -10,7 +10,7 @@ A bucket is more than its result. What its messages read and write lives beside 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,7 @@ from fxdp.ir.op_kinds import is_view
 from fxdp.ir.ops.moments import MOMENTS_OP
 from fxdp.ir.ops.standardize import STANDARDIZE_BACKWARD_OP, STANDARDIZE_OP
 from fxdp.ir.placements import Rows
+from fxdp.ir.shown_rows import is_shown
 from fxdp.ir.sizes import B
 from fxdp.ir.slots import Buffer, Constant, Gradient, Input, Parameter, Slot
 from fxdp.ir.types import TensorType, local_shape, tensor_types, type_bytes
@@ -64,14 +65,15 @@ def summed(given: Mapping[Slot, int]) -> dict[str, int]:
 class HeldValues:
     """One graph at the given sizes; `ranks` are those along each axis, None: all.
 
-    `shares` says whether what is sent lies in memory that ranks share, which is not counted here.
+    `shares` says whether what is sent lies in memory that ranks share, which is not counted here, and `shown`
+    which gathers copy nothing.
     """
 
     def __init__(
         self, gm: fx.GraphModule, ranks: Mapping[str | None, int], sizes: Mapping[str, int],
-        *, shares: bool = False,
+        *, shares: bool = False, shown: Callable[[fx.Node], bool] = lambda node: False,
     ) -> None:  # fmt: skip
-        self._ranks, self._sizes, self._shares = ranks, sizes, shares
+        self._ranks, self._sizes, self._shares, self._shown = ranks, sizes, shares, shown
         self._nodes = list(gm.graph.nodes)
         self._output, self._returned = gm.graph.output_node(), results_of(gm.graph)
         self._home = self._homes()
@@ -85,6 +87,8 @@ class HeldValues:
 
     def bytes(self, node: fx.Node) -> int:
         """Of this rank's part of a value."""
+        if self._shown(node):
+            return 0
         types, placed = tensor_types(note(node).type), note(node).placement
         placements = placed if isinstance(placed, tuple) else (placed,) * len(types)
         total = 0
@@ -198,7 +202,8 @@ class HeldValues:
 def exchange_buffers(graphs: Sequence[fx.GraphModule], mesh: Mesh) -> int:
     """Bytes of the buffers in which a rank's large values lie for the others of its host: they take turns."""
     buffers = 3 if mesh.host_sums else 2
-    graph_nodes = [(note(node).backward, node) for gm in graphs for node in gm.graph.nodes]
+    nodes = (node for gm in graphs for node in gm.graph.nodes if not is_shown(node, mesh))
+    graph_nodes = [(note(node).backward, node) for node in nodes]
     turns = [
         size
         for phase in (False, True)

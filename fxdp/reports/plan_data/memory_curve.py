@@ -14,7 +14,7 @@ element, as Adam keeps them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from torch import fx
@@ -121,12 +121,13 @@ def state_of_optimizer(values: object) -> float:
 def curve(
     gm: fx.GraphModule, mesh_ranks: Mapping[str | None, int], sizes: Mapping[str, int], rank: int = 0,
     shared: int = 0, gather: fx.GraphModule | None = None,
+    shown: Callable[[fx.Node], bool] = lambda node: False,
 ) -> RankMemory:  # fmt: skip
     """The memory of a program that is one part; `mesh_ranks` are the ranks along each axis, and all.
 
-    `gather` makes the whole parameters that stay from step to step.
+    `gather` makes the whole parameters that stay from step to step, `shown` are gathers that copy nothing.
     """
-    held = HeldValues(gm, mesh_ranks, sizes, shares=shared > 0)
+    held = HeldValues(gm, mesh_ranks, sizes, shares=shared > 0, shown=shown)
     sums, gradients = summed(held.given()), held.gradients()
     state = {"optimizer": ADAM * gradients, "shared": shared}
     points, live = [], Counter[str]({**sums, **state})
