@@ -19,14 +19,16 @@ TOKENS = 40
 def keep_float64(*, integers: bool = False) -> Iterator[None]:
     """transformers casts losses and norms to float32; keep float64 tensors as they are.
 
-    `integers`: `positions.float()` is float64, too, where a model multiplies it with its parameters.
+    `integers`: `positions.float()` and `.to(torch.float32)` of anything are float64, too, where a model
+    multiplies it with its parameters.
     """
     to, as_float, softmax = torch.Tensor.to, torch.Tensor.float, nn.functional.softmax
     norm, meshgrid = torch.linalg.vector_norm, torch.meshgrid
 
     def patched_to(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        if self.dtype == torch.float64 and torch.float32 in (*args, kwargs.get("dtype")):
-            return self
+        asked = (*args, kwargs.get("dtype"))
+        if any(dtype is torch.float32 for dtype in asked) and (integers or self.dtype == torch.float64):
+            return self.double()
         return to(self, *args, **kwargs)
 
     def patched_softmax(x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
