@@ -242,7 +242,7 @@ NETWORKS: dict[str, Small] = {
         {"patch_size": [1, 2, 2], "in_channels": 16, "hidden_size": 32, "num_attention_heads": 2,
          "text_dim": 16, "num_layers": 2, "rope_dim_list": [4, 6, 6], "theta": 256},
         lambda n: {"hidden_states": randn(n, 2, 16, 1, 2, 2), "encoder_hidden_states": text(n, 16),
-                   "timestep": torch.rand(n), "shape_list": [[(1, 1, 1), (1, 1, 1)]] * 8},
+                   "timestep": torch.rand(n), "shape_list": [[(1, 1, 1), (1, 1, 1)]] * 32},
     ),
     "HiDreamImageTransformer2DModel": Small(
         {"patch_size": 2, "in_channels": 4, "out_channels": 4, "num_layers": 1, "num_single_layers": 1,

@@ -101,7 +101,7 @@ def _measured(entry: Entry) -> Measured:
     """In float64; where eager fails there, with integers that the model makes floats in float64, too."""
     try:
         return measure(entry, "train", SPLITS)
-    except fxdp.CaptureError as error:
+    except fxdp.FxdpError as error:
         if not any(words in str(error) for words in _FAILS_WIDE):
             raise
         return measure(entry, "train", SPLITS, integers=True)
