@@ -67,14 +67,17 @@ WHOLE_CAPTURE: tuple[Patch, ...] = (
 """From the first trace to the joint graph: the backward of a user's function runs after the export."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Heard:
     """What one run of the model's code said by what it called."""
 
     asked: Asked = field(default_factory=Asked)
     layout_reads: list[LayoutRead] = field(default_factory=list)
     seeded: list[tuple[str, Site]] = field(default_factory=list)
-    slices: TensorSlices = field(default_factory=TensorSlices)
+
+    def __post_init__(self) -> None:
+        """What is heard of slices is told, too."""
+        self.slices = TensorSlices(self.asked.told)
 
 
 def own_code(heard: Heard, module: nn.Module, tensors: Sequence[Tensor]) -> tuple[Patch, ...]:

@@ -112,11 +112,11 @@ def checks(asked: Asked) -> tuple[Patch, ...]:
             return self.reshape(())  # a number that is compared in the statement: compare the tensor
         if is_flag(self):
             return asked.way(self, plain, frame)
-        told = asked.told.value(self, frame)
+        told = asked.told.value(self, site_of_frame(frame))
         return plain(self) if told is None else told
 
     def number(plain: Callable[[Tensor], Any], self: Tensor) -> Any:
-        told = asked.told.value(self, calling_frame())
+        told = asked.told.value(self, site_of_frame(calling_frame()))
         return plain(self) if told is None else told
 
     def selected(plain: Any) -> Any:

@@ -1,9 +1,10 @@
-"""Slices whose bounds are tensors, as the rows between them: how many these are only the data knows.
+"""Slices whose bounds are tensors, as the rows between them, and rows that a mask selects.
 
     for i, (start, end) in enumerate(zip(ends[:-1], ends[1:])):         rows = nonzero(start <= i and i < end)
         out[start:end] = x[start:end] @ weight[i]                       out[rows] = x[rows] @ weight[i]
 
-Python asks a bound for its value. As rows a slice is no view: what writes into one in place is refused.
+Python asks a bound for its value. As rows a slice is no view: what writes into one in place is refused. How
+many rows these are only the data knows; of a mask's rows the code may be told (`told_numbers.py`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from fxdp.capture.patches.told_numbers import ToldNumbers
 from fxdp.capture.sites import site_of_call
 from fxdp.errors import CaptureError
 from fxdp.ir.notes import Site
@@ -26,14 +28,19 @@ class TensorSlices(TorchFunctionMode):
     No patch of `Tensor.__getitem__`: CPython would take tensors for sequences ever after, index by index.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, told: ToldNumbers) -> None:
         super().__init__()
+        self._told = told
         self._rows: dict[Any, tuple[Any, Any, Tensor]] = {}
         self._taken: list[tuple[Tensor, int, Site]] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func not in _INDEXING or not _is_open(args[1]) or not (site := site_of_call()).file:
+        masked = func is Tensor.__getitem__ and isinstance(args[1], Tensor) and args[1].dtype == torch.bool
+        if not masked and (func not in _INDEXING or not _is_open(args[1])):
             return func(*args, **(kwargs or {}))
+        site = site_of_call()
+        if masked:
+            return func(args[0], self._told.selected(args[1], site) or args[1])
         of, key, *value = args
         made = func(of, self._rows_of(of, key), *value)
         if func is Tensor.__getitem__:

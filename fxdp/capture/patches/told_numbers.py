@@ -2,6 +2,7 @@
 
     graphs = int(graph_of_node.max()) + 1       as many as there are samples
     height, width = sizes[0].tolist()           images that have one size
+    kept = patches[~masked].reshape(b, -1, c)   as many rows as samples, times what is kept of each
 
 A trace knows no values. Where a model cannot be captured without them, it is run at each of the batch sizes
 at which it is traced, on the caller's own samples, and the code is told what it read there: the program has
@@ -13,7 +14,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any, TypeAlias
 
 import torch
@@ -21,7 +21,6 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from fxdp.capture.joint.fit import fit_int
-from fxdp.capture.sites import site_of_frame
 from fxdp.ir.notes import Site
 
 Place: TypeAlias = "tuple[str, int]"
@@ -65,17 +64,24 @@ class ToldNumbers:
             self._left.setdefault(read.place, deque()).append(read.value)
         self._right: dict[Site, list[Tensor]] = {}
 
-    def value(self, tensor: Tensor, frame: FrameType) -> Any:
-        """The value of a tensor that is read in a frame; None where no run has read one."""
-        left = self._left.get((frame.f_code.co_filename, frame.f_lineno))
+    def value(self, tensor: Tensor, site: Site) -> Any:
+        """The value of a tensor that is read at a line; None where no run has read one."""
+        left = self._left.get((site.file, site.line))
         if not left:
             return None
         value = left.popleft()
         one = isinstance(value, int)
         wanted = value if one else torch.tensor(value, dtype=tensor.dtype, device=tensor.device)
         right = (tensor.reshape(()) if one else tensor).detach() == wanted
-        self._right.setdefault(site_of_frame(frame), []).append(right if one else right.all())
+        self._right.setdefault(site, []).append(right if one else right.all())
         return value
+
+    def selected(self, mask: Tensor, site: Site) -> tuple[Tensor, ...] | None:
+        """Where a mask is true, as indices of known length; None where no run has selected by one."""
+        if (site.file, site.line) not in self._left:
+            return None
+        count = self.value(mask.sum(), site)
+        return None if count is None else torch.nonzero_static(mask, size=count).unbind(1)
 
     def checks(self) -> Iterator[tuple[Site, Tensor]]:
         """Of each line that was told something, whether all of that is right."""

@@ -84,6 +84,9 @@ class _Listener(TorchFunctionMode):
             if isinstance(arg, (tuple, list)) and all(map(_may_be_size, arg)):
                 self.read |= self._sources(arg) or set()
         result = func(*args, **(kwargs or {}))
+        if func is Tensor.__getitem__ and isinstance(args[1], Tensor) and args[1].dtype == torch.bool:
+            where = site_of_call()
+            self.numbers.append(ReadNumber((where.file, where.line), int(args[1].sum())))
         if place is not None and type(result) in (int, list):
             self.numbers.append(ReadNumber(place, result))
         sources = frozenset({_DRAWN}) if func in _DRAWS else self._sources((args, kwargs))

@@ -78,3 +78,23 @@ def test_what_the_size_decides() -> None:
     runs = {n: [ReadNumber(a, 2 * n), *[ReadNumber(b, [3, 2])] * n, ReadNumber(c, n % 2)] for n in sizes}
     assert {read.place for read in decided_by_size(runs)[4]} == {a, b}
     assert not decided_by_size({n: [ReadNumber(c, n % 2)] for n in sizes})
+
+
+class Masked(nn.Module):
+    """VideoMAE: of each sample as many patches are masked, and attention asks how many these are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, masked: Tensor) -> Tensor:
+        seen = self.fc(x)[~masked].reshape(x.size(0), -1, 4)
+        if seen.size(1) > 2:
+            seen = seen.softmax(1)
+        return (seen.mean(1) - x[masked].reshape(x.size(0), -1, 4).mean(1)).square().mean()
+
+
+def test_as_many_rows_as_a_mask_selects_of_each_sample() -> None:
+    masked = torch.stack([torch.randperm(5) < 2 for _ in range(8)])
+    found = check(Masked().double(), (torch.randn(8, 5, 4, dtype=torch.float64), masked))
+    assert [check.otherwise for check in found.captured.checks] == ["other number"] * 2
