@@ -129,8 +129,8 @@ def _written_into(module: nn.Module) -> dict[ResultSlot, Tensor]:
 
 
 def _is_written(now: Tensor, before: Tensor) -> bool:
-    """Whether any element is another one; nan is nan. A table that got another shape is made at each call."""
-    if now.shape != before.shape:
+    """Whether any element is another one; nan is nan. What got another shape or dtype is made anew."""
+    if (now.shape, now.dtype) != (before.shape, before.dtype):
         return False
     return bool(((now != before) & ~((now != now) & (before != before))).any())
 

@@ -97,6 +97,29 @@ def test_a_step_in_micro_batches_has_no_ways() -> None:
         fxdp.plan(Padded(), (torch.randn(6, 4), _padding("some")), mesh={"dp": 2}, microbatches=2)
 
 
+class Scaled(nn.Module):
+    """Places far away are scaled by other factors: LongRoPE."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, places: Tensor) -> Tensor:
+        length = torch.max(places) + 1
+        factors = torch.arange(4.0) if length > 8 else torch.ones(4)
+        if places.min() < 0:
+            x = -x
+        return (self.fc(x) * (places[..., None] * factors)).square().mean()
+
+
+@pytest.mark.parametrize("places", [(0, 7), (2, 8), (-1, 3), (-3, 20)])
+def test_an_extreme_beside_a_number(places: tuple[int, int]) -> None:
+    given = torch.randint(0, 3, (6, 2))
+    given[0, 0], given[-1, 1] = places
+    report = fxdp.verify(Scaled(), (torch.randn(6, 2, 4), given), splits=[[3, 2, 0, 1], [0, 0, 6, 0]])
+    assert report.ok, str(report)
+
+
 class Dropped(nn.Module):
     """peft's adapters with a `module_dropout` of 0: they are left out where the number drawn is 0 itself."""
 

@@ -32,7 +32,7 @@ from fxdp.capture.export.loop_turns import (
     terms_of,
     written_values,
 )
-from fxdp.ir.graphs import attribute_of
+from fxdp.ir.graphs import argument, attribute_of
 
 aten = torch.ops.aten
 
@@ -42,7 +42,7 @@ _OF_NUMBERS = {
     getattr(aten, name).Tensor: getattr(aten, name).Scalar
     for name in ("add", "sub", "rsub", "mul", "div", "remainder", "fmod", "bitwise_and", "bitwise_or")
 }
-_STACK, _CAT = aten.stack.default, aten.cat.default
+_STACK, _CAT, _PAD = aten.stack.default, aten.cat.default, aten.pad_sequence.default
 
 
 class _OtherError(Exception):
@@ -76,7 +76,9 @@ def merge_loops(gm: fx.GraphModule, batch: int) -> None:
     """Replace what loops over `batch` samples join or add by ops on all samples; in place."""
     loops = _Loops(gm, batch)
     for node in list(gm.graph.nodes):
-        if node.target in (_STACK, _CAT):
+        if node.target is aten.type_as.default:  # of the other value it reads no more than the dtype
+            node.target, node.args = aten.to.dtype, (node.args[0], node.meta["val"].dtype)
+        if node.target in (_STACK, _CAT, _PAD):
             loops.join(node)
         elif is_sum(node):
             loops.add(node)
@@ -95,17 +97,20 @@ class _Loops:
         """What may be erased where nobody reads it: members of groups, what joined them, attempts."""
 
     def join(self, node: fx.Node) -> None:
-        """A `stack` or `cat` of as many values from each turn."""
+        """A `stack`, `cat` or `pad_sequence` of as many values from each turn."""
         parts: Any = node.args[0]
         each, rest = divmod(len(parts), self.batch)
-        if rest or not all(isinstance(part, fx.Node) for part in parts):
+        padded = node.target is _PAD
+        if rest or (padded and each > 1) or not all(isinstance(part, fx.Node) for part in parts):
             return
         with self.graph.inserting_before(node):
             rows = self._all_rows([tuple(parts[turn::each]) for turn in range(each)], node)
             if rows is None:
                 return
             dim = argument_at(node, 1, 0) % node.meta["val"].dim()
-            if node.target is _STACK:
+            if padded:  # rows of all samples are as long
+                dim = 0 if argument(node, "batch_first") else 1
+            if node.target is not _CAT:
                 flat = self._call(node, aten.flatten.using_ints, self._call(node, _STACK, rows, 1), 0, 1)
                 made = self._call(node, aten.movedim.int, flat, 0, dim)
             else:
@@ -144,15 +149,15 @@ class _Loops:
                     path, _, name = str(node.target).rpartition(".")
                     delattr(self.gm.get_submodule(path), name)
 
-    def _all_rows(self, groups: Sequence[Group], joined: fx.Node) -> list[fx.Node] | None:
-        """A value with rows for each group; None where turns differ, or none of them has a sample."""
+    def _all_rows(self, groups: Sequence[Group], reader: fx.Node) -> list[fx.Node] | None:
+        """A value with rows for each group; None where turns differ, or a sum's terms have no sample."""
         try:
             found = [self._rows(group) for group in groups]
         except _OtherError:
             return None
-        if not any(rows.apart for rows in found):
+        if is_sum(reader) and not any(rows.apart for rows in found):
             return None
-        return [rows.node if rows.apart else self._spread(rows.node, joined) for rows in found]
+        return [rows.node if rows.apart else self._spread(rows.node, reader) for rows in found]
 
     def _spread(self, node: fx.Node, joined: fx.Node) -> fx.Node:
         sizes = [self.batch, *node.meta["val"].shape]

@@ -19,6 +19,7 @@ from torch import fx
 
 from fxdp.capture.captured import Captured, OutputLeaf, SizeLeaf
 from fxdp.capture.export.exported import Exported
+from fxdp.capture.export.needless_writes import drop_needless_writes
 from fxdp.capture.export.sample_loops import merge_loops
 from fxdp.capture.joint.canonical_sizes import Sizes
 from fxdp.capture.joint.convert import Converted, convert
@@ -63,6 +64,7 @@ def fitted_joint(
     raws = []
     for batch, exported in zip(batches, exports, strict=True):
         if loops:
+            drop_needless_writes(exported.gm)
             merge_loops(exported.gm, batch)
         raws.append(trace_joint(exported, options))
     graphs = [convert(raw, Sizes()) for raw in raws]

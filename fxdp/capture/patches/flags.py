@@ -10,6 +10,8 @@
 
     if seen.min() > -1e-5: ...      whether all are so: an average that begins at its first batch
 
+    if places.max() + 1 > 4096: ... whether any is so: tables for longer texts
+
     (rows,) = torch.where(mask)     whether any is so
     if rows.numel() == 0: ...
 
@@ -73,6 +75,13 @@ def _with_places(plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 def _extreme(plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     made = plain(*args, **kwargs)
     if len(args) == 1 and not kwargs and isinstance(made, Tensor):
+        setattr(made, _EXTREME, True)
+    return made
+
+
+def _shifted(plain: Callable[..., Any], self: Tensor, other: Any) -> Any:
+    made = plain(self, other)
+    if hasattr(self, _EXTREME) and isinstance(other, (int, float)) and made is not NotImplemented:
         setattr(made, _EXTREME, True)
     return made
 
@@ -164,6 +173,7 @@ FLAGS = (
     *(Patch(owner, name, around(_selected)) for owner, name in _SELECT),
     Patch(Tensor, "squeeze", around(_passed_on)),
     *(Patch(owner, name, around(_extreme)) for owner in (Tensor, torch) for name in ("min", "max")),
+    *(Patch(Tensor, f"__{name}__", around(_shifted)) for name in ("add", "radd", "sub")),
     *(Patch(Tensor, f"__{name}__", around(_compared)) for name in ("gt", "ge", "lt", "le")),
 )
 """While the user's code is traced."""

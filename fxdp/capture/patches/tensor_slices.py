@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from fxdp.capture.patches.bounded_writes import is_bounded, write_bounded
 from fxdp.capture.patches.told_numbers import ToldNumbers
 from fxdp.capture.sites import site_of_call
 from fxdp.errors import CaptureError
@@ -35,6 +36,9 @@ class TensorSlices(TorchFunctionMode):
         self._taken: list[tuple[Tensor, int, Site]] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is Tensor.__setitem__ and is_bounded(*args[1:]) and site_of_call().file:
+            write_bounded(*args)
+            return None
         masked = func is Tensor.__getitem__ and isinstance(args[1], Tensor) and args[1].dtype == torch.bool
         if not masked and (func not in _INDEXING or not _is_open(args[1])):
             return func(*args, **(kwargs or {}))

@@ -133,5 +133,5 @@ def _gradient(op: Op) -> tuple[tuple[str, ...], ...]:
 
 
 def _cast_is_linear(op: Op) -> bool:
-    read = op.operands[-1]  # `copy` and `fill` read their last operand only
-    return widens(read.type.dtype, op.output.dtype)
+    # `copy` and `fill` read their last operand only; where that is a number of the host, there is none
+    return bool(op.operands) and widens(op.operands[-1].type.dtype, op.output.dtype)

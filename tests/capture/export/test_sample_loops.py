@@ -55,6 +55,25 @@ def _convolved(x: Tensor) -> Tensor:
     return torch.cat([F.conv1d(x[i : i + 1], kernel).softmax(-1) for i in range(x.size(0))], 0)
 
 
+def _filled(x: Tensor) -> Tensor:
+    """Rows written one by one, which are read before; one dim of the value is written later."""
+    out, sums = torch.zeros_like(x), x.new_empty(2, len(x))
+    for i in range(len(x)):
+        out[i] = out[i] + x[i].relu()
+        sums[:, i] = x[i].sum()
+    out[:, 0] += 1
+    return out.square() * sums.sum()
+
+
+def _listed(x: Tensor) -> Tensor:
+    """Z-Image: samples in a list, each with tokens beside its own, padded, and of the first one's dtype."""
+    rows = [torch.cat([one, one[-1:].repeat(2, 1)]) for one in x.unbind()]
+    mask = torch.cat([torch.tensor([True] + [False] * 4) for _ in rows])
+    joined = torch.where(mask[:, None], 0.5, torch.cat(rows).exp()).type_as(x[0])
+    padded = nn.utils.rnn.pad_sequence(list(joined.split([5] * len(rows))), batch_first=True)
+    return nn.utils.rnn.pad_sequence(list(padded)).transpose(0, 1) * joined.mean()
+
+
 LOOPS: dict[str, Callable[[Tensor], Tensor]] = {
     "pieces of each": _pieces,
     "each padded": _padded,
@@ -62,6 +81,8 @@ LOOPS: dict[str, Callable[[Tensor], Tensor]] = {
     "a sum in place": _added,
     "Python's sum": _sum,
     "each convolved": _convolved,
+    "rows written one by one": _filled,
+    "a list for each": _listed,
 }
 
 
@@ -98,6 +119,14 @@ def _numbered(x: Tensor) -> Tensor:
     return torch.stack([one * i for i, one in enumerate(x)])
 
 
+def _written_rows(x: Tensor) -> Tensor:
+    out, state = torch.zeros_like(x), torch.zeros_like(x[0])
+    for i in range(len(x)):
+        state += x[i]
+        out[i] = state
+    return out
+
+
 def _chained(x: Tensor) -> Tensor:
     state, made = torch.zeros(3, 4), []
     for one in x:
@@ -106,7 +135,7 @@ def _chained(x: Tensor) -> Tensor:
     return torch.stack(made)
 
 
-@pytest.mark.parametrize("loop", [_drawn, _written, _numbered, _chained])
+@pytest.mark.parametrize("loop", [_drawn, _written, _numbered, _written_rows, _chained])
 def test_turns_that_differ_or_know_of_each_other(loop: Callable[[Tensor], Tensor]) -> None:
     """Dropout draws for one sample after another; in the others a turn is more than its sample."""
     with pytest.raises(fxdp.CaptureError, match="treats its batch size as a Python constant"):
