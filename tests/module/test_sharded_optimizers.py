@@ -235,8 +235,9 @@ def _side_by_side(make: Maker) -> float:
             net(x).backward()
         for optimizer in optimizers:
             optimizer.step()
-    averages = [optimizers[0].state[p]["exp_avg"] for p in compiled.parameters()]
-    for values in ([p.grad for p in compiled.parameters()], averages):
+    parameters = sorted(compiled.parameters(), key=lambda p: _local(p).data_ptr())
+    averages = [optimizers[0].state[p]["exp_avg"] for p in parameters]
+    for values in ([p.grad for p in parameters], averages):
         at = [_local(value).data_ptr() for value in values]
         assert at == [at[0] + sum(_local(v).nbytes for v in values[:i]) for i in range(6)]
     return _worst(compiled.parameters(), twin.parameters())

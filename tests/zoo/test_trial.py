@@ -65,6 +65,7 @@ EXACT: dict[str, Callable[[], Made]] = {
     "wgan_gp": lambda: (others.Critic(), (_rows(),)),
     "forces of a potential": lambda: (others.Potential(), (_rows(3, 3), _rows(1)[:, 0], _rows(3, 3))),
     "moco of buffers": lambda: (others.Momentum(buffers=True), (_rows(), _rows())),
+    "loop over samples": lambda: (others.Samples(), (_rows(),)),
     "moco of parameters": lambda: (others.Momentum(buffers=False), (_rows(), _rows())),
 }
 
@@ -120,7 +121,6 @@ REFUSED: dict[str, tuple[Callable[[], Made], str]] = {
     "branch": (lambda: (others.Branch(), (_rows(),)), r"if x.sum\(\) > 0.*torch.where"),
     "while": (lambda: (others.Pondering(), (_rows(),)), r"while halted.min\(\) < 1.*data-dependent"),
     "matching": (lambda: (others.Matching(), (_rows(),)), r"numpy\(\)"),
-    "loop over samples": (lambda: (others.Samples(), (_rows(),)), "batch size"),
     "grpo": (lambda: (others.Answers(), (_rows(), _rows(1)[:, 0])), r"RowsPerSample\(4\)"),
     "three views": (lambda: (pictures.Augmented(), (_rows(), _classes())), r"trial_pictures.py:\d+"),
     "packed": (lambda: (others.Packed(), (_rows(), torch.arange(N) % 6 + 1)), "packed sequence is ragged"),

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 from torch import nn
 
-from fxdp.errors import CaptureError
 from tests.zoo.catalogue import CATALOGUE, KINDS
 from tests.zoo.entry import Entry
 from tests.zoo.measure import measure
@@ -63,9 +62,9 @@ def test_evaluation_equals_one_device(mode: str) -> None:
     assert measured.collectives > 1 or mode == "no_grad"
 
 
-def test_a_branch_on_the_data_is_refused_with_its_line() -> None:
-    with pytest.raises(CaptureError, match=r"quant_modules.py:\d+ `if self.x_min.min\(\).*data"):
-        measure(CATALOGUE["ibert"], "train", SPLITS)
+def test_a_branch_on_an_extreme_of_the_data() -> None:
+    """Its averages begin at their first batch, if all that they have seen is zero."""
+    assert measure(CATALOGUE["ibert"], "train", SPLITS[-1:]).errors
 
 
 def test_a_branch_on_a_flag_of_the_batch() -> None:

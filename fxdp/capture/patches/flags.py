@@ -32,6 +32,7 @@ import torch
 from torch import Tensor
 
 from fxdp.capture.patches.patch import Patch, around, calling_frame
+from fxdp.capture.sites import site_of_call
 
 _MARK = "_fxdp_flag"
 _FOUND = "_fxdp_found"
@@ -88,9 +89,15 @@ def _shifted(plain: Callable[..., Any], self: Tensor, other: Any) -> Any:
 
 def _compared(plain: Callable[..., Any], self: Tensor, other: Any) -> Any:
     made = plain(self, other)
-    if hasattr(self, _EXTREME) and isinstance(other, (int, float)) and made is not NotImplemented:
+    known = hasattr(self, _EXTREME) and isinstance(other, (int, float)) and made is not NotImplemented
+    if known and not _decides_a_loop():
         mark(made, likely=False)
     return made
+
+
+def _decides_a_loop() -> bool:
+    """Whether the user's line says how often a loop runs: that is another way at each batch."""
+    return site_of_call().code.startswith("while ")
 
 
 def _selected(plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
