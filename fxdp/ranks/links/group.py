@@ -87,13 +87,16 @@ class MessageGroup(dist.ProcessGroup):
         return self._reduced(tensor, function)
 
     def start_sum(self, values: Sequence[Tensor]) -> tuple[Tensor, Work]:
-        """Start the sum over ranks of flat values, end to end; they are packed where the others read them."""
-        whole = values[0].new_empty(sum(value.numel() for value in values))
-        memory = self._memory
-        if memory is None or fits_messages(whole.nbytes, self._size, summed=True):
-            torch.cat(list(values), out=whole)
+        """Start the sum over ranks of flat values, end to end; they are packed where the others read them.
+
+        What comes back may be empty until it is waited for.
+        """
+        size, memory = sum(value.nbytes for value in values), self._memory
+        if memory is None or fits_messages(size, self._size, summed=True):
+            whole = torch.cat(list(values))
             return whole, self._reduced(whole, torch.add)
-        self.handed_bytes += whole.nbytes
+        self.handed_bytes += size
+        whole = values[0].new_empty(0)
         return whole, _Large(self, lambda: memory.start_packed(values, whole), memory.finish)
 
     def _reduced(self, tensor: Tensor, function: Reduction) -> Work:

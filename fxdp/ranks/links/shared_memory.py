@@ -48,8 +48,8 @@ class Sum:
     function: Reduction
     turn: int
     ready: Round
-    packed: bool = False
-    """This rank's own value is in its buffer whole, and `value` has nothing yet."""
+    packed: int = 0
+    """Elements of this rank's own value, if all of it is in its buffer: until then `value` is empty."""
     finished: bool = False
 
 
@@ -97,10 +97,12 @@ class SharedMemory:
         return begun
 
     def start_packed(self, values: Sequence[Tensor], total: Tensor) -> Sum:
-        """The same for the sum of flat values, end to end, which `total` will hold."""
-        turn, data = self._next(total.nbytes)
-        torch.cat(list(values), out=elements(data, total))
-        self._under_way = Sum(total, torch.add, turn, self._say(turn, total), packed=True)
+        """The same for the sum of flat values, end to end; `total` will hold it, and is empty until then."""
+        count = sum(value.numel() for value in values)
+        turn, data = self._next(count * total.itemsize)
+        shared = data[: count * total.itemsize].view(total.dtype)
+        torch.cat(list(values), out=shared)
+        self._under_way = Sum(total, torch.add, turn, self._say(turn, shared), packed=count)
         return self._under_way
 
     def start_gather(self, values: Sequence[Tensor], outputs: Sequence[Tensor]) -> RowExchange:
@@ -167,6 +169,8 @@ class SharedMemory:
         if begun.finished:
             return
         found = self._messages.finish(begun.ready)
+        if isinstance(begun, Sum) and begun.packed:
+            begun.value.resize_(begun.packed)
         flat, turn, buffers = begun.value.view(-1), begun.turn, self._buffers
         shared = {r: elements(buffers.theirs(r, turn, note, flat), flat) for r, note in found.items()}
         if isinstance(begun, Sum):
