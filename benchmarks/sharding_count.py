@@ -18,7 +18,10 @@ from fxdp.ir.ops.packed_sums import start_sum
 _REDUCED = frozenset({
     "all_reduce", "all_reduce_", "broadcast", "broadcast_", "reduce_scatter_tensor",
 })  # fmt: skip
-_ROWS = {rows.start_gather_rows: "gather_rows", rows.start_scatter_rows: "scatter_rows"}
+_ROWS = {
+    rows.start_gather_rows: "gather_rows", rows.show_rows: "gather_rows",
+    rows.start_scatter_rows: "scatter_rows",
+}  # fmt: skip
 
 
 @dataclass
@@ -43,7 +46,7 @@ class Traffic(TorchDispatchMode):
             self.calls.append(("all_reduce", sum(value.nbytes for value in args[0])))
         elif func.namespace == "_c10d_functional" and (size := _size(func, args)) is not None:
             self.calls.append((func._schema.name.partition("::")[2], size))
-        if func is rows.start_gather_rows:
+        if func is rows.start_gather_rows:  # what is shown is no copy
             self._holds(result, len(self.calls))
         return result
 

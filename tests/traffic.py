@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fxdp.ir.ops.packed_sums import start_sum
-from fxdp.ir.ops.parameter_rows import start_gather_rows, start_scatter_rows
+from fxdp.ir.ops.parameter_rows import show_rows, start_gather_rows, start_scatter_rows
 from fxdp.runtime import p2p
 
 _c10d = torch.ops._c10d_functional
@@ -50,7 +50,7 @@ def _size(func: Any, args: Any) -> int | None:
     if func is _c10d.all_gather_into_tensor.default:
         # each rank's moments are one value, which all of them combine to another of that size
         return int(args[0].nbytes) * (1 if _is_called_by("start_moments") else args[1])
-    if func in (start_gather_rows, start_scatter_rows):
+    if func in (start_gather_rows, show_rows, start_scatter_rows):
         values, sizes, world = args[:3]
         return math.prod((sum(sizes), world, values[0].itemsize))
     return None

@@ -17,6 +17,7 @@ import fxdp
 from fxdp.ir.tensor_difference import difference
 from tests.capture.zoo import keep_float64
 from tests.captures import KNOWN, captured_once
+from tests.fallbacks import no_fallback
 from tests.zoo.catalogue import CATALOGUE
 from tests.zoo.public import WithLoss, inputs_of, own_inputs
 
@@ -54,6 +55,7 @@ WAYS: dict[str, Way] = {
     "pipeline": Way({"pp": 2, "dp_shard": 2}, ((4, 3), (2, 4)), {"microbatches": 2}),
     "stages": Way({"pp": 2, "dp_shard": 2}, ((4, 3), (2, 4))),
     "optimizer": Way({"dp": 2}, ((3, 2), (4, 0)), {"strategy": "optimizer"}),
+    "inductor": Way({"dp": 2}, ((3, 2),), {"compute": "inductor"}),
     "kept": Way({"dp": 2}, ((3, 2), (0, 5)), {"reshard_after_forward": False}),
 }
 
@@ -81,11 +83,9 @@ def train(name: str, way: str, steps: int = STEPS) -> Trained:
     rng = "sharded" if chosen.in_parts else "single-device"
     twin = copy.deepcopy(model)
     mesh = init_device_mesh("cpu", tuple(chosen.axes.values()), mesh_dim_names=tuple(chosen.axes))
-    options = {"strategy": "shard", "bucket_mb": 0.004, **chosen.options}
-    with _wide(name, twin), captured_once(KNOWN.setdefault(name, {})):
-        compiled = fxdp.compile(
-            model, mesh, batch_dims=entry.batch_dims, rng=rng, compute="eager", **options
-        )
+    options = {"strategy": "shard", "bucket_mb": 0.004, "compute": "eager", **chosen.options}
+    with _wide(name, twin), captured_once(KNOWN.setdefault(name, {})), no_fallback():
+        compiled = fxdp.compile(model, mesh, batch_dims=entry.batch_dims, rng=rng, **options)
         optimizers = [torch.optim.AdamW(m.parameters(), 1e-3) for m in (compiled, twin)]
         found, losses = Trained(), []
         for step in range(steps):
