@@ -104,8 +104,9 @@ class _Trainer:
 
 
 class _SameStep:
-    """An optimizer's step on a sharded model, and that on plain tensors of the same rows and gradients.
+    """An optimizer's step on a sharded model, on plain tensors of the same rows and gradients, and on one.
 
+    That on all elements as one tensor is the floor: no step can take less.
     The gradients are random: those of a deep model vanish, and numbers below the least normal one take the
     processor a hundred times as long as others, whoever steps. The learning rate is 0, so nothing changes.
     """
@@ -114,11 +115,15 @@ class _SameStep:
         self._trainer = trainer
         self._sharded = list(trainer.model.parameters())
         self._plain = plain_copies(self._sharded)
-        both = self._sharded, self._plain
-        self._optimizers = [torch.optim.AdamW(own, lr=0.0, fused=True) for own in both]
+        flat = nn.Parameter(torch.cat([p.detach().flatten() for p in self._plain]))
+        flat.grad = torch.randn_like(flat)
+        for p, rows in zip(self._plain, flat.grad.split([p.numel() for p in self._plain]), strict=True):
+            p.grad = rows.view(p.shape)
+        all_three = self._sharded, self._plain, [flat]
+        self._optimizers = [torch.optim.AdamW(own, lr=0.0, fused=True) for own in all_three]
 
     def seconds(self, number: int) -> list[float]:
-        """Of both, on what a backward leaves: in its memory, and with its caches."""
+        """Of all three, on what a backward leaves: in its memory, and with its caches."""
         trainer, found = self._trainer, []
         for optimizer in self._optimizers:
             trainer.loss(*trainer.batch(number)).backward()

@@ -25,7 +25,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from fxdp.ir.model_tensors import all_held, held
-from fxdp.module.flat_rows import FlatRows, alike, as_seen, in_one_memory, joined, line_from, room
+from fxdp.module.flat_rows import FlatRows, alike, as_seen, in_cache, in_one_memory, joined, line_from, room
 from fxdp.module.optimizer_twin import keep_options, rows_of, twin_of
 from fxdp.torch_compat import local_shards
 
@@ -85,6 +85,8 @@ class LocalRows:
         members.sort(key=lambda m: (m.group, m.rows.data_ptr()))
         rooms = [room(a.rows) if a.goes_on_in(b) else -1 for a, b in pairwise(members)]
         follow = joined([m.rows for m in members], rooms)
+        if not all(group.get("fused") for group in optimizer.param_groups):
+            follow = in_cache(follow, [m.rows for m in members])
         sizes = [len(group["params"]) for group in optimizer.param_groups]
         rooms = [size if f else -1 for size, f in zip(rooms, follow, strict=True)]
         return cls([], sizes, members, [m.parameter for m in members], rooms)

@@ -289,3 +289,20 @@ def test_a_scaler_finds_what_is_not_finite() -> None:
             scaler.update()
     pair.assert_same()
     assert [float(s["step"]) for s in pair.optimizers[0].state.values()] == [2.0] * 9
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_what_no_cache_holds_is_stepped_line_by_line(fused: bool) -> None:
+    def wide() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(20)))  # of 32 KiB each
+
+    nets, names = (fxdp.compile(wide(), strategy="shard"), wide()), [f"{i}.weight" for i in range(20)]
+    optimizers = [optim.AdamW(net.parameters(), fused=fused) for net in nets]
+    for step in range(3):
+        for net, optimizer in zip(nets, optimizers, strict=True):
+            _give(net, step)
+            optimizer.step()
+    lines = [names] if fused else [names[:8], names[8:16], names[16:]]
+    assert _lines(nets[0], optimizers[0]) == [*map(" ".join, lines)]
+    _assert_same(nets[0], optimizers[0], nets[1], optimizers[1])
