@@ -89,7 +89,7 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Started]:
 def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Started]:
     with machines(2, mbit=100, known_as="127.0.1.1") as made:
         run = _Run(made, 2, tmp_path_factory.mktemp("two"))
-        yield run, run.start("stages")
+        yield run, run.start("stages", "sharded")
 
 
 def _alone() -> list[float]:
@@ -143,6 +143,13 @@ def test_a_host_that_vanishes_is_named_on_all_others(three: _Started) -> None:
 
 def test_hosts_that_know_themselves_as_loopback(two: _Started) -> None:
     _check(*two)
+
+
+def test_rows_of_parameters_lie_on_several_hosts(two: _Started) -> None:
+    for seen in two[1]:
+        assert seen["sharded"].keys() == {"over all", "of a host"}
+        for losses in seen["sharded"].values():
+            assert losses == pytest.approx(_alone(), rel=1e-9)
 
 
 def test_memory_is_shared_by_those_who_share_it(two: _Started) -> None:

@@ -1,6 +1,6 @@
 """What runs on the hosts under torchrun: a few exact steps, then steps until a host or a rank is lost.
 
-python training.py PLACES RANKS_OF_EACH ENDPOINT FOLDER [stages]
+python training.py PLACES RANKS_OF_EACH ENDPOINT FOLDER [stages] [sharded]
                               writes FOLDER/RANK.json after the steps, FOLDER/RANK.end when it ends
 
     this process ──┬── enters host 0: torchrun ──┬── rank 0
@@ -19,6 +19,7 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -96,21 +97,14 @@ def _train(path: str, *options: str) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     folder, rank, world = Path(path), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     compiled = fxdp.compile(make(), loss_fn=F.cross_entropy, compute="eager")
-    optimizer = torch.optim.SGD(compiled.parameters(), lr=0.1)
-    x, y = (part.tensor_split(world)[rank] for part in batch())
-
-    def step() -> float:
-        loss = compiled(x, target=y)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.item()  # type: ignore[no-any-return]
-
+    step = _steps_of(compiled, [part.tensor_split(world)[rank] for part in batch()])
     losses = [step() for _ in range(STEPS)]
     carriers = sorted({row.by for row in compiled.plan.communication if row.gradient})
     found = _seen(*live_links(), losses=losses, process=os.getpid(), carriers=carriers)
     if "stages" in options:
         found["memory of a stage"] = _memory_of_a_stage()
+    if "sharded" in options:
+        found["sharded"] = _sharded_losses()
     (folder / f"{rank}.json").write_text(json.dumps(found))
     try:
         while True:
@@ -120,6 +114,34 @@ def _train(path: str, *options: str) -> None:
         (folder / f"{rank}.end").write_text(json.dumps([time.time(), str(error)]))
         time.sleep(1.0)  # torchrun ends all ranks when it sees the first one end
         raise
+
+
+def _steps_of(compiled: nn.Module, part: Sequence[Tensor]) -> Callable[[], float]:
+    """A step on this rank's part of the batch; gives the loss before it."""
+    optimizer = torch.optim.SGD(compiled.parameters(), lr=0.1)
+
+    def step() -> float:
+        loss = compiled(part[0], target=part[1])
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.item()  # type: ignore[no-any-return]
+
+    return step
+
+
+def _sharded_losses() -> dict[str, list[float]]:
+    """Rows over all ranks, and over those of a host."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    over_all = init_device_mesh("cpu", (world,), mesh_dim_names=("dp_shard",))
+    of_a_host = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("dp_replicate", "dp_shard"))
+    part = [part.tensor_split(world)[rank] for part in batch()]
+    found = {}
+    for name, mesh in {"over all": over_all, "of a host": of_a_host}.items():
+        compiled = fxdp.compile(make(), mesh, strategy="shard", loss_fn=F.cross_entropy, compute="eager")
+        step = _steps_of(compiled, part)
+        found[name] = [step() for _ in range(STEPS)]
+    return found
 
 
 def _seen(links: Links, **more: Any) -> dict[str, Any]:
