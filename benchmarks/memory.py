@@ -3,11 +3,15 @@
     python benchmarks/memory.py                              # MLP, GPT and ResNet, 2 ranks, about 8 minutes
     python benchmarks/memory.py --models mlp --variants fxdp-eager fxdp-shard-eager
 
-`still` is what is there all the time: parameters, buffers, optimizer state, inputs. `comes and goes` is the
-most that a forward and backward hold beside it, from allocation to release, gradients included: an activation
-that were kept after the backward has read it would be seen. `shared` are buffers in which ranks of a host
-exchange large values (DDP has its own, in gloo, which nobody counts). `peak` is the sum. Other work on the
-machine changes nothing of it. `no communication` is the model with a rank's samples.
+`rest` is what is there between steps: parameters, buffers, a batch, optimizer state, and what a contender
+holds for itself (DDP's buckets). `in a step` is the most that a forward, a backward and an optimizer's step
+hold beside it, from allocation to release: an activation that were kept after the backward has read it would
+be seen. `shared` is memory in which ranks of a host see each other's values: of a page that two of them map
+each has half. `peak` is the sum. Other work on the machine changes nothing of it.
+
+`resident` is the system's word for `in a step`: by how many bytes the process grew, at most, where each value
+has pages of its own, so that what is free is given back. It has what no allocator of torch's gives out, too:
+workspaces of kernels and buffers of gloo. `no communication` is the model with a rank's samples.
 """
 
 from __future__ import annotations
@@ -23,18 +27,18 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from models import CASES
+from models import CASES, Case
 from processes import launch
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import fxdp
 from fxdp.reports.rows import format_bytes
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from tests.held_memory import bytes_of, peak_of, shared_bytes
+from tests.held_memory import bytes_at_rest, peak_of, resident_peak, shared_pages
 
 CONSOLE = Console(width=max(Console().width, 110))
 BASELINE = "ddp-compile"
@@ -49,24 +53,36 @@ VARIANTS: dict[str, Callable[[nn.Module], Any]] = {
 }
 
 
+class _Training:
+    """One variant of one model on this rank."""
+
+    def __init__(self, variant: str, case: Case) -> None:
+        rank, ranks, size = dist.get_rank(), dist.get_world_size(), case.local_batch
+        own = slice(rank * size, (rank + 1) * size)
+        self._batch = [part[own].clone() for part in case.batch(0, ranks)]
+        model = case.model(torch.device("cpu"))
+        self.loss = VARIANTS[variant](model)
+        self._optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+
+    def step(self) -> None:
+        self.loss(*self._batch).backward()
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+
+
 def _measured(asked: dict[str, Any]) -> dict[str, Any]:
     """One variant of one model on this rank."""
-    case, rank, ranks = CASES[asked["model"]], dist.get_rank(), dist.get_world_size()
-    model = case.model(torch.device("cpu"))
-    loss = VARIANTS[asked["variant"]](model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    own = slice(rank * case.local_batch, (rank + 1) * case.local_batch)
-    batch = [part[own].clone() for part in case.batch(0, ranks)]
-    for _ in range(3):
-        loss(*batch).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    state = [v for each in optimizer.state.values() for v in each.values() if isinstance(v, Tensor)]
-    still = bytes_of([*model.parameters(), *model.buffers(), *batch, *state])
-    moving = peak_of(lambda: loss(*batch).backward())
-    found = {"still": still, "moving": moving, "shared": shared_bytes(ranks)}
-    if isinstance(loss, fxdp.CompiledModule):
-        (memory,) = loss.plan.memory()
+    training = _Training(asked["variant"], CASES[asked["model"]])
+    for _ in range(3):  # DDP makes its buckets anew in the second
+        training.step()
+    rest, moving = bytes_at_rest(), peak_of(training.step)
+    resident = resident_peak(training.step)
+    dist.barrier()  # all have what they share open
+    found: dict[str, Any] = {"rest": rest, "moving": moving, "resident": resident}
+    found["shared"] = shared_pages()
+    dist.barrier()
+    if isinstance(training.loss, fxdp.CompiledModule):
+        (memory,) = training.loss.plan.memory()
         found |= {"predicted": memory.peak.bytes, "kinds": str(memory)}
     return found
 
@@ -81,24 +97,22 @@ def _rank(asked: dict[str, Any]) -> None:
     dist.destroy_process_group()
 
 
+def _peak(one: dict[str, Any]) -> int:
+    return int(one["rest"] + one["moving"] + one["shared"])
+
+
 def _table(name: str, found: dict[str, dict[str, Any]]) -> Table:
     shown = Table(title=name, title_justify="left")
     shown.add_column("variant", no_wrap=True)
-    for column in ("still", "comes and goes", "x", "shared", "peak", "x", "predicted", "predicted x"):
+    for column in ("rest", "in a step", "resident", "shared", "peak", "x", "predicted", "predicted x"):
         shown.add_column(column, justify="right", no_wrap=True)
-
-    def peak(one: dict[str, Any]) -> int:
-        return int(one["still"] + one["moving"] + one["shared"])
 
     base = found.get(BASELINE)
     for variant, one in found.items():
-        sizes = [format_bytes(one[key]) for key in ("still", "moving", "shared")]
-        times = ["", ""] if base is None else [
-            f"{one['moving'] / base['moving']:.2f}", f"{peak(one) / peak(base):.2f}"
-        ]  # fmt: skip
+        sizes = [format_bytes(one[key]) for key in ("rest", "moving", "resident", "shared")]
         told = one.get("predicted")
-        row = [sizes[0], sizes[1], times[0], sizes[2], format_bytes(peak(one)), times[1]]
-        row += [] if told is None else [format_bytes(told), f"{told / peak(one):.3f}"]
+        row = [*sizes, format_bytes(_peak(one)), "" if base is None else f"{_peak(one) / _peak(base):.2f}"]
+        row += [] if told is None else [format_bytes(told), f"{told / _peak(one):.3f}"]
         shown.add_row(variant, *row)
     shown.caption = f"x: times {BASELINE}; predicted x: what the plan says over what was counted"
     return shown
@@ -125,6 +139,7 @@ def main() -> int:
                 question = {"model": name, "variant": variant, "answer": str(answer)}
                 command = [sys.executable, __file__, json.dumps(question)]
                 own = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent.parent)}
+                own["MALLOC_MMAP_THRESHOLD_"] = "65536"
                 failed |= bool(launch(command, asked.ranks, environment=own, timeout=1800))
                 if answer.exists():
                     found[variant] = json.loads(answer.read_text())

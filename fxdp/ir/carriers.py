@@ -4,11 +4,11 @@
 |---|---|---|
 | `group` | gloo or NCCL | all, of any size |
 | `messages` | sockets of the calling thread (`ranks/links/messages.py`) | small values of a fixed size |
-| `memory` | what all ranks see, on one host (`ranks/links/shared_memory.py`) | sums; rows of any size |
+| `memory` | what all ranks read, on one host (`ranks/links/shared_memory.py`) | sums; rows of any size |
 | `hosts` | memory in each host, gloo between them (`ranks/links/host_sums.py`) | sums, if that is cheaper |
 
 A message of a few KB between two ranks takes 10 us by message and 300 us by gloo, whose threads have to be
-woken. A large sum between ranks of one host takes a quarter of gloo's time through memory that they share.
+woken. A large sum between ranks of one host takes a quarter of gloo's time through memory that they see.
 Of ranks on several hosts the links' speed decides, which is measured when they are joined. On CUDA everything
 goes by NCCL.
 """

@@ -74,6 +74,7 @@ class Mesh:
     pipeline : the pipeline axis, of size 1 if the mesh has none.
     groups : the process groups that join the ranks; none in a plan, or at size 1.
     shared_memory : whether all ranks are on one host and can sum through memory that they share.
+    direct_sums : whether these sums take no memory, as a rank reads the others' values where they lie.
     host_sums : whether they are on several hosts, and sum through memory within each of these.
     link : what sums over ranks cost on the wire, where there is one and it was measured.
     """
@@ -86,6 +87,7 @@ class Mesh:
     pipeline: PipelineAxis = PipelineAxis()
     groups: tuple[Group, ...] = ()
     shared_memory: bool = False
+    direct_sums: bool = False
     host_sums: bool = False
     link: LinkCost | None = None
 

@@ -262,10 +262,11 @@ def _join(mesh: Mesh, links: Links | None, device_mesh: DeviceMesh | None = None
     # one axis alone is what the groups above join; of several torch has made one each with the DeviceMesh
     if device_mesh is not None and len(mesh.axes) > 1:
         groups += [Group(device_mesh.get_group(axis).group_name, axis=axis) for axis in mesh.axes]
-    shared, over_hosts = links.memory is not None, links.hosts is not None
+    memory = links.memory
     found = replace(
-        mesh, groups=tuple(groups), shared_memory=shared, host_sums=over_hosts, link=links.cost
-    )
+        mesh, groups=tuple(groups), shared_memory=memory is not None, link=links.cost,
+        direct_sums=memory is not None and memory.direct, host_sums=links.hosts is not None,
+    )  # fmt: skip
     return Joined(found, links, device_mesh)
 
 

@@ -17,10 +17,11 @@ from torch import Tensor
 
 from fxdp.errors import StateError
 from fxdp.ir.carriers import fits_messages
+from fxdp.ranks.links.direct_sums import Reduction
 from fxdp.ranks.links.host_sums import HostSums
 from fxdp.ranks.links.messages import LinkBrokenError, Messages, OutOfOrderError, Round
 from fxdp.ranks.links.row_windows import RowWindows
-from fxdp.ranks.links.shared_memory import Reduction, SharedMemory, put_together
+from fxdp.ranks.links.shared_memory import SharedMemory, put_together
 from fxdp.ranks.tree.tree_messages import Adder, TreeMessages
 from fxdp.torch_compat import Work
 

@@ -1,7 +1,8 @@
 """Which ranks share memory: all of a row, or those of each of several hosts.
 
 A rank opens the memory of those that see the same processes as it does, and all tell all whose they could
-open. So a container in which /proc is hidden, or a host whose name others have, too, is found out here.
+open, and whether they can also read it where it lies. So a container in which /proc is hidden, or a host
+whose name others have, too, is found out here.
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ import torch
 from fxdp.errors import RankFailedError, StateError
 from fxdp.ranks.links.channel import Channel
 from fxdp.ranks.links.ending import not_understood
-from fxdp.ranks.links.shared_buffers import SharedBuffer, open_buffer
+from fxdp.ranks.links.other_memory import OtherMemory
+from fxdp.ranks.links.shared_buffers import WHERE, SharedBuffer, open_buffer
 
 _MARK, _SPACE = 16, 8
 _PLACE = struct.Struct("<I")
+_ADDRESS = struct.Struct("<Q")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +34,11 @@ class HostPlaces:
     Attributes
     ----------
     hosts : those of each host, the host of the first rank first; none where no memory is to be shared.
+    direct : whether those of a host also read each other's memory where it lies.
     """
 
     hosts: tuple[tuple[int, ...], ...] = ()
+    direct: bool = False
 
     @property
     def one(self) -> bool:
@@ -67,28 +72,31 @@ def host_places(control: Channel, row: Sequence[int], wanted: bool) -> HostPlace
         with contextlib.suppress(OSError, StateError):  # a sandbox may forbid it
             buffer = SharedBuffer.make(len(mark), 0)
             buffer.data.copy_(torch.frombuffer(bytearray(mark), dtype=torch.uint8))
-    where = b"" if buffer is None else buffer.where
+    where = b"" if buffer is None else buffer.where + _ADDRESS.pack(buffer.data.data_ptr())
     found = control.exchange(mark + process_space() + where)
     seen = [place for place in row if _shows(found[place], process_space()) or place == control.rank]
-    own = [row[0], *(seen if where else ())]
+    direct = bool(where) and all(_lies(found[place]) for place in seen)
+    own = [row[0], direct, *(seen if where else ())]
     said = [_read(rank, part) for rank, part in enumerate(control.exchange(b"".join(map(_PLACE.pack, own))))]
     if buffer is not None:
         os.close(buffer.descriptor)
     rows: dict[int, list[int]] = {}
     for rank, (first, *_) in enumerate(said):
         rows.setdefault(first, []).append(rank)
-    each = [_hosts(members, {rank: tuple(said[rank][1:]) for rank in members}) for members in rows.values()]
+    direct, seen_by = all(part[1] for part in said), {rank: tuple(part[2:]) for rank, part in enumerate(said)}
+    each = [_hosts(members, {rank: seen_by[rank] for rank in members}, direct) for members in rows.values()]
     alike = all(one.one for one in each) or all(one.several for one in each)
     return each[list(rows).index(row[0])] if alike else HostPlaces()
 
 
-def _hosts(row: Sequence[int], seen: Mapping[int, tuple[int, ...]]) -> HostPlaces:
+def _hosts(row: Sequence[int], seen: Mapping[int, tuple[int, ...]], direct: bool) -> HostPlaces:
     """The hosts of a row; none where some rank sees another one that does not see the same."""
     for rank in row:
         if rank not in seen[rank] or any(seen.get(other) != seen[rank] for other in seen[rank]):
             return HostPlaces()
     place = {rank: i for i, rank in enumerate(row)}
-    return HostPlaces(tuple(dict.fromkeys(tuple(place[other] for other in seen[rank]) for rank in row)))
+    hosts = dict.fromkeys(tuple(place[other] for other in seen[rank]) for rank in row)
+    return HostPlaces(tuple(hosts), direct)
 
 
 def process_space() -> bytes:
@@ -107,12 +115,24 @@ def _shows(said: bytes, space: bytes) -> bool:
     if not where or said[_MARK : _MARK + _SPACE] != space:
         return False
     try:
-        return bytes(open_buffer(where).numpy()) == said[:_MARK]
+        return bytes(open_buffer(where[: WHERE.size]).numpy()) == said[:_MARK]
     except (OSError, ValueError, struct.error):
         return False
 
 
+def _lies(said: bytes) -> bool:
+    """Whether this process finds the mark of a rank whose memory it can open also where it lies."""
+    where, to = said[_MARK + _SPACE :], torch.empty(_MARK, dtype=torch.uint8)
+    process, _, _ = WHERE.unpack(where[: WHERE.size])
+    (address,) = _ADDRESS.unpack(where[WHERE.size :])
+    try:
+        OtherMemory().read(process, address, _MARK, to.data_ptr())
+    except OSError:  # no right to, or no such call: then not
+        return False
+    return bytes(to.numpy()) == said[:_MARK]
+
+
 def _read(rank: int, said: bytes) -> list[int]:
-    if not said or len(said) % _PLACE.size:
+    if len(said) < 2 * _PLACE.size or len(said) % _PLACE.size:
         raise RankFailedError(not_understood(rank, f"{len(said)} bytes"))
     return [place for (place,) in _PLACE.iter_unpack(said)]

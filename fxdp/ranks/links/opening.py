@@ -107,9 +107,9 @@ class _Opening:
         mates: Messages | None = None
         try:
             control.names = self._names(control)
-            wanted = self.backend == "gloo" and self.settings.shared_memory
+            wanted, size = self.backend == "gloo" and self.settings.shared_memory, len(self.row)
             places = host_places(control, self._among(), wanted)
-            memory = SharedMemory(messages, len(self.row)) if places.one and len(self.row) > 1 else None
+            memory = SharedMemory(messages, size, places.direct) if places.one and size > 1 else None
             mates = self._mates(places, messages) if places.several else None
             own = f"{self.name}/{self.row[0]}"  # what only the ranks of this row share
             before = open_sockets()

@@ -142,11 +142,7 @@ class BufferTurns:
         LinkBrokenError : its memory cannot be opened.
         """
         where, (size,) = note[: WHERE.size], _SIZE.unpack(note[WHERE.size :])
-        if size != own.nbytes:
-            raise RankFailedError(
-                f"rank {rank} came to a sum with {size} bytes; expected {own.nbytes} as here: the ranks' "
-                "programs have come apart, because a rank left out a call or a backward, or by a bug in fxdp"
-            )
+        check_size(rank, size, own)
         known = self._seen.get((rank, turn))
         if known is None or known[0] != where:
             try:
@@ -170,3 +166,17 @@ class BufferTurns:
 def elements(data: Tensor, value: Tensor) -> Tensor:
     """The first bytes of a buffer as elements like those of `value`."""
     return data[: value.nbytes].view(value.dtype)
+
+
+def check_size(rank: int, size: int, own: Tensor) -> None:
+    """Refuse to sum this rank's value with another rank's of another size, in bytes.
+
+    Raises
+    ------
+    RankFailedError : it has another size.
+    """
+    if size != own.nbytes:
+        raise RankFailedError(
+            f"rank {rank} came to a sum with {size} bytes; expected {own.nbytes} as here: the ranks' "
+            "programs have come apart, because a rank left out a call or a backward, or by a bug in fxdp"
+        )

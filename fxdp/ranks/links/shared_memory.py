@@ -7,7 +7,8 @@ the other chunks' sums; two rounds of messages say when:
     rank 0   write own value | ready | chunk 0 := sum of all ranks' | summed | read chunk 1 from rank 1
     rank 1   write own value | ready | chunk 1 := sum of all ranks' | summed | read chunk 0 from rank 0
 
-Two ranks on two cores sum 10 MiB in 1.4 ms so, by gloo in 5.2 ms.
+Two ranks on two cores sum 10 MiB in 1.4 ms so, by gloo in 5.2 ms. Where a rank may read the others' values in
+their own memory, sums need no buffers (`ranks/links/direct_sums.py`).
 
 Rows of sharded parameters need the first round alone: a rank reads the others' rows, or sums its own.
 
@@ -20,24 +21,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from fxdp.ir.adjoining import line_of
+from fxdp.ranks.links.direct_sums import DirectSum, DirectSums, Reduction
 from fxdp.ranks.links.messages import Messages, Round
 from fxdp.ranks.links.shared_buffers import BufferTurns, elements
 
 _BUFFERS = 2
-
-
-class Reduction(Protocol):
-    """`torch.add`, `torch.maximum` or `torch.minimum`."""
-
-    def __call__(self, a: Tensor, b: Tensor, /, *, out: Tensor | None = None) -> Tensor:
-        """Of both operands, into `out` if it is given."""
-        ...
 
 
 @dataclass(eq=False)
@@ -76,29 +69,42 @@ class SharedMemory:
     ----------
     messages : the connections between the ranks.
     size : how many ranks there are.
+    direct : whether all-reduces need no buffers, as ranks may read each other's values where they lie.
     """
 
-    def __init__(self, messages: Messages, size: int) -> None:
+    def __init__(self, messages: Messages, size: int, direct: bool = False) -> None:
         self._messages = messages
         self._rank = messages.rank
         self._size = size
+        self._direct = DirectSums(messages, size) if direct else None
         self._buffers = BufferTurns(_BUFFERS)
-        self._under_way: Sum | RowExchange | None = None
+        self._under_way: Sum | DirectSum | RowExchange | None = None
 
-    def start(self, value: Tensor, function: Reduction) -> Sum:
+    @property
+    def direct(self) -> bool:
+        """Whether all-reduces need no buffers."""
+        return self._direct is not None
+
+    def start(self, value: Tensor, function: Reduction) -> Sum | DirectSum:
         """Write this rank's value where the others find it; `finish` must follow.
 
         Raises
         ------
         RankFailedError : another rank ended before the collective before this one.
         """
+        if self._direct is not None:
+            self._finish_last()
+            self._under_way = self._direct.start(value, function)
+            return self._under_way
         begun = Sum(value, function, *self._write_what_others_sum(value))
         self._under_way = begun
         return begun
 
-    def start_packed(self, values: Sequence[Tensor], total: Tensor) -> Sum:
-        """The same for the sum of flat values, end to end; `total` will hold it, and is empty until then."""
+    def start_packed(self, values: Sequence[Tensor], total: Tensor) -> Sum | DirectSum:
+        """The same for the sum of flat values, end to end; `total` will hold it, and is empty before."""
         count = sum(value.numel() for value in values)
+        if self._direct is not None:
+            return self.start(torch.cat(list(values), out=total.resize_(count)), torch.add)
         turn, data = self._next(count * total.itemsize)
         shared = data[: count * total.itemsize].view(total.dtype)
         torch.cat(list(values), out=shared)
@@ -158,7 +164,7 @@ class SharedMemory:
         """Tell the others that a value is there."""
         return self._messages.start(self._buffers.note(turn, value))
 
-    def finish(self, begun: Sum | RowExchange) -> None:
+    def finish(self, begun: Sum | DirectSum | RowExchange) -> None:
         """Wait for all ranks' values and put the result where it belongs.
 
         Raises
@@ -168,6 +174,15 @@ class SharedMemory:
         """
         if begun.finished:
             return
+        if isinstance(begun, DirectSum):
+            assert self._direct is not None
+            self._direct.finish(begun)
+        else:
+            self._finish_in_buffers(begun)
+        begun.finished = True
+        self._under_way = None
+
+    def _finish_in_buffers(self, begun: Sum | RowExchange) -> None:
         found = self._messages.finish(begun.ready)
         if isinstance(begun, Sum) and begun.packed:
             begun.value.resize_(begun.packed)
@@ -185,8 +200,6 @@ class SharedMemory:
         else:
             shared[self._rank] = flat
             put_together([shared[r] for r in range(self._size)], begun.outputs)
-        begun.finished = True
-        self._under_way = None
 
     def _finish_sum(self, begun: Sum, shared: dict[int, Tensor], flat: Tensor) -> None:
         """Sum this rank's chunk, and read those of the others."""

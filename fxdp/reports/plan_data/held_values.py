@@ -216,8 +216,10 @@ def exchange_buffers(graphs: Sequence[fx.GraphModule], mesh: Mesh) -> int:
 
 
 def _sent(node: fx.Node, mesh: Mesh) -> int:
-    """Bytes that a rank writes for the others; none where they are few enough for a message."""
+    """Bytes that a rank writes for the others; none where they read them elsewhere, or all are a message."""
     size, gathers = type_bytes(tensor_type(node)), node.target is conversions.gather_rows
+    if mesh.direct_sums and not (gathers or node.target is conversions.scatter_rows):
+        return 0
     own = size // mesh.size_along(mesh.shard_axis) if gathers else size
     return 0 if fits_messages(own, mesh.size, summed=not gathers) else own
 

@@ -62,8 +62,6 @@ def _packed_sums() -> list[tuple[bool, int]]:
             terms = _terms(torch.float32, (length,))[: mesh.size]
             cuts = [0, 1, length // 2, length - 1]
             begun.append((start_sum(list(torch.tensor_split(terms[rank], cuts)), group), terms))
-        if group == mesh.group("messages"):  # what is packed has no memory before it is summed: here the last
-            assert [value.nbytes for value, _ in begun] == [12, 400_000, 0]
         for value, terms in begun:
             whole = torch.ops._c10d_functional.wait_tensor(value)
             wanted = reduce(torch.add, terms)

@@ -66,6 +66,27 @@ def test_sums_in_rank_order_of_growing_and_shrinking_values(size: int) -> None:
         assert together(memories, action) == [[True] * 6] * size
 
 
+@pytest.mark.parametrize("direct", [False, True])
+def test_sums_of_values_that_it_packs_itself(direct: bool) -> None:
+    def action(rank: int) -> list[bool]:
+        found = []
+        for length in (100_000, 300_000, 70_001):
+            terms = _terms(length, 2, torch.float32)
+            total, pieces = torch.empty(0), torch.tensor_split(terms[rank], [1, length // 2])
+            begun = memories[rank].start_packed(pieces, total)
+            found.append(total.numel() == (length if direct else 0))  # else the buffer has it
+            memories[rank].finish(begun)
+            found.append(torch.equal(total, terms[0] + terms[1]))
+        return found
+
+    with _ranks(2) as messages:
+        memories = [SharedMemory(one, 2, direct) for one in messages]
+        assert [memory.direct for memory in memories] == [direct] * 2
+        assert together([0, 1], action) == [[True] * 6] * 2
+        for memory in memories:
+            memory.close()
+
+
 def test_buffers_are_used_again_and_given_back() -> None:
     def opened() -> int:
         return sum(
