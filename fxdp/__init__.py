@@ -149,7 +149,7 @@ def compile(
     loss_fn: Callable[..., Tensor] | None = None,
     strategy: str = "replicate",
     memory_limit: int | None = None,
-    reshard_after_forward: bool = True,
+    reshard_after_forward: bool | int = True,
     mp_policy: MixedPrecisionPolicy | None = None,
     batch_dims: Any = None,
     pad: Any = None,
@@ -194,7 +194,9 @@ def compile(
     memory_limit : the bytes that a rank may hold, optimizer state as Adam's included. A program that is
         predicted to need more is refused before it runs. None: with `"auto"` those of the device.
     reshard_after_forward : with `strategy="shard"`, whether whole values go after the forward and are
-        gathered once more for the backward; False keeps them until it has read them.
+        gathered once more for the backward; False keeps them until it has read them. An int, a divisor of
+        the ranks that hold rows: so many neighbours keep a whole value between them, among whom the backward
+        gathers it, as on a host (what ranks of one host only show each other is whole without that).
     mp_policy : in which dtypes the model computes: `param_dtype` for the parameters that its code sees and,
         with `cast_forward_inputs`, for its inputs; `output_dtype` for what it returns; `reduce_dtype` for the
         sums of gradients over ranks (None: `param_dtype`). Parameters, their gradients and the optimizer's

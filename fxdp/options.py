@@ -43,7 +43,7 @@ class Options:
     loss_fn: Callable[..., Tensor] | None = None
     strategy: str = "replicate"
     memory_limit: int | None = None
-    reshard_after_forward: bool = True
+    reshard_after_forward: bool | int = True
     mp_policy: Any = None
     batch_dims: Any = None
     pad: Any = None
@@ -97,15 +97,11 @@ class Options:
 
     def _reshard_faults(self) -> list[str]:
         value: Any = self.reshard_after_forward
-        if isinstance(value, bool):
+        if isinstance(value, bool) or _is_count(value, most=sys.maxsize):
             return []
-        given = f"reshard_after_forward is {_shown(value)}, expected True or False"
-        if not _is_count(value):
-            return [given]
         return [
-            f"{given}: between forward and backward parameters lie on all ranks that they are dealt out to, "
-            f"or on each. To gather among {value} ranks, deal them out to {value}: a mesh of dp_replicate "
-            f"and dp_shard={value}"
+            f"reshard_after_forward is {_shown(value)}, expected True, False, or among how many ranks the "
+            "backward gathers parameters"
         ]
 
     def _number_faults(self) -> list[str]:
@@ -183,6 +179,17 @@ class Options:
     def shards(self) -> bool:
         """Whether parameters, their gradients and the optimizer's state are dealt out over ranks."""
         return self.strategy in ("optimizer", "shard")
+
+    @property
+    def gathers_once(self) -> bool:
+        """Whether whole values of dealt out parameters stay from the forward to the backward."""
+        return self.reshard_after_forward is False or self.regathers == 1
+
+    @property
+    def regathers(self) -> int:
+        """Among how many ranks the backward gathers parameters; 0: among all that hold rows."""
+        value = self.reshard_after_forward
+        return 0 if isinstance(value, bool) else value
 
     @property
     def may_shard(self) -> bool:

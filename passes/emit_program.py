@@ -61,7 +61,7 @@ class _Place:
     def index(self) -> int:
         """This rank's place among them."""
         axis = self.conversion.axis
-        return self.program.part if axis is None else self.program.mesh.coordinates[axis]
+        return self.program.part if axis is None else self.program.mesh.place_along(axis)
 
     @property
     def dtype(self) -> torch.dtype:

@@ -7,19 +7,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import fx
 
 from fxdp.errors import PlacementError
 from fxdp.ir import conversions
+from fxdp.ir.conversion_cause import cause_of
 from fxdp.ir.draws import node_draws
 from fxdp.ir.graph_text import target_text
 from fxdp.ir.level import Level
-from fxdp.ir.mesh import Mesh
+from fxdp.ir.mesh import REGATHER, Mesh
 from fxdp.ir.notes import Cause, copy_note, note, tensor_operands
 from fxdp.ir.placements import Partial, Placement, R, Replicate, Rows, Shard
 from fxdp.ir.row_buckets import rows_of
-from fxdp.ir.slots import Gradient, Mutation, Output, Parameter
+from fxdp.ir.shown_rows import lies_in_pages
 from fxdp.ir.types import ScalarType, TensorType
 
 
@@ -28,6 +28,7 @@ class _Insertion:
     """The conversions made so far, each once per (value, placement)."""
 
     graph: fx.Graph
+    mesh: Mesh
     replicable: frozenset[fx.Node]
     gathered_once: bool
     kept: frozenset[str]
@@ -42,8 +43,17 @@ class _Insertion:
         key = node, wanted, self._in_backward(node, consumer)
         found = self.made.get(key)
         if found is None:
-            found = self.made[key] = self._make(node, wanted, consumer, cause)
+            source = self._left_near(node, cause) if key[2] else node
+            found = self.made[key] = self._make(source, wanted, consumer, cause)
         return found
+
+    def _left_near(self, node: fx.Node, cause: Cause) -> fx.Node:
+        """From where a backward gathers rows: what the forward leaves of the whole value, if it says so."""
+        whole = self.made.get((node, R, False))
+        # what is only shown costs nothing, among however many
+        if not self.mesh.regathers or whole is None or lies_in_pages(node, self.mesh):
+            return node
+        return self.convert(whole, Rows(REGATHER), whole.next, cause)
 
     def _in_backward(self, node: fx.Node, consumer: fx.Node) -> bool:
         """Whether it is the backward's own: a whole parameter lives in one phase; others are made once."""
@@ -193,33 +203,6 @@ def _is_host(node: fx.Node) -> bool:
     return isinstance(note(node).type, ScalarType)
 
 
-def _cause(consumer: fx.Node, producer: fx.Node, position: int) -> Cause:
-    """Who needs the conversion; a gradient says whose it is, though a cast of its sum is what is returned."""
-    if consumer.target is torch.ops.aten._to_copy.default and [u.op for u in consumer.users] == ["output"]:
-        (result,) = consumer.users
-        values: Any = result.args[0]
-        consumer, position = result, values.index(consumer)
-    if consumer.op == "output":
-        slot = note(consumer).results[position]
-        match slot:
-            case Gradient(Parameter(name)):
-                text = f"gradient of {name}"
-            case Gradient(of):
-                text = f"gradient of input {getattr(of, 'path', '') or getattr(of, 'name', '')}"
-            case Mutation(of):
-                text = f"new value of {getattr(of, 'name', '') or getattr(of, 'path', '')}"
-            case Output(index):
-                text = f"output {index}"
-            case _:
-                text = "result"
-        gradient = isinstance(slot, Gradient) and isinstance(slot.of, Parameter)
-        return Cause("output", producer.name, note(producer).site, text, gradient)
-    site = note(consumer).site
-    where = f" in `{site.code}`" if site.code else ""
-    name = note(consumer).spells or target_text(consumer.target)
-    return Cause(consumer.name, producer.name, site, f"{name}{where}")
-
-
 def _edges(node: fx.Node) -> list[tuple[int, fx.Node, Placement]]:
     """The operands of a node that are not where it needs them."""
     wanted = note(node).operands
@@ -260,7 +243,8 @@ class InsertCollectives:
     must be equal on all ranks are broadcast from rank 0 unless `single_device_rng`.
 
     A sharded parameter is gathered for the forward and once more for the backward, or, if `gathered_once`,
-    or it is one of `kept`, for both; what the backward does not read, it does not gather.
+    or it is one of `kept`, for both; what the backward does not read, it does not gather. Where the mesh
+    `regathers`, the forward leaves a part of each whole value on each of some neighbours: the backward's.
     """
 
     single_device_rng: bool = False
@@ -276,11 +260,11 @@ class InsertCollectives:
         nodes = list(gm.graph.nodes)
         if mesh.size == 1 and not any(isinstance(note(n).placement, Rows) for n in nodes):
             return gm
-        insertion = _Insertion(gm.graph, _replicable(nodes), self.gathered_once, self.kept)
+        insertion = _Insertion(gm.graph, mesh, _replicable(nodes), self.gathered_once, self.kept)
         for node in nodes:
             edges = _edges(node)
             if edges:
-                _rewire(node, {i: insertion.convert(s, p, node, _cause(node, s, i)) for i, s, p in edges})
+                _rewire(node, {i: insertion.convert(s, p, node, cause_of(node, s, i)) for i, s, p in edges})
         if not self.single_device_rng:
             _synchronize_random(insertion, nodes)
         return gm

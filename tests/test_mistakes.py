@@ -41,8 +41,8 @@ def _call(x: Any) -> Any:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        *((name, value) for name in ("uneven", "strict", "verify", "reshard_after_forward")
-          for value in ("no", 1, None)),
+        *((name, value) for name in ("uneven", "strict", "verify") for value in ("no", 1, None)),
+        *(("reshard_after_forward", value) for value in ("no", 0, -2, 1.5, None)),
         *(("bucket_mb", value) for value in (math.inf, math.nan, 10**400, 0, "1")),
         *(("microbatches", value) for value in (0, True, 1.5, 10**12)),
         *(("stages", value) for value in (0, 10**12, [1], {"a": 1})),
@@ -62,9 +62,11 @@ def test_options(name: str, value: Any) -> None:
     assert len(str(caught.value)) < 300
 
 
-def test_to_gather_among_fewer_ranks_is_a_mesh() -> None:
-    with pytest.raises(InputError, match="a mesh of dp_replicate and dp_shard=4"):
-        Options(strategy="shard", reshard_after_forward=4)  # type: ignore[arg-type]
+def test_to_gather_among_some_ranks_these_must_divide_all() -> None:
+    words = r"reshard_after_forward=4, but .* over 6 ranks; expected one of its divisors, \[1, 2, 3, 6\]"
+    with pytest.raises(MeshError, match=words):
+        _plan(strategy="shard", mesh={"dp_shard": 6}, reshard_after_forward=4)
+    _plan(strategy="shard", mesh={"dp_shard": 1}, reshard_after_forward=4)  # nothing is gathered
 
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ class Order:
         first: tuple[Pass, ...] = (ExposeCounts(), LiftNumbers()) if several else ()
         localize = LocalizeShapes(tuple(captured.symbols))
         # what is cut gathers before its first micro-batch, for all of them
-        once = stages is not None or options.keeps_whole or not options.reshard_after_forward
+        once = stages is not None or options.keeps_whole or options.gathers_once
         precision = options.precision
         placed: tuple[Pass, ...] = (PlaceParameters(once, kept),) if options.shards else ()
         again: tuple[Pass, ...] = (RecomputeModules(tuple(options.recompute)),) if options.recompute else ()

@@ -11,6 +11,7 @@ from torch import fx
 from torch.distributed.device_mesh import DeviceMesh
 
 from fxdp.ir import conversions
+from fxdp.ir.mesh import REGATHER, Mesh
 from fxdp.ir.notes import note
 from fxdp.ir.row_buckets import parameter_of, whole_values
 from fxdp.ir.shown_rows import is_shown
@@ -154,7 +155,7 @@ class Planning:
     def largest(self) -> list[tuple[str, int]]:
         """What takes the most of a rank's memory: parameters with gradients and Adam's state, activations."""
         program, mesh = self.program, self.program.mesh
-        holders = {axis: mesh.size_along(axis) * mesh.pipeline.size for axis in (None, *mesh.axes)}
+        holders = _holders(mesh)
         held = HeldValues(program.gm, holders, self._local)
         trained = {s.of for s in note(program.gm.graph.output_node()).results if isinstance(s, Gradient)}
         rows = [
@@ -167,7 +168,7 @@ class Planning:
     def memory(self) -> tuple[RankMemory, ...]:
         """What each pipeline rank holds over a step."""
         program, mesh = self.program, self.program.mesh
-        holders = {axis: mesh.size_along(axis) * mesh.pipeline.size for axis in (None, *mesh.axes)}
+        holders = _holders(mesh)
         parts = [part.gm for part in program.partition.parts]
         if program.step is None:
             shared, shown = exchange_buffers(parts, mesh), partial(is_shown, mesh=mesh)
@@ -183,6 +184,11 @@ class Planning:
         owned = program.options.gradients == "owner"
         schedule = program.step.schedule
         return scheduled_curves(parts, holders, each, schedule, gradients, gathers, owned=owned)
+
+
+def _holders(mesh: Mesh) -> dict[str | None, int]:
+    """Over how many ranks rows are dealt out, by the axis of their placement."""
+    return {axis: mesh.size_along(axis) * mesh.pipeline.size for axis in (None, *mesh.axes, REGATHER)}
 
 
 def _shown_value(node: fx.Node) -> str:

@@ -59,11 +59,25 @@ def check_sharding(mesh: Mesh, options: Options) -> None:
             f"strategy={options.strategy!r} on a mesh of axes {mesh.axes}: expected {_SHARDABLE}; parameters "
             f"are dealt out along {SHARD!r}, or along the only axis"
         )
+    size = mesh.size_along(mesh.shard_axis)
+    if size > 1 and options.regathers and size % options.regathers:
+        divisors = [n for n in range(1, size + 1) if size % n == 0]
+        raise MeshError(
+            f"reshard_after_forward={options.regathers}, but parameters are dealt out over {size} ranks; "
+            f"expected one of its divisors, {divisors}: so many neighbours keep a whole value between them"
+        )
     if mesh.pipeline.size > 1 and options.gradients == "owner":
         raise MeshError(
             f"gradients='owner' with strategy={options.strategy!r}: each pipeline rank holds and steps rows "
             "of all stages' parameters, so gradients go where their rows are; leave gradients= out"
         )
+
+
+def regathers(mesh: Mesh, options: Options) -> int:
+    """Among how many neighbours backwards gather parameters; 0: among all, or none does."""
+    may = options.strategy in ("shard", "auto") and not is_cut(mesh, options)
+    among = options.regathers if may else 0
+    return among if 1 < among < mesh.size_along(mesh.shard_axis) else 0
 
 
 def prepare(
@@ -82,6 +96,7 @@ def prepare(
     """
     cut = is_cut(mesh, options) if cut is None else cut
     check_sharding(mesh, options)
+    mesh = mesh if cut else replace(mesh, regathers=regathers(mesh, options))
     check_writes(captured, options, cut=cut)
     if cut:
         check_options(options)

@@ -19,7 +19,7 @@ from torch import fx
 
 from fxdp.ir.conversion_entry import Way
 from fxdp.ir.conversions import ORDERED, conversion_of, sum_rows
-from fxdp.ir.mesh import Mesh
+from fxdp.ir.mesh import REGATHER, Mesh
 from fxdp.ir.notes import note
 from fxdp.ir.placements import Partial, Replicate
 from fxdp.ir.types import TensorType, is_static, type_bytes
@@ -62,7 +62,7 @@ def way_of(node: fx.Node, mesh: Mesh) -> Way:
 
 def _is_part(axis: str | None, mesh: Mesh) -> bool:
     """Whether messages and shared memory, which join all data ranks, join more than the axis does."""
-    return axis is not None and len(mesh.axes) > 1
+    return axis == REGATHER or (axis is not None and len(mesh.axes) > 1)
 
 
 def group_of(node: fx.Node, mesh: Mesh) -> str:

@@ -240,7 +240,7 @@ TABLE: tuple[Conversion, ...] = (
         target=take_rows, takes=Replicate, gives=Rows, arguments=_nothing,
         price=lambda size, gathered: _LOCAL_STEP,
         on_ranks=rows.taken_rows,
-        start=lambda at, value: (rows.padded_rows, (value, at.world, at.index)),
+        start=lambda at, value: (rows.take_rows, (value, at.world, at.index)),
         along=lambda have, want: rows_axis(want),
         suits=lambda have, want: not has_terms(want),
     ),

@@ -14,7 +14,7 @@ from torch import fx
 from torch.distributed.device_mesh import DeviceMesh
 
 from fxdp.ir.graphs import copy_graph
-from fxdp.ir.mesh import Mesh
+from fxdp.ir.mesh import REGATHER, Mesh
 from fxdp.ir.notes import note
 from fxdp.ir.placements import Dim, Placement, Replicate, Rows, Shard, per_axis
 from fxdp.ir.sizes import B, evaluate, hint
@@ -77,6 +77,8 @@ def set_specs(graph: fx.Graph, mesh: DeviceMesh, sizes: Mapping[str, int] | None
 def _spec(type_: object, placement: object, mesh: DeviceMesh, sizes: Mapping[str, int] | None) -> Any:
     if not isinstance(type_, TensorType) or placement is None:
         return None
+    if isinstance(placement, Rows) and placement.axis == REGATHER:
+        return None  # DTensor knows no part of an axis
     axes = mesh.mesh_dim_names or tuple(map(str, range(mesh.ndim)))
     along = per_axis(placement, axes)  # type: ignore[arg-type]
     spelled = [_spelled(p, sizes) for p in along.values() if p is not None]

@@ -22,6 +22,13 @@ from fxdp.ir.link_cost import LinkCost
 AXES = ("pp", "dp", "dp_replicate", "dp_shard")
 REPLICATE, SHARD = "dp_replicate", "dp_shard"
 """Beside the axis along which sharded parameters are dealt out: the one along which ranks hold equal rows."""
+REGATHER = "regather"
+"""No axis of a mesh, but a part of the one along which parameters are dealt out: neighbours among which a
+backward gathers what the forward has left there.
+
+    dp_shard    0 1 2 3 4 5      gathered in the forward
+    regather    0 1 2|3 4 5      each three keep a whole value between them, which the backward gathers
+"""
 _PIPELINE = "pp"
 _MOST_RANKS = 1 << 20
 _BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
@@ -77,6 +84,7 @@ class Mesh:
     direct_sums : whether these sums take no memory, as a rank reads the others' values where they lie.
     host_sums : whether they are on several hosts, and sum through memory within each of these.
     link : what sums over ranks cost on the wire, where there is one and it was measured.
+    regathers : among how many neighbours the backward gathers sharded parameters; 0: among all.
     """
 
     axes: tuple[str, ...]
@@ -90,6 +98,7 @@ class Mesh:
     direct_sums: bool = False
     host_sums: bool = False
     link: LinkCost | None = None
+    regathers: int = 0
 
     @property
     def size(self) -> int:
@@ -121,7 +130,15 @@ class Mesh:
 
     def size_along(self, axis: str | None) -> int:
         """The number of ranks along a data axis; along all of them for None."""
+        if axis == REGATHER:
+            return self.regathers
         return self.size if axis is None else self.shape[axis]
+
+    def place_along(self, axis: str | None) -> int:
+        """This rank's index along a data axis; along all of them for None."""
+        if axis == REGATHER:
+            return self.place_along(self.shard_axis) % self.regathers
+        return self.rank if axis is None else self.coordinates[axis]
 
     def group(self, purpose: Purpose = "data", axis: str | None = None) -> str:
         """The name of the group for functional collectives along an axis (None: all data axes).
@@ -145,8 +162,7 @@ class Mesh:
         Along the data axis, and what a data rank has once more along its pipeline.
         """
         axis = self.shard_axis
-        place = self.rank if axis is None else self.coordinates[axis]
-        data = (self.size_along(axis), place)
+        data = (self.size_along(axis), self.place_along(axis))
         pipeline = self.pipeline
         return (data, (pipeline.size, pipeline.rank)) if pipeline.size > 1 else (data,)
 
@@ -157,6 +173,13 @@ class Mesh:
         """
         if axis is None:
             return (tuple(range(self.size)),)
+        if axis == REGATHER:
+            each = self.regathers
+            return tuple(
+                all_of[first : first + each]
+                for all_of in self.along(self.shard_axis)
+                for first in range(0, len(all_of), each)
+            )
         place = self.axes.index(axis)
         size, stride = self.sizes[place], prod(self.sizes[place + 1 :])
         firsts = [i for i in range(self.size) if i // stride % size == 0]

@@ -76,9 +76,10 @@ Placement: TypeAlias = Replicate | Partial | Shard | Rows
 def per_axis(placement: Placement | None, axes: Sequence[str]) -> dict[str, Placement | None]:
     """The placement along each data axis of a mesh.
 
-    The same along all, as they split the one batch axis; rows are dealt out along one axis alone.
+    The same along all, as they split the one batch axis; rows are dealt out along one axis alone, and those
+    among neighbours along no axis of the mesh.
     """
-    if isinstance(placement, Rows) and placement.axis is not None:
+    if isinstance(placement, Rows) and placement.axis in axes:
         return {axis: Rows() if axis == placement.axis else P if placement.terms else R for axis in axes}
     return dict.fromkeys(axes, placement)
 

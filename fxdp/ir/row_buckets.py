@@ -64,8 +64,20 @@ def parameter_of(rows: fx.Node) -> Parameter:
 
 def rows_of(node: fx.Node) -> Parameter | None:
     """The parameter whose rows a value is, as they are or in another dtype; None for rows of a gradient."""
+    if node.target is conversions.take_rows:
+        node = _gathered(node)
     slot = note(node if node.op == "placeholder" else node.all_input_nodes[0]).slot
     return slot if isinstance(slot, Parameter) else None
+
+
+def _gathered(part: fx.Node) -> fx.Node:
+    """What was gathered to the whole value of which these are rows; they themselves if nothing was."""
+    whole, start = part.all_input_nodes[0], part.all_input_nodes[0]
+    while start.op == "call_function" and (is_view(start.target) or start.target is conversions.wait):
+        start = start.all_input_nodes[0]
+    if start.target is not conversions.gather_rows:
+        return part
+    return next(read for read, value in whole_values(start) if value is whole)
 
 
 def gathers_cause(starts: Sequence[fx.Node]) -> Cause:

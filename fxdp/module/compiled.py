@@ -116,7 +116,7 @@ class CompiledModule(Inspected):
 
     def _deal_out(self) -> None:
         """Deal the parameters out in rows; all ranks do this together."""
-        self._joined, unset = deal_out(self._model, self._joined)
+        self._joined, unset = deal_out(self._model, self._joined, self._options)
         self._mesh, self._dealt = self._joined.mesh, True
         self._unset |= unset
         ShardedOptimizers(self._model, self._joined, self._whole.note_step)

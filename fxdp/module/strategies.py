@@ -10,6 +10,7 @@ from torch import nn
 
 from fxdp.capture.captured import Captured
 from fxdp.compiler.device_memory import device_memory
+from fxdp.compiler.prepare import regathers
 from fxdp.compiler.program import Program
 from fxdp.compiler.strategy_choice import check_fit, choose, legal_strategies
 from fxdp.errors import InputError
@@ -97,7 +98,7 @@ def begins_dealt(module: nn.Module, joined: Joined, options: Options) -> bool:
     return limit is not None and limit < whole
 
 
-def deal_out(module: nn.Module, joined: Joined) -> tuple[Joined, set[str]]:
+def deal_out(module: nn.Module, joined: Joined, options: Options) -> tuple[Joined, set[str]]:
     """Deal a model's parameters out; with groups for rows, and the names of tensors that got no values.
 
     All ranks call this together.
@@ -107,7 +108,7 @@ def deal_out(module: nn.Module, joined: Joined) -> tuple[Joined, set[str]]:
     AgreementError : the ranks hold different models.
     RankFailedError : another rank failed or died.
     """
-    joined = with_rows(joined)
+    joined = with_rows(joined, regathers(joined.mesh, options))
     if device_type(module) == "meta":
         return joined, materialise(module, joined)
     shard_parameters(module, joined)

@@ -161,7 +161,7 @@ def _subject(
     allowed = tolerances(local.gm, own=own)
     if tolerance is not None:
         allowed = dict.fromkeys(allowed, tolerance)
-    return Subject(module, local.gm, reference, options, allowed, mesh), invariants
+    return Subject(module, local.gm, reference, options, allowed, local.mesh), invariants
 
 
 def _compared(subject: Subject | None, mesh: Mesh, note: str) -> str:

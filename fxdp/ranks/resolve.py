@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from fxdp.errors import MeshError, RankFailedError, StateError, a_kind
-from fxdp.ir.mesh import AXES, Group, Mesh, backend_of, check_axes, mesh_of
+from fxdp.ir.mesh import AXES, REGATHER, Group, Mesh, backend_of, check_axes, mesh_of
 from fxdp.ranks.joined import Joined
 from fxdp.ranks.links import Links, add_group, find_links, open_links
 from fxdp.ranks.links.interfaces import interfaces, knows_itself_as_loopback, own_address
@@ -71,10 +71,11 @@ def resolve_mesh(
     )
 
 
-def with_rows(joined: Joined) -> Joined:
+def with_rows(joined: Joined, regathers: int = 0) -> Joined:
     """The same with what sharded parameters need: a group of their own, and a `DeviceMesh` of the ranks.
 
-    All ranks of the mesh must call this at the same point.
+    All ranks of the mesh must call this at the same point. `regathers` is among how many neighbours backwards
+    gather parameters, which need one more group then; 0: among all.
 
     Raises
     ------
@@ -83,12 +84,17 @@ def with_rows(joined: Joined) -> Joined:
     mesh, links, device_mesh = joined.mesh, joined.links, joined.device_mesh
     if device_mesh is None and dist.is_initialized():
         device_mesh = init_device_mesh(mesh.device_type, mesh.sizes, mesh_dim_names=mesh.axes)
-    if links is None or len(mesh.axes) > 1:  # along each of several axes torch has made a group
+    if links is None:
         return replace(joined, device_mesh=device_mesh)
-    add_group(links, "rows", Settings.from_environment())
-    assert links.rows_group is not None
-    groups = (*mesh.groups, Group(links.rows_group.group_name, "rows"))
-    return Joined(replace(mesh, groups=groups), links, device_mesh)
+    settings, groups = Settings.from_environment(), list(mesh.groups)
+    if len(mesh.axes) == 1:  # along each of several axes torch has made a group
+        groups.append(Group(add_group(links, "rows", settings).group_name, "rows"))
+    if regathers:
+        near = next(each for each in replace(mesh, regathers=regathers).along(REGATHER) if mesh.rank in each)
+        ranks = [mesh.ranks[place] for place in near]
+        made = add_group(links, f"{REGATHER} {regathers}", settings, ranks)
+        groups.append(Group(made.group_name, axis=REGATHER))
+    return Joined(replace(mesh, groups=tuple(groups)), links, device_mesh)
 
 
 def ensure_alive(joined: Joined) -> None:

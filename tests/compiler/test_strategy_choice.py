@@ -48,6 +48,9 @@ def test_the_first_that_fits_is_taken_and_says_why() -> None:
     kept = _peak(strategy="shard", reshard_after_forward=False)
     shard = _peak(strategy="shard")
     assert replicate > optimizer > kept > shard
+    assert _peak(strategy="shard", reshard_after_forward=2) > shard
+    assert _peak(strategy="shard", reshard_after_forward=1) == kept
+    assert _peak(strategy="shard", reshard_after_forward=4) == shard
     assert "a rank: replicate, the cheapest that fits" in _chosen(replicate)[0]
     assert "a rank: optimizer, the cheapest that fits" in _chosen(replicate - 1)[0]
     assert "all 5 buckets whole until the backward, the cheapest" in _chosen(optimizer - 1)[0]

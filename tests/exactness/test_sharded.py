@@ -130,6 +130,8 @@ def _train(
         (("dp",), [4, 1], {"compute": "eager", "bucket_mb": 0.0005}),
         (("dp_shard",), [4, 0, 1, 2], {"compute": "eager", "reshard_after_forward": False}),
         (("dp_replicate", "dp_shard"), [4, 0, 1, 2], {"compute": "eager", "bucket_mb": 0.0005}),
+        (("dp_shard",), [4, 0, 1, 2], {"compute": "eager", "bucket_mb": 0.0005, "reshard_after_forward": 2}),
+        (("dp_shard",), [2, 2, 2, 2], {"bucket_mb": 0.0005, "reshard_after_forward": 2}),
         (("dp_shard",), [2, 3], {"bucket_mb": 0.0005, "activation_memory_budget": 0.2, "first": [2, 2]}),
         (("dp",), [4, 4], {"microbatches": 2}),
         (("dp_replicate", "dp_shard"), [4, 0, 1, 2], {"compute": "eager", "microbatches": 3}),
@@ -187,6 +189,32 @@ def _normed_gradients() -> float:
 
 def test_what_a_backward_sums_for_itself_is_dealt_out_once(ranks: RankPool) -> None:
     assert max(ranks.run(2, _normed_gradients, timeout=240)) < 1e-12
+
+
+def _left(compute: str) -> list[int]:
+    """Bytes beside rows that a forward leaves to its backward, by how whole values go."""
+    torch.set_default_dtype(torch.float32)
+    found = []
+    for lifetime in (True, 2, False):
+        torch.manual_seed(0)
+        model = nn.Sequential(*(nn.Linear(30, 30, bias=False) for _ in range(3)))
+        compiled = fxdp.compile(
+            model, strategy="shard", reshard_after_forward=lifetime, compute=compute, bucket_mb=1e-3
+        )
+        function = compiled(torch.ones(2, 30)).grad_fn
+        own = {p.to_local().untyped_storage().data_ptr() for p in compiled.parameters()}
+        held = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in function.saved_tensors}
+        found.append(sum(size for at, size in held.items() if at not in own))
+    return found
+
+
+@pytest.mark.parametrize("compute", ["eager", "inductor"])
+def test_a_forward_leaves_parts_of_whole_values_to_neighbours(ranks: RankPool, compute: str) -> None:
+    whole = 3 * 30 * 30 * 4
+    for nothing, parts, all_of_them in ranks.run(4, _left, compute, timeout=240):
+        part = 2 * 15 * 30 * 4  # the first layer's gradient reads no weight
+        assert nothing + part <= parts <= nothing + part + whole // 6
+        assert all_of_them >= nothing + 2 * 30 * 30 * 4
 
 
 def _state() -> None:
@@ -257,6 +285,14 @@ def test_state_has_the_models_keys_and_takes_whole_tensors(ranks: RankPool) -> N
 def test_verify_runs_the_sharded_program(mesh: dict[str, int], lifetime: dict[str, Any]) -> None:
     with captured_once(KNOWN.setdefault(__name__, {})):
         report = fxdp.verify(Words(), _batch(0, 9), mesh=mesh, bucket_mb=0.0005, **lifetime)
+    assert report.ok, str(report)
+
+
+@pytest.mark.parametrize("mesh", [{"dp": 4}, {"dp_replicate": 2, "dp_shard": 4}])
+def test_verify_runs_what_neighbours_gather(mesh: dict[str, int]) -> None:
+    report = fxdp.verify(
+        Words(), _batch(0, 9), mesh=mesh, bucket_mb=0.0005, strategy="shard", reshard_after_forward=2
+    )
     assert report.ok, str(report)
 
 

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import nn
 
 import fxdp
-from fxdp.ir.mesh import Group, mesh_of
+from fxdp.ir.mesh import REGATHER, Group, mesh_of
 
 
 def test_a_pipeline_axis_is_no_data_axis() -> None:
@@ -31,6 +31,15 @@ def test_coordinates_and_the_ranks_along_an_axis() -> None:
     assert mesh.along("dp") == ((0, 1, 2), (3, 4, 5))
     assert mesh.along(None) == (tuple(range(6)),)
     assert [mesh.size_along(axis) for axis in ("dp_replicate", "dp", None)] == [2, 3, 6]
+
+
+def test_neighbours_along_the_shard_axis_regather() -> None:
+    one = replace(mesh_of({"dp_shard": 6}, "cpu", index=4), regathers=3)
+    assert one.along(REGATHER) == ((0, 1, 2), (3, 4, 5))
+    assert (one.size_along(REGATHER), one.place_along(REGATHER), one.place_along(None)) == (3, 1, 4)
+    two = replace(mesh_of({"dp_replicate": 2, "dp_shard": 4}, "cpu", index=7), regathers=2)
+    assert two.along(REGATHER) == ((0, 1), (2, 3), (4, 5), (6, 7))
+    assert (two.place_along("dp_shard"), two.place_along(REGATHER)) == (3, 1)
 
 
 def test_micro_batches_are_one_more_axis() -> None:

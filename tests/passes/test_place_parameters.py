@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from expecttest import assert_expected_inline
 
@@ -62,6 +64,33 @@ mesh(dp=2)
 
 def test_gathered_once_the_backward_reads_the_forwards_views() -> None:
     assert "t_1" not in text(placed(gathered_once=True))
+
+
+def test_the_backward_gathers_among_neighbours() -> None:
+    four = replace(mesh_of({"dp": 4}, "cpu"), regathers=2)
+    assert_expected_inline(text(InsertCollectives().run(placed(), four)), """\
+mesh(dp=2)
+  %w: f32[5, 4] {dp=Rows} = param(w)
+  %scale: f32[] {dp=R} = param(scale)
+  %x: f32[B, 4] {dp=S(0)} = input(x)
+  %tangent: f32[B, 5] {dp=S(0)} = tangent(0)
+  %gather_rows: f32[5, 4] {dp=R} = gather_rows(%w)  # aten.t
+  %wait: f32[5, 4] {dp=R} = wait(%gather_rows)
+  %take_rows: f32[5, 4] {dp=Rows(regather)} = take_rows(%wait, axis=regather)  # aten.t
+  %gather_rows_1: f32[5, 4] {dp=R} = gather_rows(%take_rows, axis=regather)  # aten.t
+  %t: f32[4, 5] {dp=R} = aten.t(%wait)
+  %y: f32[B, 5] {dp=S(0)} = aten.mm(%x, %t)
+  %out: f32[B, 5] {dp=S(0)} = aten.mul.Tensor(%y, %scale)
+  %wait_1: f32[5, 4] {dp=R} = wait(%gather_rows_1)
+  %t_1: f32[4, 5] {dp=R} = aten.t(%wait_1)
+  %t_back: f32[5, 4] {dp=R} = aten.t(%t_1)
+  %dx: f32[B, 4] {dp=S(0)} = aten.mm(%tangent, %t_back)
+  %turned: f32[5, B] {dp=S(1)} = aten.t(%tangent)
+  %dw: f32[5, 4] {dp=P(sum)} = aten.mm(%turned, %x)
+  %scatter_rows: f32[5, 4] {dp=Rows} = scatter_rows(%dw)  # gradient of w
+  %wait_2: f32[5, 4] {dp=Rows} = wait(%scatter_rows)
+  return output 0=%out, gradient input(x)=%dx, gradient param(w)=%wait_2
+""")
 
 
 def test_each_phase_gathers_for_itself_and_gradients_are_dealt_out() -> None:

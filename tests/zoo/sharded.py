@@ -55,6 +55,7 @@ WAYS: dict[str, Way] = {
     "pipeline": Way({"pp": 2, "dp_shard": 2}, ((4, 3), (2, 4)), {"microbatches": 2}),
     "stages": Way({"pp": 2, "dp_shard": 2}, ((4, 3), (2, 4))),
     "optimizer": Way({"dp": 2}, ((3, 2), (4, 0)), {"strategy": "optimizer"}),
+    "neighbours": Way({"dp_shard": 4}, ((2, 1, 2, 1), (3, 0, 1, 2)), {"reshard_after_forward": 2}),
     "inductor": Way({"dp": 2}, ((3, 2),), {"compute": "inductor"}),
     "kept": Way({"dp": 2}, ((3, 2), (0, 5)), {"reshard_after_forward": False}),
 }

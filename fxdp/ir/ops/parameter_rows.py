@@ -171,6 +171,16 @@ show_rows = _define(
 What is waited for can only be read, and holds what the parameters are while one forward or backward runs.
 """
 
+library.define("take_rows(Tensor value, int ranks, int rank) -> Tensor")  # type: ignore[no-untyped-call]
+library.impl("take_rows", lambda *args: padded_rows(*args), "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+torch.library.register_fake(
+    "fxdp::take_rows",
+    lambda value, ranks, rank: value.new_empty(rows_each(value.shape[0], ranks), *value.shape[1:]),
+    lib=library,
+)
+take_rows = torch.ops.fxdp.take_rows.default
+"""`padded_rows`, of which no compiler makes a view: that would keep the whole value."""
+
 GATHERS = frozenset({start_gather_rows, show_rows})
 STARTS = frozenset({*GATHERS, start_scatter_rows})
 """What begins a collective among these ops."""

@@ -103,28 +103,20 @@ class Links:
         """The global ranks of the mesh, by their index in it."""
         return self.key[0]
 
-    def _find(self, purpose: str) -> dist.ProcessGroup | None:
+    def find(self, purpose: str) -> dist.ProcessGroup | None:
+        """The group of this purpose, once it was made and as long as it lives."""
         found = self._groups.get(purpose)
         return None if found is None else found()
 
     @property
     def group(self) -> dist.ProcessGroup | None:
         """The process group over all data axes; None once it was destroyed, or where they have one rank."""
-        return self._find("data")
+        return self.find("data")
 
     @property
     def reduce_group(self) -> dist.ProcessGroup | None:
         """A second group for gradient reductions: its own stream on CUDA."""
-        return self._find("reduce")
-
-    @property
-    def rows_group(self) -> dist.ProcessGroup | None:
-        """A group for sharded parameters and the sums of their gradients, once `add_group` has made it."""
-        return self._find("rows")
-
-    def has(self, purpose: str) -> bool:
-        """Whether there is a group of this purpose."""
-        return self._find(purpose) is not None
+        return self.find("reduce")
 
     def add(self, purpose: str, group: dist.ProcessGroup, sockets: set[OpenSocket]) -> None:
         """One more group, to be cut with the others."""
@@ -134,12 +126,12 @@ class Links:
     @property
     def whole_group(self) -> dist.ProcessGroup | None:
         """A group over all ranks of the mesh: the data axes' own where there is no pipeline axis."""
-        return self._find("forward") or self.group
+        return self.find("forward") or self.group
 
     @property
     def backward_group(self) -> dist.ProcessGroup | None:
         """A group over all ranks of a mesh with a pipeline axis, for what its backwards send."""
-        return self._find("backward")
+        return self.find("backward")
 
     @property
     def alive(self) -> bool:
@@ -165,7 +157,7 @@ class Links:
         return self._roll_call.late(lambda: self.ending is not None)
 
     def _begun(self) -> tuple[int, ...]:
-        found = [self._world(), *map(self._find, _PURPOSES)]
+        found = [self._world(), *map(self.find, _PURPOSES)]
         return tuple(0 if group is None else collectives_begun(group) for group in found)
 
     def close(self) -> None:
@@ -216,7 +208,7 @@ class Links:
         if self.hosts is not None:
             self.hosts.messages.cut()
         cut(self._sockets)
-        for group in map(self._find, self._groups):
+        for group in map(self.find, self._groups):
             if group is not None and "nccl" in group.name().lower():
                 group.abort()
 

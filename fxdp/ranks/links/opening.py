@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import socket
-import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -18,7 +17,7 @@ from fxdp.ranks.links.cancellable import made_while_looking
 from fxdp.ranks.links.channel import Channel
 from fxdp.ranks.links.control import Control
 from fxdp.ranks.links.descriptors import check_limit, needed, of_hosts
-from fxdp.ranks.links.ending import Ending, EndKind, as_bytes, as_text, not_understood
+from fxdp.ranks.links.ending import Ending, EndKind, as_bytes, as_text
 from fxdp.ranks.links.host_places import HostPlaces, host_places
 from fxdp.ranks.links.host_sums import HostSums
 from fxdp.ranks.links.interfaces import own_address
@@ -30,14 +29,13 @@ from fxdp.ranks.links.notices import KeyValueStore, Notices, store_lost
 from fxdp.ranks.links.peers import Peers
 from fxdp.ranks.links.rendezvous import connect_all
 from fxdp.ranks.links.shared_memory import SharedMemory
-from fxdp.ranks.links.sockets import OpenSocket, open_sockets
+from fxdp.ranks.links.sockets import open_sockets, shared_sockets
 from fxdp.ranks.tree.tree_control import TreeControl
 from fxdp.ranks.tree.tree_joining import connect_tree
 from fxdp.ranks.tree.tree_messages import TreeMessages
 from fxdp.settings import Settings
 from fxdp.torch_compat import PrefixStore, TCPStore, new_named_group
 
-_HASH = struct.Struct("<Q")
 _ACROSS = "across"  # the group that joins ranks of several hosts with the same share of large sums
 _DIGEST = 16  # hex digits that name some ranks in the store: two meshes of one run never share them
 
@@ -115,7 +113,7 @@ class _Opening:
             before = open_sockets()
             groups = self._made(lambda: self._groups(own, places), control)
             opened = open_sockets() - before
-            sockets = _shared_sockets(control, opened) if self.backend == "gloo" else set()
+            sockets = shared_sockets(control, opened) if self.backend == "gloo" else set()
             hosts = None if mates is None else HostSums(mates, places, groups.get(_ACROSS))
             cost, hosts = self._cheapest(groups, hosts, control) if memory is None else (None, None)
         except BaseException as error:
@@ -228,19 +226,22 @@ def _words(error: BaseException) -> str:
     return str(error) if isinstance(error, RankFailedError) else f"{type(error).__name__}: {error}"
 
 
-def add_group(links: Links, purpose: str, settings: Settings) -> None:
-    """Make one more group over the data axes if there is none; all ranks must call this at the same point.
+def add_group(
+    links: Links, purpose: str, settings: Settings, ranks: Sequence[int] = ()
+) -> dist.ProcessGroup:
+    """One more group over the data axes, or `ranks` of theirs; all ranks must call this at the same point.
 
     Raises
     ------
     RankFailedError : a rank did not come.
     """
     _, row, backend = links.key
-    if links.has(purpose):
-        return
+    if (there := links.find(purpose)) is not None:
+        return there
+    name = f"{links.name}/{ranks[0]}" if ranks else links.name
 
     def make() -> dist.ProcessGroup:
-        return _new_group(links.name, row, backend, timedelta(seconds=settings.timeout_s), purpose)
+        return _new_group(name, ranks or row, backend, timedelta(seconds=settings.timeout_s), purpose)
 
     def look() -> None:
         if links.ending is not None:
@@ -248,8 +249,9 @@ def add_group(links: Links, purpose: str, settings: Settings) -> None:
 
     before = open_sockets()
     group = made_while_looking(make, look) if backend == "gloo" else make()
-    sockets = _shared_sockets(links.control, open_sockets() - before) if backend == "gloo" else set()
+    sockets = shared_sockets(links.control, open_sockets() - before) if backend == "gloo" else set()
     links.add(purpose, group, sockets)
+    return group
 
 
 def _store_host(store: Any) -> str | None:
@@ -279,22 +281,3 @@ def _new_group(
     except RuntimeError as error:
         raise RankFailedError(f"making the {backend} group of ranks {list(ranks)} failed: {error}") from error
     return group
-
-
-def _shared_sockets(control: Channel, opened: set[OpenSocket]) -> set[OpenSocket]:
-    """Those of `opened` whose other end is a socket that another rank opened meanwhile."""
-    mine = {_hash(item.here, item.there): item for item in opened}
-    theirs: set[int] = set()
-    for rank, data in enumerate(control.exchange(struct.pack(f"<{len(mine)}Q", *mine))):
-        if len(data) % _HASH.size:
-            raise RankFailedError(not_understood(rank, f"{len(data)} bytes"))
-        if rank != control.rank:
-            theirs.update(number for (number,) in _HASH.iter_unpack(data))
-    return {item for item in opened if _hash(item.there, item.here) in theirs}
-
-
-def _hash(here: tuple[str, int], there: tuple[str, int]) -> int:
-    """8 bytes for the two ends of a connection: gloo opens one to each rank, and all are told to all."""
-    text = f"{here[0]} {here[1]} {there[0]} {there[1]}"
-    number: int = _HASH.unpack(hashlib.sha256(text.encode()).digest()[: _HASH.size])[0]
-    return number

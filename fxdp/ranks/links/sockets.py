@@ -10,11 +10,18 @@ Works where /proc exists (Linux); elsewhere nothing is noted and a wait ends by 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import socket
+import struct
 from dataclasses import dataclass
 
+from fxdp.errors import RankFailedError
+from fxdp.ranks.links.channel import Channel
+from fxdp.ranks.links.ending import not_understood
+
 _DESCRIPTORS = "/proc/self/fd"
+_HASH = struct.Struct("<Q")
 
 
 @dataclass(frozen=True)
@@ -54,3 +61,22 @@ def cut(sockets: set[OpenSocket]) -> None:
 
 def _inode(descriptor: int) -> str:
     return os.readlink(f"{_DESCRIPTORS}/{descriptor}")
+
+
+def shared_sockets(control: Channel, opened: set[OpenSocket]) -> set[OpenSocket]:
+    """Those of `opened` whose other end is a socket that another rank opened meanwhile."""
+    mine = {_hash(item.here, item.there): item for item in opened}
+    theirs: set[int] = set()
+    for rank, data in enumerate(control.exchange(struct.pack(f"<{len(mine)}Q", *mine))):
+        if len(data) % _HASH.size:
+            raise RankFailedError(not_understood(rank, f"{len(data)} bytes"))
+        if rank != control.rank:
+            theirs.update(number for (number,) in _HASH.iter_unpack(data))
+    return {item for item in opened if _hash(item.there, item.here) in theirs}
+
+
+def _hash(here: tuple[str, int], there: tuple[str, int]) -> int:
+    """8 bytes for the two ends of a connection: gloo opens one to each rank, and all are told to all."""
+    text = f"{here[0]} {here[1]} {there[0]} {there[1]}"
+    number: int = _HASH.unpack(hashlib.sha256(text.encode()).digest()[: _HASH.size])[0]
+    return number

@@ -1,0 +1,39 @@
+"""Why a value is converted: the op that needs it otherwise, and the line of code it came from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from fxdp.ir.graph_text import target_text
+from fxdp.ir.notes import Cause, note
+from fxdp.ir.slots import Gradient, Mutation, Output, Parameter
+
+
+def cause_of(consumer: fx.Node, producer: fx.Node, position: int) -> Cause:
+    """Who needs the conversion; a gradient says whose it is, though a cast of its sum is what is returned."""
+    if consumer.target is torch.ops.aten._to_copy.default and [u.op for u in consumer.users] == ["output"]:
+        (result,) = consumer.users
+        values: Any = result.args[0]
+        consumer, position = result, values.index(consumer)
+    if consumer.op == "output":
+        slot = note(consumer).results[position]
+        match slot:
+            case Gradient(Parameter(name)):
+                text = f"gradient of {name}"
+            case Gradient(of):
+                text = f"gradient of input {getattr(of, 'path', '') or getattr(of, 'name', '')}"
+            case Mutation(of):
+                text = f"new value of {getattr(of, 'name', '') or getattr(of, 'path', '')}"
+            case Output(index):
+                text = f"output {index}"
+            case _:
+                text = "result"
+        gradient = isinstance(slot, Gradient) and isinstance(slot.of, Parameter)
+        return Cause("output", producer.name, note(producer).site, text, gradient)
+    site = note(consumer).site
+    where = f" in `{site.code}`" if site.code else ""
+    name = note(consumer).spells or target_text(consumer.target)
+    return Cause(consumer.name, producer.name, site, f"{name}{where}")
