@@ -147,7 +147,7 @@ def test_hosts_that_know_themselves_as_loopback(two: _Started) -> None:
 
 def test_rows_of_parameters_lie_on_several_hosts(two: _Started) -> None:
     for seen in two[1]:
-        assert seen["sharded"].keys() == {"over all", "of a host"}
+        assert seen["sharded"].keys() == {"over all", "left to a host", "of a host"}
         for losses in seen["sharded"].values():
             assert losses == pytest.approx(_alone(), rel=1e-9)
 

@@ -131,14 +131,21 @@ def _steps_of(compiled: nn.Module, part: Sequence[Tensor]) -> Callable[[], float
 
 
 def _sharded_losses() -> dict[str, list[float]]:
-    """Rows over all ranks, and over those of a host."""
+    """Rows over all ranks, with parts of whole values left to a host's, and over those of a host."""
     rank, world = dist.get_rank(), dist.get_world_size()
     over_all = init_device_mesh("cpu", (world,), mesh_dim_names=("dp_shard",))
     of_a_host = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("dp_replicate", "dp_shard"))
     part = [part.tensor_split(world)[rank] for part in batch()]
     found = {}
-    for name, mesh in {"over all": over_all, "of a host": of_a_host}.items():
-        compiled = fxdp.compile(make(), mesh, strategy="shard", loss_fn=F.cross_entropy, compute="eager")
+    for name, mesh, regather in (
+        ("over all", over_all, True),
+        ("left to a host", over_all, world // 2),
+        ("of a host", of_a_host, True),
+    ):
+        compiled = fxdp.compile(
+            make(), mesh, strategy="shard", reshard_after_forward=regather, loss_fn=F.cross_entropy,
+            compute="eager",
+        )  # fmt: skip
         step = _steps_of(compiled, part)
         found[name] = [step() for _ in range(STEPS)]
     return found
