@@ -69,7 +69,9 @@ def _define(target: OpOverload) -> OpOverload:
             return extra.laid_out(_call(target, names, given[: len(names)]))
         return extra.laid_out(_call(_eager_form(target), names, extra.widened(names, given[: len(names)])))
 
-    own = f"{name}({', '.join([*listed, _EXTRA, 'Tensor? after'])}) -> {returns}"
+    # by Python's keyword as a name torch.fx finds no arguments, and Inductor asks it
+    spelled = [re.sub(r" from$", " from_", a) for a in listed]
+    own = f"{name}({', '.join([*spelled, _EXTRA, 'Tensor? after'])}) -> {returns}"
     return opaque(own, draw, shapes, tags=(torch.Tag.nondeterministic_seeded,))
 
 

@@ -113,6 +113,7 @@ def _kept(
         ("start", OFFSET if shard is not None else 0),
         ("rows", LOCAL if shard is not None else 1),
         ("after", None),
+        *((f"{a.name}_", op.arg(a.name)) for a in op.target._schema.arguments if a.name == "from"),
     )
     outputs: Placement = R if shard is None else shard
     chosen = alternative.inputs
