@@ -206,10 +206,11 @@ def compile(
         of an int: four rows are one sample and stay together on a rank, as the model's `view(-1, 4)` asks.
     pad : the value with which each input is padded, at its end, to the longest rank's sequence: a number, or
         a pytree prefix of `(args, kwargs)`. None: all ranks must pass the same sizes, the batch aside.
-    bucket_mb : MiB of gradients that are reduced in one all-reduce. None: 25, where ranks share memory 4, and
-        over a network (gloo) as many as let the sums run while the backward does, by the link's speed, which
-        is measured once. Sharded parameters are not cut apart: as many, or the least more, below twice as
-        many, with which they are `ceil(bytes / bucket)` buckets; a larger one has its own.
+    bucket_mb : MiB of gradients that are reduced in one all-reduce. None: 25; where ranks share memory 4, or
+        half of all if that is between 1 and 4; over a network (gloo) as many as let the sums run while the
+        backward does, by the link's speed, which is measured once. Sharded parameters are not cut apart: as
+        many (4 where ranks share memory), or the least more, below twice as many, with which they are
+        `ceil(bytes / bucket)` buckets; a larger one has its own.
     rng : `"sharded"`: ranks draw different random numbers, reproducible from one seed at a given mesh;
         `"single-device"`: all ranks draw what one device would for contiguous inputs (with `compute="eager"`,
         bit for bit); a call that draws is refused for others (a slice, a transposed one, `channels_last`).

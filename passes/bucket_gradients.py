@@ -12,7 +12,7 @@ from torch import fx
 from fxdp.ir import conversions
 from fxdp.ir.graphs import reachable, results_of
 from fxdp.ir.level import Level
-from fxdp.ir.link_cost import IN_MEMORY, LARGEST, bucket_of
+from fxdp.ir.link_cost import LARGEST, bucket_of, in_memory
 from fxdp.ir.mesh import Mesh
 from fxdp.ir.notes import Cause, members_of, note, tensor_type
 from fxdp.ir.packing import Packing, elements
@@ -139,7 +139,7 @@ class _Bucketing:
         self.graph = graph
         self.bucket_bytes = bucket_bytes
         self.link = mesh.link
-        self.largest = IN_MEMORY if mesh.shared_memory else LARGEST
+        self.in_memory = mesh.shared_memory
         self.ahead: dict[fx.Node, fx.Node] = {}
         self.position = {n: i for i, n in enumerate(graph.nodes)}
         self.tail: dict[fx.Node, fx.Node] = {}
@@ -178,7 +178,8 @@ class _Bucketing:
         members = sorted(members, key=lambda r: self.position[r.value])
         sizes = [elements(r.type) for r in members]
         total = sum(sizes) * dtype.itemsize
-        bucket = bucket_of(total, self.bucket_bytes, self.link, self.largest)
+        largest = in_memory(total) if self.in_memory else LARGEST
+        bucket = bucket_of(total, self.bucket_bytes, self.link, largest)
         started = []
         for pieces in cut_into_buckets(sizes, max(1, bucket // dtype.itemsize)):
             chosen = [(members[p.gradient], p) for p in pieces]
@@ -263,8 +264,8 @@ class BucketGradients:
 
     Parameters
     ----------
-    bucket_bytes : the size of a bucket; None: 25 MiB, 4 where ranks share memory, over a network what its
-        speed asks for. Reductions along different axes go into different ones.
+    bucket_bytes : the size of a bucket; None: 25 MiB, what `in_memory` says where ranks share memory, over a
+        network what its speed asks for. Reductions along different axes go into different ones.
     """
 
     bucket_bytes: int | None = None

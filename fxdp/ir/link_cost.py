@@ -10,6 +10,7 @@ LARGEST = 25 * 1024 * 1024
 """Bytes of a bucket where no wire asks for smaller ones."""
 IN_MEMORY = 4 * 1024 * 1024
 """The same where ranks sum through memory that they share: what caches hold."""
+_HALF = 1024 * 1024
 _LEAST = 64 * 1024
 _LATENCIES = 8
 """What a bucket costs, in latencies of a sum alone: four threads of each rank wake up beside the backward.
@@ -43,6 +44,15 @@ class LinkCost:
         buckets = max(1.0, math.sqrt(total * self.per_byte / each))
         size = 1 << max(0, round(math.log2(max(total, 1) / buckets)))
         return min(max(size, _LEAST), LARGEST)
+
+
+def in_memory(total: int) -> int:
+    """Bytes of a bucket of gradients, of `total`, where ranks sum through memory.
+
+    A compiled backward makes a bucket whole when its first gradient is there: when most activations are, too.
+    So it has half of all gradients at most, where that is worth a sum more.
+    """
+    return min(IN_MEMORY, max(_HALF, -(-total // 2)))
 
 
 def bucket_of(total: int, given: int | None, link: LinkCost | None, largest: int = LARGEST) -> int:

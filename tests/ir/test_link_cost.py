@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from fxdp.ir.link_cost import LARGEST, LinkCost, bucket_of, few_runs
+from fxdp.ir.link_cost import IN_MEMORY, LARGEST, LinkCost, bucket_of, few_runs, in_memory
 
 MB = 1 << 20
 
@@ -33,6 +33,12 @@ def test_what_the_user_says_counts_and_without_a_link_buckets_are_large() -> Non
     assert bucket_of(10 * MB, 7, LinkCost(1e-3, 8e-9)) == 7
     assert bucket_of(10 * MB, None, None) == LARGEST
     assert bucket_of(10 * MB, None, None, MB) == MB
+
+
+def test_in_memory_a_bucket_has_half_of_all_gradients_at_most_where_that_is_a_megabyte() -> None:
+    totals = 1, MB // 2, MB, 2 * MB, 3 * MB + 1, 8 * MB, 100 * MB
+    found = [in_memory(total) for total in totals]
+    assert found == [MB, MB, MB, MB, 3 * MB // 2 + 1, IN_MEMORY, IN_MEMORY]
 
 
 @pytest.mark.parametrize(

@@ -211,6 +211,15 @@ def test_over_a_network_buckets_are_as_its_speed_asks() -> None:
     assert len(gm.graph.find_nodes(op="call_function", target=conversions.all_reduce)) == 4
 
 
+def test_in_memory_there_are_two_buckets_where_one_would_be_there_with_all_activations() -> None:
+    for rows, buckets in ((128, 1), (384, 2)):  # of four gradients of as many KiB
+        g = Gradients()
+        for name in "abcd":
+            g.gradient(name, f"f32[{rows}, 256]", [0])
+        gm = BucketGradients().run(g.end(), replace(mesh(), shared_memory=True))
+        assert len(gm.graph.find_nodes(op="call_function", target=conversions.all_reduce)) == buckets
+
+
 @pytest.mark.parametrize("link", [None, LinkCost(1e-6, 1.0)])
 @pytest.mark.parametrize("work", [False, True])
 def test_over_a_network_a_bucket_starts_after_the_sums_that_come_before_the_next_work(
