@@ -28,6 +28,11 @@ VARIANTS: dict[str, tuple[str, Callable[[nn.Module], Loss]]] = {
     "ddp-compile": ("DDP + torch.compile", lambda model: _compiled(_ddp(model))),
     "fxdp-eager": ("fxdp, compute=eager", lambda model: fxdp.compile(model, compute="eager")),
     "fxdp": ("fxdp, compute=inductor", lambda model: fxdp.compile(model, compute="inductor")),
+    "fxdp-optimizer": ("fxdp, strategy=optimizer", lambda model: fxdp.compile(model, strategy="optimizer")),
+    "fxdp-kept": (
+        "fxdp, strategy=shard, reshard_after_forward=False",
+        lambda model: fxdp.compile(model, strategy="shard", reshard_after_forward=False),
+    ),
 }
 
 BASELINE = "ddp-compile"

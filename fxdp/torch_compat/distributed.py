@@ -23,7 +23,7 @@ from torch.distributed.distributed_c10d import _new_process_group_helper, _world
 
 __all__ = [
     "PrefixStore", "TCPStore", "Work", "collectives_begun", "flatten_state_dict", "new_named_group",
-    "register_group", "room_to_send", "start_gathers", "start_shown", "start_sum",
+    "register_group", "room_to_send", "start_gathers", "start_scatter", "start_shown", "start_sum",
 ]  # fmt: skip
 
 
@@ -104,6 +104,45 @@ def room_to_send(group: str, like: Tensor, count: int) -> Tensor:
     """Memory for so many elements that are to be sent next: where the group would copy them, if it says."""
     room = getattr(_resolve_process_group(group), "room_to_send", None)  # type: ignore[arg-type]
     return like.new_empty(count) if room is None else room(like, count)
+
+
+def start_scatter(packed: Tensor, group: str) -> Tensor:
+    """Start summing a flat value over ranks, each of which gets its part; what `wait_tensor` waits for.
+
+    gloo sums it as a whole on every rank and drops the other parts, for which it sends twice the bytes. So by
+    gloo each rank gets the terms of its own part, and adds them in rank order when they are waited for.
+    """
+    found = _resolve_process_group(group)  # type: ignore[arg-type]
+    world = found.size()
+    if not _is_gloo(found, packed):
+        return torch.ops._c10d_functional.reduce_scatter_tensor(packed, "sum", world, group)  # type: ignore[no-any-return]
+    own = packed.new_empty(packed.numel() // world)
+    _register_work(own, _AddedTerms(found, packed, own))
+    return own
+
+
+class _AddedTerms(Work):
+    """The sum of what all ranks send of this rank's part; `wait` adds it up."""
+
+    def __init__(self, group: ProcessGroup, packed: Tensor, own: Tensor) -> None:
+        super().__init__()
+        self._ranks, self._own, self._terms = group.size(), own, torch.empty_like(packed)
+        # as bytes, since gloo knows no complex numbers
+        self._came = group.alltoall_base(self._terms.view(torch.uint8), packed.view(torch.uint8), [], [])
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        self._came.wait()
+        # rounded once: the kernel adds halves in float32
+        torch.sum(self._terms.view(self._ranks, self._own.numel()), 0, out=self._own)
+        return True
+
+
+def _is_gloo(group: ProcessGroup, tensor: Tensor) -> bool:
+    try:
+        backend = group._get_backend(tensor.device)
+    except RuntimeError:  # a group that is no backend's
+        return False
+    return backend.name() == "gloo"
 
 
 def start_sum(values: Sequence[Tensor], group: str) -> Tensor:

@@ -26,9 +26,7 @@ from torch import Tensor
 
 from fxdp.ir.adjoining import line_of
 from fxdp.ir.ops.library import aten, library
-from fxdp.torch_compat import OpOverload, room_to_send, start_gathers, start_shown
-
-_c10d = torch.ops._c10d_functional
+from fxdp.torch_compat import OpOverload, room_to_send, start_gathers, start_scatter, start_shown
 
 
 def rows_each(rows: int, ranks: int) -> int:
@@ -112,7 +110,7 @@ def _start_scatter(
 ) -> Tensor:
     packed = room_to_send(group, values[0], world * sum(sizes))
     _deal_rows(values, packed.view(world, -1))
-    return _c10d.reduce_scatter_tensor(packed, "sum", world, group)  # type: ignore[no-any-return]
+    return start_scatter(packed, group)
 
 
 def _deal_rows(values: Sequence[Tensor], packed: Tensor) -> Tensor:
