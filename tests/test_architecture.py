@@ -71,6 +71,12 @@ def test_a_room_imports_only_what_stands_below_it() -> None:
     assert wrong == []
 
 
+def test_rooms_are_joined_by_few_arrows() -> None:
+    """A room that begins to import one more is a decision: 110 are what one can hold in mind on a sheet."""
+    arrows = {(room(name), room(other)) for name, tree in trees() for other in ours(tree)}
+    assert len([one for one in arrows if one[0] != one[1]]) <= 110
+
+
 def test_what_plans_and_rewrites_knows_no_rank() -> None:
     """Passes, the oracle and placing take the pure mesh: a plan needs no process group."""
     alone = ("ir", "rules", "placing", "passes", "oracle", "reports")

@@ -17,11 +17,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import fxdp.rules  # noqa: F401 - registers the rules
 from fxdp.capture.captured import Captured
 from fxdp.compiler.pass_manager import Pass
+from fxdp.ir.graphs import copy_graph
+from fxdp.ir.mesh import Mesh
 from fxdp.options import Options
 from fxdp.passes.assign_stages import AssignStages
 from fxdp.passes.batch_dim_analyzer import BatchDimAnalyzer
@@ -90,6 +92,11 @@ class Order:
             local=(localize,) if stages is None else (localize, AssignStages(stages, options.microbatches)),
             reductions=(*rows, BucketGradients(options.bucket_bytes), CoalesceReductions()),
         )
+
+
+def canonical(captured: Captured, mesh: Mesh) -> Captured:
+    """A captured model in the form that the other passes get, beside whose nodes a program is compared."""
+    return replace(captured, gm=Canonicalize().run(copy_graph(captured.gm), mesh))
 
 
 def emission(sizes: Mapping[str, int] | None, even: bool, place: int) -> tuple[Pass, ...]:

@@ -20,6 +20,7 @@ from fxdp.ir.graph_text import graph_text
 from fxdp.ir.mesh import Mesh
 from fxdp.options import Options
 from fxdp.pipeline.cut.partition import Part, Partition, halves_of
+from fxdp.pipeline.schedule import csv
 from fxdp.pipeline.schedule.schedule import Schedule
 from fxdp.pipeline.write.microbatches import MicrobatchSizes
 from fxdp.pipeline.write.step_graph import StepGraph
@@ -81,6 +82,10 @@ class Program:
         """How the parts run inside of one call, of a program that has more than one."""
         assert self.step is not None, "a program that stays whole has no schedule"
         return self.step
+
+    def schedule_lines(self) -> list[str]:
+        """The schedule that was chosen or read, which ranks compare."""
+        return [] if self.step is None else csv.write(self.step.schedule).splitlines()
 
     @property
     def run_schedule(self) -> Schedule:

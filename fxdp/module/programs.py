@@ -42,7 +42,6 @@ from fxdp.module.served import CallKind, Served
 from fxdp.module.sharded_parameters import whole_stand_ins
 from fxdp.module.strategies import Strategies
 from fxdp.options import Options
-from fxdp.pipeline.schedule import csv
 from fxdp.ranks.agreement import agree, gather_objects, tensor_lines
 from fxdp.ranks.failure import everywhere, refusing
 from fxdp.ranks.joined import Joined
@@ -237,9 +236,9 @@ class Programs:
         """All ranks must have compiled the same program."""
         if self._joined.links is None:
             return  # nobody to compare with: the text of a deep model takes longer than most passes
-        if program.step is not None:
+        if lines := program.schedule_lines():
             # ranks that read other files as their schedule would wait for one another forever
-            agree(self._joined, csv.write(program.step.schedule).splitlines(), "schedules")
+            agree(self._joined, lines, "schedules")
         constants = tensor_lines(program.captured.constants) if self._mesh.world > 1 else []
         digests = gather_objects(self._joined, (program.digest, *constants))
         if len(set(digests)) > 1:

@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from fxdp.capture.captured import Captured
 from fxdp.capture.refusals.input_layouts import check_layouts
 from fxdp.compiler.device_memory import own_memory
+from fxdp.compiler.order import canonical
 from fxdp.compiler.program import Program
 from fxdp.compiler.strategy_choice import choose
 from fxdp.errors import InputError, VerifierError
@@ -27,7 +28,6 @@ from fxdp.oracle.report import Report
 from fxdp.oracle.splits import check_splits
 from fxdp.oracle.verified_capture import WIDE, captured, check_conditions, check_way
 from fxdp.oracle.virtual_run import SplitRun, Subject
-from fxdp.passes.canonicalize import Canonicalize
 
 
 def verify(
@@ -124,10 +124,9 @@ def prepare_subject(
 
     `batch` is the global one, by whose memory a strategy is chosen.
     """
-    reference = replace(found, gm=Canonicalize().run(copy_graph(found.gm), mesh))
     own = replace(found, gm=copy_graph(found.gm))
     limit = options.memory_limit or (own_memory(mesh.device_type) if options.strategy == "auto" else None)
-    return choose(own, mesh, options, {"B": batch}, limit, cut=False), reference
+    return choose(own, mesh, options, {"B": batch}, limit, cut=False), canonical(found, mesh)
 
 
 def axis_sizes(mesh: DeviceMesh | Mapping[str, int] | str) -> Mapping[str, int]:

@@ -42,6 +42,11 @@ class Sent:
     """The values in it, by name; several where results travel in one row of bytes."""
 
 
+def waits(node: fx.Node) -> bool:
+    """Whether a node of a step waits for a transfer, its first argument."""
+    return node.target is p2p.wait
+
+
 @dataclass
 class StepGraph:
     """Writes one rank's graph.

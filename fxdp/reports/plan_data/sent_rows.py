@@ -17,10 +17,9 @@ from fxdp.ir.slots import Gradient, Mutation, Parameter, ResultSlot
 from fxdp.ir.types import TensorType, dtype_name
 from fxdp.pipeline.cut.partition import CutEdge, Partition
 from fxdp.pipeline.write.dealt_parameters import PARAMETERS
-from fxdp.pipeline.write.step_graph import Sent
+from fxdp.pipeline.write.step_graph import Sent, waits
 from fxdp.reports.plan_data.collective import Collective, Hidden, Need
 from fxdp.reports.plan_data.collective_rows import Reader, described
-from fxdp.runtime import p2p
 
 _TRANSFERS = frozenset({"send_forward", "send_backward", "receive_forward", "receive_backward"})
 
@@ -163,18 +162,18 @@ class Transfers:
         tags = {item.tag for item in items}
         source, target = self.steps[items[0].source], self.steps[items[0].target]
         issued = next((before for before, node in _calls(source) if _tag(node) == items[0].tag), "")
-        hidden, under_way, waits = list[str](), set[Any](), list[int]()
+        hidden, under_way, waited_at = list[str](), set[Any](), list[int]()
         names = list[str]()
         for _, node in _calls(target):
-            if node.target is p2p.wait:
-                waits += [len(names)] if node.args[0] in under_way else []
+            if waits(node):
+                waited_at += [len(names)] if node.args[0] in under_way else []
                 under_way.discard(node.args[0])
             elif str(node.target).startswith("receive") and _tag(node) in tags:
                 under_way.add(node)
             elif _is_work(node):
                 names.append(node.name)
                 hidden += [node.name] if under_way else []
-        waited = names[waits[0]] if waits and waits[0] < len(names) else ""
+        waited = names[waited_at[0]] if waited_at and waited_at[0] < len(names) else ""
         ends = (hidden[0], hidden[-1]) if hidden else ("", "")
         return issued, waited, Hidden(len(hidden), *ends)
 
@@ -183,7 +182,7 @@ def _calls(graph: fx.Graph) -> Iterable[tuple[str, fx.Node]]:
     """Calls of modules and waits in order, each with the name of the stage's call before it."""
     before = ""
     for node in graph.nodes:
-        if node.op == "call_module" or node.target is p2p.wait:
+        if node.op == "call_module" or waits(node):
             yield before, node
             before = node.name if _is_work(node) else before
 
