@@ -11,7 +11,7 @@ op on a value that has a row for each sample.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
+from fxdp.capture.export.each_sample import for_each
 from fxdp.capture.export.loop_turns import (
     SPLITS,
     Group,
@@ -38,10 +39,6 @@ aten = torch.ops.aten
 
 _CONSTANT = "lifted_tensor_"
 """What export calls tensors that code makes of Python values; buffers that are equal may not stay so."""
-_OF_NUMBERS = {
-    getattr(aten, name).Tensor: getattr(aten, name).Scalar
-    for name in ("add", "sub", "rsub", "mul", "div", "remainder", "fmod", "bitwise_and", "bitwise_or")
-}
 _STACK, _CAT, _PAD = aten.stack.default, aten.cat.default, aten.pad_sequence.default
 
 
@@ -55,21 +52,6 @@ class _Rows:
 
     node: fx.Node
     apart: bool
-
-
-def for_each(op: Callable[..., Any], dims: Sequence[int | None], args: Any, kwargs: Any) -> Any:
-    """An op on each sample: tensors among its operands with a dim have a row for each along it."""
-    if isinstance(args[-1], (int, float)) and op in _OF_NUMBERS:  # vmap would make the number a tensor
-        op = _OF_NUMBERS[op]
-    leaves, spec = pytree.tree_flatten((args, kwargs))
-    places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
-
-    def one(*rows: Tensor) -> Any:
-        own = dict(zip(places, rows, strict=True))
-        args, kwargs = pytree.tree_unflatten([own.get(i, leaf) for i, leaf in enumerate(leaves)], spec)
-        return op(*args, **kwargs)
-
-    return torch.vmap(one, in_dims=tuple(dims))(*(leaves[i] for i in places))
 
 
 def merge_loops(gm: fx.GraphModule, batch: int) -> None:
@@ -97,26 +79,42 @@ class _Loops:
         """What may be erased where nobody reads it: members of groups, what joined them, attempts."""
 
     def join(self, node: fx.Node) -> None:
-        """A `stack`, `cat` or `pad_sequence` of as many values from each turn."""
+        """A `stack`, `cat` or `pad_sequence` of as many values from each turn, of one loop or of several."""
         parts: Any = node.args[0]
         each, rest = divmod(len(parts), self.batch)
-        padded = node.target is _PAD
-        if rest or (padded and each > 1) or not all(isinstance(part, fx.Node) for part in parts):
+        if rest or (node.target is _PAD and each > 1) or not all(isinstance(part, fx.Node) for part in parts):
             return
         with self.graph.inserting_before(node):
-            rows = self._all_rows([tuple(parts[turn::each]) for turn in range(each)], node)
-            if rows is None:
-                return
-            dim = argument_at(node, 1, 0) % node.meta["val"].dim()
-            if padded:  # rows of all samples are as long
-                dim = 0 if argument(node, "batch_first") else 1
-            if node.target is not _CAT:
-                flat = self._call(node, aten.flatten.using_ints, self._call(node, _STACK, rows, 1), 0, 1)
-                made = self._call(node, aten.movedim.int, flat, 0, dim)
-            else:
-                moved = self._call(node, aten.movedim.int, self._call(node, _CAT, rows, dim + 1), 0, dim)
-                made = self._call(node, aten.flatten.using_ints, moved, dim, dim + 1)
-        self._replace(node, made)
+            made = self._joined(node, parts)
+            if made is None and each > 1:
+                made = self._joined_loops(node, parts)
+        if made is not None:
+            self._replace(node, made)
+
+    def _joined(self, node: fx.Node, parts: Sequence[fx.Node]) -> fx.Node | None:
+        """What joins the values of one loop; None where turns differ."""
+        each = len(parts) // self.batch
+        rows = self._all_rows([tuple(parts[turn::each]) for turn in range(each)], node)
+        if rows is None:
+            return None
+        dim = argument_at(node, 1, 0) % node.meta["val"].dim()
+        if node.target is _PAD:  # rows of all samples are as long
+            dim = 0 if argument(node, "batch_first") else 1
+        if node.target is not _CAT:
+            flat = self._call(node, aten.flatten.using_ints, self._call(node, _STACK, rows, 1), 0, 1)
+            return self._call(node, aten.movedim.int, flat, 0, dim)
+        moved = self._call(node, aten.movedim.int, self._call(node, _CAT, rows, dim + 1), 0, dim)
+        return self._call(node, aten.flatten.using_ints, moved, dim, dim + 1)
+
+    def _joined_loops(self, node: fx.Node, parts: Sequence[fx.Node]) -> fx.Node | None:
+        """What joins the values of loops, one after another."""
+        loops: list[fx.Node] = []
+        for start in range(0, len(parts), self.batch):
+            made = self._joined(node, parts[start : start + self.batch])
+            if made is None:
+                return None
+            loops.append(made)
+        return self._call(node, _CAT, loops, argument_at(node, 1, 0) % node.meta["val"].dim())
 
     def add(self, node: fx.Node) -> None:
         """The last of sums that began with nothing, a number or a value, and took a value from each turn."""

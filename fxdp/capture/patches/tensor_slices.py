@@ -39,17 +39,25 @@ class TensorSlices(TorchFunctionMode):
         if func is Tensor.__setitem__ and is_bounded(*args[1:]) and site_of_call().file:
             write_bounded(*args)
             return None
-        masked = func is Tensor.__getitem__ and isinstance(args[1], Tensor) and args[1].dtype == torch.bool
-        if not masked and (func not in _INDEXING or not _is_open(args[1])):
+        if (mask := selecting_mask(func, args)) is not None:
+            return self._selected(mask, func, args, kwargs or {})
+        if func not in _INDEXING or not _is_open(args[1]):
             return func(*args, **(kwargs or {}))
         site = site_of_call()
-        if masked:
-            return func(args[0], self._told.selected(args[1], site) or args[1])
         of, key, *value = args
         made = func(of, self._rows_of(of, key), *value)
         if func is Tensor.__getitem__:
             self._taken.append((made, made._version, site))
         return made
+
+    def _selected(self, mask: Tensor, func: Any, args: Any, kwargs: Any) -> Any:
+        places = self._told.selected(mask, site_of_call())
+        if places is None:
+            return func(*args, **kwargs)
+        if func is Tensor.__getitem__:
+            return func(args[0], places.unbind(1))
+        apart = func is torch.where or kwargs.get("as_tuple")
+        return places.unbind(1) if apart else places
 
     def settle(self) -> None:
         """At the end of the run.
@@ -79,6 +87,15 @@ class TensorSlices(TorchFunctionMode):
 
 
 _INDEXING = (Tensor.__getitem__, Tensor.__setitem__)
+_NONZERO = (Tensor.nonzero, torch.nonzero)
+
+
+def selecting_mask(func: Any, args: Any) -> Tensor | None:
+    """The mask by which a function selects: `x[mask]`, `mask.nonzero()`, `torch.where(mask)`."""
+    if func is Tensor.__getitem__:
+        return args[1] if isinstance(args[1], Tensor) and args[1].dtype == torch.bool else None
+    one = len(args) == 1 and isinstance(args[0], Tensor)
+    return args[0] if one and (func in _NONZERO or func is torch.where) else None
 
 
 def _is_open(key: Any) -> bool:

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, TypeAlias
 
 import torch
@@ -38,7 +39,8 @@ class ReadNumber:
 def decided_by_size(runs: Mapping[int, Sequence[ReadNumber]]) -> dict[int, tuple[ReadNumber, ...]]:
     """What runs of these batch sizes read, where the size alone can have decided it.
 
-    A place that a run passes n times reads n numbers that have formulas, or at every size the same number.
+    A place that a run passes n times reads n numbers that have formulas, or at every size the same number; or
+    lists, of as many numbers, or at every size of the same number for each sample.
     """
     places = dict.fromkeys(read.place for reads in runs.values() for read in reads)
     kept = {place for place in places if _is_decided(runs, place)}
@@ -51,8 +53,15 @@ def _is_decided(runs: Mapping[int, Sequence[ReadNumber]], place: Place) -> bool:
     rows = [[read.value for read in reads if read.place == place] for reads in runs.values()]
     leaves = [pytree.tree_leaves(row) for row in rows]
     if len({len(integers) for integers in leaves}) > 1:
-        return all(value == rows[0][0] for row in rows for value in row)
+        values = [value for row in rows for value in row]
+        return _are_equal(values) or (
+            all(isinstance(value, list) for value in values) and _are_equal(list(chain.from_iterable(values)))
+        )
     return all(fit_int(list(runs), column) is not None for column in zip(*leaves, strict=True))
+
+
+def _are_equal(values: Sequence[Any]) -> bool:
+    return all(value == values[0] for value in values)
 
 
 class ToldNumbers:
@@ -76,12 +85,12 @@ class ToldNumbers:
         self._right.setdefault(site, []).append(right if one else right.all())
         return value
 
-    def selected(self, mask: Tensor, site: Site) -> tuple[Tensor, ...] | None:
-        """Where a mask is true, as indices of known length; None where no run has selected by one."""
+    def selected(self, mask: Tensor, site: Site) -> Tensor | None:
+        """Where a mask is true, so many places as a run has found; None where none has selected by one."""
         if (site.file, site.line) not in self._left:
             return None
-        count = self.value(mask.sum(), site)
-        return None if count is None else torch.nonzero_static(mask, size=count).unbind(1)
+        count = self.value((mask != 0).sum(), site)
+        return None if count is None else torch.nonzero_static(mask, size=count)
 
     def checks(self) -> Iterator[tuple[Site, Tensor]]:
         """Of each line that was told something, whether all of that is right."""

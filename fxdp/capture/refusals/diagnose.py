@@ -23,6 +23,7 @@ _DATA_DEPENDENT = (torch_compat.GuardOnDataDependentSymNode, torch_compat.DataDe
 _MARKS = (
     "data-dependent", "Could not guard on", "Could not extract specialized integer",
     "is not tracked with proxy",  # a size that is computed of such a number
+    "unhashable type: non-nested SymInt",  # one that is a key, or in a set
 )  # fmt: skip
 
 _REMEDY_DATA = (

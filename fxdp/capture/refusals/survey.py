@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 from fxdp import torch_compat
 from fxdp.capture.inputs import Inputs, run_model
 from fxdp.capture.mixed_precision import MixedPrecision
+from fxdp.capture.patches.tensor_slices import selecting_mask
 from fxdp.capture.patches.told_numbers import ReadNumber
 from fxdp.capture.refusals.stateful import aside, copy_of
 from fxdp.capture.sites import site_of_call
@@ -84,9 +85,9 @@ class _Listener(TorchFunctionMode):
             if isinstance(arg, (tuple, list)) and all(map(_may_be_size, arg)):
                 self.read |= self._sources(arg) or set()
         result = func(*args, **(kwargs or {}))
-        if func is Tensor.__getitem__ and isinstance(args[1], Tensor) and args[1].dtype == torch.bool:
+        if (mask := selecting_mask(func, args)) is not None:
             where = site_of_call()
-            self.numbers.append(ReadNumber((where.file, where.line), int(args[1].sum())))
+            self.numbers.append(ReadNumber((where.file, where.line), int((mask != 0).sum())))
         if place is not None and type(result) in (int, list):
             self.numbers.append(ReadNumber(place, result))
         sources = frozenset({_DRAWN}) if func in _DRAWS else self._sources((args, kwargs))

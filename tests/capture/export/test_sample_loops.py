@@ -74,6 +74,17 @@ def _listed(x: Tensor) -> Tensor:
     return nn.utils.rnn.pad_sequence(list(padded)).transpose(0, 1) * joined.mean()
 
 
+def _twice(x: Tensor) -> Tensor:
+    """Two loops fill one list, whose attention has batch and heads of its own."""
+    made = []
+    for scale in (1.0, 2.0):
+        for i in range(len(x)):
+            one = x[i : i + 1].unsqueeze(1) * scale
+            mask = torch.ones(1, 3, dtype=torch.bool) if scale > 1 else None
+            made.append(F.scaled_dot_product_attention(one, one, one, mask)[0])
+    return torch.stack(made, 1)
+
+
 LOOPS: dict[str, Callable[[Tensor], Tensor]] = {
     "pieces of each": _pieces,
     "each padded": _padded,
@@ -83,6 +94,7 @@ LOOPS: dict[str, Callable[[Tensor], Tensor]] = {
     "each convolved": _convolved,
     "rows written one by one": _filled,
     "a list for each": _listed,
+    "attention of each, twice": _twice,
 }
 
 
@@ -101,6 +113,35 @@ def test_a_loop_over_the_samples(name: str) -> None:
     local = check(Loop(LOOPS[name]).double(), (torch.randn(8, 3, 4, dtype=torch.float64),))
     assert local.captured.static
     assert not any("all_gather" in str(node.target) for node in local.gm.graph.nodes)
+
+
+class Selecting(nn.Module):
+    """Mochi and HunyuanVideo 1.5: of each sample the tokens that count, of which there are as many."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        made = []
+        for one, counts in zip(self.fc(x), mask, strict=True):
+            places = torch.nonzero(counts).flatten()
+            made.append(torch.cat([one[places].softmax(0), one[~counts.bool()]]))
+        return torch.stack(made).square().mean()
+
+
+@pytest.mark.parametrize("kept", [2, 3])
+def test_as_many_rows_of_each_sample(kept: int) -> None:
+    mask = (torch.rand(8, 3).argsort() < kept).long()
+    local = check(Selecting().double(), (torch.randn(8, 3, 4, dtype=torch.float64), mask))
+    assert local.captured.static
+    assert not any("all_gather" in str(node.target) for node in local.gm.graph.nodes)
+
+
+def test_other_numbers_of_rows_are_refused() -> None:
+    mask = torch.ones(8, 3, dtype=torch.long).tril()
+    with pytest.raises(fxdp.CaptureError, match="treats its batch size as a Python constant"):
+        capture(Selecting().double(), (torch.randn(8, 3, 4, dtype=torch.float64), mask), {})
 
 
 def _drawn(x: Tensor) -> Tensor:
