@@ -14,7 +14,7 @@ from fxdp.compiler.order import emission
 from fxdp.compiler.pass_manager import PassManager
 from fxdp.compiler.program import Program
 from fxdp.ir import conversions
-from fxdp.ir.graphs import copy_graph
+from fxdp.ir.graphs import copy_graph, no_collection
 from fxdp.ir.level import Level
 from fxdp.ir.mesh import Mesh
 from fxdp.ir.model_tensors import slot_values
@@ -89,21 +89,30 @@ def lower_part(
     gm = manager.run(copy_graph(part.gm), passes)
     _add_seconds(program, "emit-program", manager.seconds["emit-program"])
     began = time.perf_counter()
-    if compiled:
-        values = slot_values(gm.graph, module, program.captured.constants)
-        single = mesh.size * (1 if program.step is None else options.microbatches) == 1
-        halves = lower_kept(
-            gm, values, Shapes(dict(wanted.sizes), generic, single), device_of(module, mesh), start,
-            wanted.zero, summed(part), None if wanted.unhalved else wanted.first,
-            options.activation_memory_budget,
-            hides=not mesh.shared_memory,  # there nothing travels that work could hide
-        )  # fmt: skip
-    else:
-        halves = lower_eager(gm, wanted.zero, summed(part))
-    if wanted.first is not None and halves.trains:
-        halves.halved(wanted.first)  # now, so that what cannot be compiled is known before the first step
+    with no_collection():
+        halves = _lowered(gm, wanted, program, module, generic, start if compiled else None)
+        if wanted.first is not None and halves.trains:
+            halves.halved(wanted.first)  # now, so that what cannot be compiled is known before the first step
     _add_seconds(program, "lowering", time.perf_counter() - began)
     return Lowered(gm, halves)
+
+
+def _lowered(
+    gm: fx.GraphModule, wanted: WantedPart, program: Program, module: nn.Module, generic: bool,
+    start: Start | None,
+) -> Halves:  # fmt: skip
+    """Both halves of an emitted part, by Inductor or (without `start`) as they are."""
+    mesh, options, part = program.mesh, program.options, wanted.part
+    if start is None:
+        return lower_eager(gm, wanted.zero, summed(part))
+    values = slot_values(gm.graph, module, program.captured.constants)
+    single = mesh.size * (1 if program.step is None else options.microbatches) == 1
+    return lower_kept(
+        gm, values, Shapes(dict(wanted.sizes), generic, single), device_of(module, mesh), start,
+        wanted.zero, summed(part), None if wanted.unhalved else wanted.first,
+        options.activation_memory_budget,
+        hides=not mesh.shared_memory,  # there nothing travels that work could hide
+    )  # fmt: skip
 
 
 def sizes_used(wanted: WantedPart) -> tuple[Any, ...]:
