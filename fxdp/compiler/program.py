@@ -90,7 +90,9 @@ class Program:
     @property
     def run_schedule(self) -> Schedule:
         """The schedule as ranks run it: a stage sends the gradient for which another rank waits before it
-        computes those of its weights.
+        computes those of its weights; the last one leaves before the weights of two micro-batches.
+
+        Where a step computes again what it could keep, memory is dear: no stage holds more than it must.
         """
         schedule = self.scheduled().schedule
         placement = schedule.placement
@@ -98,7 +100,8 @@ class Program:
             e.source for e in self.partition.edges
             if e.backward and not e.once and placement[e.source] != placement[e.target]
         }  # fmt: skip
-        return schedule.gradients_first([s for s in awaited if halves_of(self.partition, s)[1]])
+        split = [s for s in awaited if halves_of(self.partition, s)[1]]
+        return schedule.gradients_first(split, holds_more=self.options.checkpoint == "never")
 
     @property
     def gathers_apart(self) -> bool:

@@ -51,11 +51,17 @@ class Schedule:
         rows = (tuple(a for a in row if a.kind is Kind.FORWARD) for row in self.ranks)
         return Schedule(self.name, self.stages, self.microbatches, self.placement, tuple(rows))
 
-    def gradients_first(self, stages: Collection[int]) -> Schedule:
+    def gradients_first(self, stages: Collection[int], *, holds_more: bool = False) -> Schedule:
         """The same schedule with each B of these stages as its I and, right after it, its W.
 
         Between the two the input gradient can leave, so that another rank waits for half of the backward
         instead of the whole; the order of work and the activations held stay as they are.
+
+        With `holds_more` the last W but one of a rank follows its last I, whose gradient so leaves earlier:
+        at the end the ranks before have nothing else to do. In 1F1B the last stage then holds part of two
+        micro-batches for a while, as the first does, instead of one.
+
+            F2 I2 W2 F3 I3 W3    ->    F2 I2 F3 I3 W2 W3
         """
         rows = []
         for row in self.ranks:
@@ -65,7 +71,9 @@ class Schedule:
                 else (a,)
                 for a in row
             ]
-            rows.append(tuple(itertools.chain.from_iterable(split)))
+            halves = {action for pair in split if len(pair) > 1 for action in pair}
+            actions = list(itertools.chain.from_iterable(split))
+            rows.append(tuple(_last_gradient_earlier(actions, halves) if holds_more else actions))
         return replace(self, ranks=tuple(rows))
 
     def timeline(self, costs: Costs | None = None) -> Timeline:
@@ -84,6 +92,16 @@ class Schedule:
                 held[action.stage] += {Kind.FORWARD: 1, Kind.INPUT_GRADIENT: 0}.get(action.kind, -1)
                 most[action.stage] = max(most[action.stage], held[action.stage])
         return tuple(most)
+
+
+def _last_gradient_earlier(row: list[Action], halves: Collection[Action]) -> list[Action]:
+    """The row with the last W but one after the last I, of those that are halves of a B."""
+    kinds = [action.kind if action in halves else None for action in row]
+    if kinds.count(Kind.INPUT_GRADIENT) < 2:
+        return row
+    last = len(row) - 1 - kinds[::-1].index(Kind.INPUT_GRADIENT)
+    late = last - 1 - kinds[:last][::-1].index(Kind.WEIGHT_GRADIENT)
+    return [*row[:late], *row[late + 1 : last + 1], row[late], *row[last + 1 :]]
 
 
 def listed(faults: Sequence[str]) -> list[str]:

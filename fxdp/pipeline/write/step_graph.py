@@ -123,6 +123,10 @@ class StepGraph:
             self._events.join()
         return found
 
+    def waits_for(self, names: Sequence[str], microbatch: int | None) -> bool:
+        """Whether any of these values is under way."""
+        return any((name, which) in self._pending for name in names for which in (microbatch, None))
+
     def shape(self, type_: TensorType, placement: Placement | None, microbatch: int | None) -> list[int]:
         """The shape of this rank's value; of rows with their padding."""
         if isinstance(placement, Rows):

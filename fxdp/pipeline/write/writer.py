@@ -183,10 +183,13 @@ class Writer:
             self._save(made, len(gives), stage, microbatch)
 
     def _call_forward(self, word: str, stage: int, microbatch: int) -> fx.Node:
-        reads = self.partition.parts[stage].reads
-        args = [self.step.value(c.name, microbatch) for c in reads if not c.backward]
+        batch = self._batch(microbatch)
+        names = [c.name for c in self.partition.parts[stage].reads if not c.backward]
+        if self.schedule.trains and self._has_backward(stage) and self.step.waits_for(names, microbatch):
+            self._sums_of(stage)  # while others work
+        args = [self.step.value(name, microbatch) for name in names]
         name = f"{word}_{stage}{suffix(microbatch)}"
-        return self.step.module(f"forward_{stage}", (self._batch(microbatch), *args), name)
+        return self.step.module(f"forward_{stage}", (batch, *args), name)
 
     def _save(self, made: fx.Node, index: int, stage: int, microbatch: int) -> None:
         name = f"saved_{stage}{suffix(microbatch)}"
@@ -197,11 +200,12 @@ class Writer:
         if microbatch in self.recompute:
             again = self._call_forward("recompute", stage, microbatch)
             self._save(again, len(forward_gives(part)), stage, microbatch)
+        sums = self._sums_of(stage)  # before a gradient is waited for
         args = [self.step.value(c.name, microbatch) for c in part.reads if c.backward]
         self.step.settle((stage, microbatch))
         saved: list[Any] = [self._saved.pop((stage, microbatch))]
         if word == "backward":
-            saved.append(self._sums_of(stage))
+            saved.append(sums)
         return self.step.module(f"{word}_{stage}", (*saved, *args), f"{word}_{stage}{suffix(microbatch)}")
 
     def _sums_of(self, stage: int) -> fx.Node | tuple[()]:

@@ -106,6 +106,30 @@ def test_gradients_first(name: str, stages: int, microbatches: int) -> None:
         assert re.sub(r"(\d+)I(\d+) \1W\2", r"\1B\2", " ".join(map(str, cut))) == joined
 
 
+@pytest.mark.parametrize("name", ["gpipe", "1f1b"])
+@pytest.mark.parametrize("microbatches", [2, 4, 8])
+@pytest.mark.parametrize("stages", [2, 3, 4])
+def test_the_last_gradient_leaves_before_the_weights_of_two_microbatches(
+    name: str, stages: int, microbatches: int
+) -> None:
+    whole = make(name, stages, stages, microbatches)
+    split = whole.gradients_first(range(1, stages))
+    late = whole.gradients_first(range(1, stages), holds_more=True)
+    assert late.timeline().span == split.timeline().span - (1 if name == "1f1b" else 0)
+    assert late.ranks[0] == whole.ranks[0]
+    for row, before in zip(late.ranks[1:], split.ranks[1:], strict=True):
+        assert sorted(row) == sorted(before)
+        assert [a.kind for a in row[-3:]] == [Kind.INPUT_GRADIENT, Kind.WEIGHT_GRADIENT, Kind.WEIGHT_GRADIENT]
+    assert max(late.in_flight()) == max(whole.in_flight())
+
+
+def test_what_a_user_halves_stays_in_its_order() -> None:
+    written = schedule("0F0 0F1 0B0 0B1", "1F0 1I0 1W0 1F1 1I1 1W1", microbatches=2)
+    assert written.gradients_first([1], holds_more=True).ranks == written.ranks
+    once = make("1f1b", 2, 2, 1)
+    assert once.gradients_first([1], holds_more=True).ranks == once.gradients_first([1]).ranks
+
+
 def test_time_axis() -> None:
     line = schedule("0F0 0B0", "1F0 1B0").timeline(Costs((1.0, 2.0), (3.0, 1.0), (1.0, 1.0)))
     assert [(str(s.action), s.rank, s.start, s.finish) for s in line.slots] == [

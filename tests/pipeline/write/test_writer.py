@@ -65,36 +65,36 @@ def test_gpipe() -> None:
     assert_expected_inline(_programs("gpipe", ["b"]), """\
 rank 0:
 batch forward_0_mb0 send_relu_mb0_to1 forward_0_mb1 send_relu_mb1_to1 receive_mm_3_mb0_from1
-mm_3_mb0 sums_0 backward_0_mb0 receive_mm_3_mb1_from1 mm_3_mb1 backward_0_mb1 finish_0 results_of0
+receive_mm_3_mb1_from1 sums_0 mm_3_mb0 backward_0_mb0 mm_3_mb1 backward_0_mb1 finish_0 results_of0
 send_results_of0_to1 receive_results_from1 results_of1 unpacked_of1
 rank 1:
-batch receive_relu_mb0_from0 receive_relu_mb1_from0 relu_mb0 forward_1_mb0 relu_mb1 forward_1_mb1
-total_sum_1 input_gradient_1_mb0 send_mm_3_mb0_to0 sums_1 weight_gradient_1_mb0 input_gradient_1_mb1
-send_mm_3_mb1_to0 weight_gradient_1_mb1 finish_1 receive_results_from0 results_of0 unpacked_of0
-results_of1 send_results_of1_to0""")
+batch receive_relu_mb0_from0 receive_relu_mb1_from0 sums_1 relu_mb0 forward_1_mb0 relu_mb1
+forward_1_mb1 total_sum_1 input_gradient_1_mb0 send_mm_3_mb0_to0 input_gradient_1_mb1
+send_mm_3_mb1_to0 weight_gradient_1_mb0 weight_gradient_1_mb1 finish_1 receive_results_from0
+results_of0 unpacked_of0 results_of1 send_results_of1_to0""")
 
 
 def test_1f1b() -> None:
     assert_expected_inline(_programs("1f1b", ["b"]), """\
 rank 0:
-batch forward_0_mb0 send_relu_mb0_to1 forward_0_mb1 send_relu_mb1_to1 receive_mm_3_mb0_from1
-mm_3_mb0 sums_0 backward_0_mb0 receive_mm_3_mb1_from1 mm_3_mb1 backward_0_mb1 finish_0 results_of0
+batch forward_0_mb0 send_relu_mb0_to1 forward_0_mb1 send_relu_mb1_to1 receive_mm_3_mb0_from1 sums_0
+mm_3_mb0 backward_0_mb0 receive_mm_3_mb1_from1 mm_3_mb1 backward_0_mb1 finish_0 results_of0
 send_results_of0_to1 receive_results_from1 results_of1 unpacked_of1
 rank 1:
-batch receive_relu_mb0_from0 receive_relu_mb1_from0 relu_mb0 forward_1_mb0 input_gradient_1_mb0
-send_mm_3_mb0_to0 sums_1 weight_gradient_1_mb0 relu_mb1 forward_1_mb1 total_sum_1
-input_gradient_1_mb1 send_mm_3_mb1_to0 weight_gradient_1_mb1 finish_1 receive_results_from0
+batch receive_relu_mb0_from0 receive_relu_mb1_from0 sums_1 relu_mb0 forward_1_mb0
+input_gradient_1_mb0 send_mm_3_mb0_to0 relu_mb1 forward_1_mb1 total_sum_1 input_gradient_1_mb1
+send_mm_3_mb1_to0 weight_gradient_1_mb0 weight_gradient_1_mb1 finish_1 receive_results_from0
 results_of0 unpacked_of0 results_of1 send_results_of1_to0""")
 
 
 def test_interleaved() -> None:
     assert_expected_inline(_programs("interleaved", 4, gradients="owner"), """\
 rank 0:
-batch forward_0_mb0 send_mm_mb0_to1 forward_0_mb1 send_mm_mb1_to1 receive_relu_mb0_from1 relu_mb0
-forward_2_mb0 send_mm_1_mb0_to1 receive_relu_mb1_from1 relu_mb1 forward_2_mb1 send_mm_1_mb1_to1
-input_gradient_2_mb0 send_mm_3_mb0_to1 sums_2 weight_gradient_2_mb0 input_gradient_2_mb1
-send_mm_3_mb1_to1 receive_threshold_backward_mb0_from1 weight_gradient_2_mb1
-receive_threshold_backward_mb1_from1 threshold_backward_mb0 sums_0 backward_0_mb0
+batch forward_0_mb0 send_mm_mb0_to1 forward_0_mb1 send_mm_mb1_to1 receive_relu_mb0_from1 sums_2
+relu_mb0 forward_2_mb0 send_mm_1_mb0_to1 receive_relu_mb1_from1 relu_mb1 forward_2_mb1
+send_mm_1_mb1_to1 input_gradient_2_mb0 send_mm_3_mb0_to1 input_gradient_2_mb1 send_mm_3_mb1_to1
+receive_threshold_backward_mb0_from1 weight_gradient_2_mb0 weight_gradient_2_mb1
+receive_threshold_backward_mb1_from1 sums_0 threshold_backward_mb0 backward_0_mb0
 threshold_backward_mb1 backward_0_mb1 finish_2 finish_0 receive_results_from1 results_of1
 unpacked_of1
 rank 1:
@@ -108,13 +108,14 @@ send_threshold_backward_mb1_to0 finish_3 results_of1 send_results_of1_to0""")
 def test_zero_bubble() -> None:
     assert_expected_inline(_programs("zero-bubble", ["b"], gradients="owner"), """\
 rank 0:
-batch forward_0_mb0 send_relu_mb0_to1 forward_0_mb1 send_relu_mb1_to1 receive_mm_3_mb0_from1
-mm_3_mb0 input_gradient_0_mb0 sums_0 weight_gradient_0_mb0 receive_mm_3_mb1_from1 mm_3_mb1
+batch forward_0_mb0 send_relu_mb0_to1 forward_0_mb1 send_relu_mb1_to1 receive_mm_3_mb0_from1 sums_0
+mm_3_mb0 input_gradient_0_mb0 weight_gradient_0_mb0 receive_mm_3_mb1_from1 mm_3_mb1
 input_gradient_0_mb1 weight_gradient_0_mb1 finish_0 receive_results_from1 results_of1 unpacked_of1
 rank 1:
-batch receive_relu_mb0_from0 receive_relu_mb1_from0 relu_mb0 forward_1_mb0 input_gradient_1_mb0
-send_mm_3_mb0_to0 relu_mb1 forward_1_mb1 total_sum_1 input_gradient_1_mb1 send_mm_3_mb1_to0 sums_1
-weight_gradient_1_mb0 weight_gradient_1_mb1 finish_1 results_of1 send_results_of1_to0""")
+batch receive_relu_mb0_from0 receive_relu_mb1_from0 sums_1 relu_mb0 forward_1_mb0
+input_gradient_1_mb0 send_mm_3_mb0_to0 relu_mb1 forward_1_mb1 total_sum_1 input_gradient_1_mb1
+send_mm_3_mb1_to0 weight_gradient_1_mb0 weight_gradient_1_mb1 finish_1 results_of1
+send_results_of1_to0""")
 
 
 def test_recomputation() -> None:
@@ -123,7 +124,7 @@ def test_recomputation() -> None:
     assert [w for w in words if w.startswith("recompute")] == ["recompute_0_mb0", "recompute_1_mb0"]
     at = words.index("recompute_0_mb0")
     assert words[at - 1].startswith("receive_mm_3_mb0")
-    assert words[at + 1 : at + 4] == ["mm_3_mb0", "sums_0", "backward_0_mb0"]
+    assert words[at + 1 : at + 4] == ["sums_0", "mm_3_mb0", "backward_0_mb0"]
 
 
 class Frozen(Two):
@@ -142,7 +143,7 @@ rank 0:
 batch forward_0_mb0 send_relu_mb0_to1 forward_0_mb1 send_relu_mb1_to1 receive_results_from1
 results_of1 unpacked_of1
 rank 1:
-batch receive_relu_mb0_from0 receive_relu_mb1_from0 relu_mb0 forward_1_mb0 recompute_1_mb0 sums_1
+batch receive_relu_mb0_from0 receive_relu_mb1_from0 sums_1 relu_mb0 forward_1_mb0 recompute_1_mb0
 backward_1_mb0 relu_mb1 forward_1_mb1 total_sum_1 recompute_1_mb1 backward_1_mb1 finish_1
 results_of1 send_results_of1_to0""")
 
@@ -191,8 +192,8 @@ compute_waits = wait_event(compute, after_finish_0, batch, t_8_mb0)""")
 after_batch = record_event(compute)
 p2p_forward_waits = wait_event(p2p_forward, after_batch)
 receive_relu_mb0_from0 = receive_forward([4, 4], torch.float32, 0, 0, stream=p2p_forward)
-relu_mb0 = wait(receive_relu_mb0_from0)
 microbatch_0 = microbatch(batch, 0, 0, 4, [0])
+relu_mb0 = wait(receive_relu_mb0_from0)
 forward_1_mb0 = forward_1(microbatch_0, relu_mb0)
 sum_1_mb0 = getitem(forward_1_mb0, 0)
 saved_1_mb0 = getitem(forward_1_mb0, 1)
