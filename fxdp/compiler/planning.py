@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
-from typing import TYPE_CHECKING
 
 from torch import fx
 from torch.distributed.device_mesh import DeviceMesh
 
+from fxdp.compiler.program import Program
 from fxdp.ir import conversions
 from fxdp.ir.mesh import REGATHER, Mesh
 from fxdp.ir.notes import note
@@ -35,13 +35,14 @@ from fxdp.reports.rows import CommRow
 from fxdp.reports.schedule_svg import DrawnSchedule
 from fxdp.reports.stages import stage_rows
 
-if TYPE_CHECKING:
-    from fxdp.compiler.program import Program
-
 
 @dataclass(frozen=True)
 class Planning:
-    """Makes the plan of a program at the given sizes: `B`, further symbols, and `b` if parts are unequal."""
+    """Makes the plan of a program at the given sizes: what ranks reduce, gather and send.
+
+    `sizes` are `B`, further symbols, and `b` of the rank's whole batch: without it all data ranks have
+    equally many samples.
+    """
 
     program: Program
     sizes: Mapping[str, int]

@@ -14,7 +14,6 @@ from torch import fx
 from torch.distributed.device_mesh import DeviceMesh
 
 from fxdp.capture.captured import Captured
-from fxdp.compiler.planning import Planning
 from fxdp.ir.dtensor_specs import annotated, data_mesh
 from fxdp.ir.graph_text import graph_text
 from fxdp.ir.mesh import Mesh
@@ -25,7 +24,7 @@ from fxdp.pipeline.schedule.schedule import Schedule
 from fxdp.pipeline.write.microbatches import MicrobatchSizes
 from fxdp.pipeline.write.step_graph import StepGraph
 from fxdp.pipeline.write.writer import Recompute, Writer
-from fxdp.reports.plan import Plan, program_text
+from fxdp.reports.plan import program_text
 
 
 @dataclass(frozen=True)
@@ -129,10 +128,3 @@ class Program:
     def graph(self, sizes: Mapping[str, int], device_mesh: DeviceMesh | None = None) -> fx.GraphModule:
         """The program of the whole batch with its collectives and a `DTensorSpec` on each tensor's node."""
         return annotated(self.causes, data_mesh(self.mesh, device_mesh), sizes)
-
-    def plan(self, sizes: Mapping[str, int], device_mesh: DeviceMesh | None = None) -> Plan:
-        """The plan at the given sizes (`B` and further symbols): what ranks reduce, gather and send.
-
-        `sizes` are those of the rank's whole batch; without `b`, all data ranks have equally many samples.
-        """
-        return Planning(self, sizes).plan(device_mesh)

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 
 from torch import fx
 
+from fxdp.compiler.planning import Planning
 from fxdp.compiler.program import Program
 from fxdp.ir.graph_text import graph_text
 from fxdp.reports.plan_data.plan_json import plain
@@ -34,7 +35,7 @@ def tell_program(program: Program, sizes: Mapping[str, int]) -> None:
     detailed, traced = _log.isEnabledFor(logging.DEBUG), tracing()
     if not detailed and not traced:
         return
-    plan = program.plan(sizes)
+    plan = Planning(program, sizes).plan()
     if detailed:
         _log.debug("%s", "\n".join(f"{name} took {seconds:.3f} s" for name, seconds in plan.timings.items()))
         _log.debug("the program of each rank\n%s", plan.text)

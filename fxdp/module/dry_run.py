@@ -17,6 +17,7 @@ from fxdp.capture.refusals.input_layouts import check_layouts
 from fxdp.capture.sites import Origin
 from fxdp.compiler.device_memory import own_memory
 from fxdp.compiler.partial_plan import partial_plan
+from fxdp.compiler.planning import Planning
 from fxdp.compiler.prepare import is_cut
 from fxdp.compiler.program import Program
 from fxdp.compiler.records import tell_program
@@ -97,7 +98,7 @@ def dry_run(
     """
     local, sizes = local_program(model, args, kwargs, mesh, options, origin)
     tell_program(local, sizes)
-    return local.plan(sizes)
+    return Planning(local, sizes).plan()
 
 
 def local_program(

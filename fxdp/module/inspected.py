@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import fx
 
+from fxdp.compiler.planning import Planning
 from fxdp.errors import StateError
 from fxdp.ir.mesh import Mesh
 from fxdp.module.served import Served
@@ -29,7 +30,7 @@ class Inspected(Bare):
         StateError : nothing was compiled yet.
         """
         served = self._last()
-        return served.program.plan(served.sizes, self._joined.device_mesh)
+        return Planning(served.program, served.sizes).plan(self._joined.device_mesh)
 
     @property
     def graph(self) -> fx.GraphModule:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from fxdp.compiler.planning import Planning
 from fxdp.compiler.program import Program
 from fxdp.options import Options
 from fxdp.reports.communication import communication
@@ -42,7 +43,7 @@ def travelling(local: Program) -> set[str]:
     sent = communication(local.causes, {"B": 8})
     if {row.op for row in sent} == {"all_reduce"}:
         assert sent == communication(local.causes, {"B": 8000})
-    return {row.op for row in local.plan({"B": 4}).coverage() if row.phase == "forward"}
+    return {row.op for row in Planning(local, {"B": 4}).plan().coverage() if row.phase == "forward"}
 
 
 @pytest.mark.parametrize("name", ["gpt2", "resnet"])

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.modeling_outputs import SequenceClassifierOutput
 
+from fxdp.compiler.planning import Planning
 from tests.exactness.cases import D, Model, classes, exact, exact_body, linear, rows, traffic
 from tests.lockstep import check
 
@@ -34,7 +35,7 @@ class Tied(nn.Module):
 
 def test_tied_weights() -> None:
     local = exact(Tied(), classes(D), splits=SPLITS)
-    rows_ = [row for row in local.plan({"B": D}).causes if "gradient of" in row.cause]
+    rows_ = [row for row in Planning(local, {"B": D}).plan().causes if "gradient of" in row.cause]
     assert len(rows_) == 3, "one reduction each: embedding, weight and bias"
 
 
@@ -74,7 +75,7 @@ def test_lora() -> None:
 
     model = LoRA()
     local = exact(model, rows(), splits=SPLITS)
-    plan = local.plan({"B": D})
+    plan = Planning(local, {"B": D}).plan()
     assert plan.gradient_bytes == sum(p.numel() * 8 for p in model.parameters() if p.requires_grad)
 
 
@@ -89,7 +90,7 @@ def test_gradient_without_data() -> None:
         return a(x).square().mean() + b.weight.square().sum()
 
     local = exact(Model(body, linear(), linear()), rows(), splits=SPLITS)
-    assert local.plan({"B": D}).gradient_bytes == (D * D + D) * 8
+    assert Planning(local, {"B": D}).plan().gradient_bytes == (D * D + D) * 8
 
 
 class Scalars(nn.Module):
@@ -214,5 +215,5 @@ def test_gradients_of_inputs() -> None:
     local = exact_body(
         lambda fc, x, w: (fc(x) @ w).square().mean(), x, w, batch_dims=((0, None), {}), splits=SPLITS
     )
-    assert any("gradient of input" in row.cause for row in local.plan({"B": D}).causes)
+    assert any("gradient of input" in row.cause for row in Planning(local, {"B": D}).plan().causes)
     assert traffic(local)
