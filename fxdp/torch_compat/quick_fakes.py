@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import SymInt, Tensor
+from torch._C import _DisablePythonDispatcher
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
 
 __all__ = ["quick_fakes"]
@@ -27,7 +28,7 @@ _Make: TypeAlias = Callable[..., Any]
 
 @contextlib.contextmanager
 def quick_fakes() -> Iterator[None]:
-    """Inside, fake tensors with symbolic sizes are copied; other threads share it, to the same tensors."""
+    """Inside, fake tensors are copied; other threads share it, to the same tensors."""
     plain = getattr(FakeTensorMode, _NAME)
     setattr(FakeTensorMode, _NAME, _Copies(plain).method())
     try:
@@ -58,7 +59,7 @@ class _Copies:
             if (known := self._known.get(name)) is not None:
                 return _copy(self_, known[1], known[2], viewed, entry.metadata.device)
             new = self._plain(self_, state, entry, key, func, args)
-            with in_kernel_invocation_manager(self_):
+            with in_kernel_invocation_manager(self_), _DisablePythonDispatcher():
                 like = torch.ops.aten.detach.default(new)
                 torch._functionalize_unsafe_set(like, torch.empty(0, dtype=like.dtype, device="meta"))
             self._known[name] = (entry, nodes), like, new.untyped_storage().nbytes()
@@ -68,7 +69,7 @@ class _Copies:
 
 
 def _sizes(entry: Any, key: Any) -> list[SymInt] | None:
-    """The symbolic sizes of a result, if it has any and all are its operands' own."""
+    """The symbolic sizes of a result that can be copied: all are its operands' own."""
     known = entry.metadata
     if known is None or entry.inplace_idx is not None or known.requires_grad or known.is_conj or known.is_neg:
         return None
@@ -80,11 +81,12 @@ def _sizes(entry: Any, key: Any) -> list[SymInt] | None:
         if type(size.value) is not int:
             return None
         found.append(key.key[size.value].value)
-    return found or None
+    return found
 
 
 def _copy(mode: FakeTensorMode, like: Tensor, size: Any, viewed: Tensor | None, device: Any) -> FakeTensor:
-    with in_kernel_invocation_manager(mode):
+    # the dispatcher in Python would have torch's decomposition of a detach, which takes longer than all else
+    with in_kernel_invocation_manager(mode), _DisablePythonDispatcher():
         made = torch.ops.aten.detach.default(like)
         if viewed is None:
             viewed = torch.empty(0, dtype=made.dtype, device="meta")

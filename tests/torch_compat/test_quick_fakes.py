@@ -43,10 +43,10 @@ def _remembering() -> Iterator[None]:
         yield
 
 
-def _symbolic() -> tuple[FakeTensorMode, Tensor]:
-    """A mode, and a tensor whose first size is a symbol."""
+def _symbolic(first: DimDynamic = DimDynamic.DYNAMIC) -> tuple[FakeTensorMode, Tensor]:
+    """A mode, and a tensor whose first size is a symbol, or else fixed."""
     mode = FakeTensorMode(shape_env=ShapeEnv())
-    dynamic = [DimDynamic.DYNAMIC, DimDynamic.STATIC, DimDynamic.STATIC]
+    dynamic = [first, DimDynamic.STATIC, DimDynamic.STATIC]
     return mode, mode.from_tensor(
         torch.empty(7, 3, 4), symbolic_context=StatelessSymbolicContext(dynamic_sizes=dynamic)
     )
@@ -77,11 +77,12 @@ def _counted() -> Iterator[list[Any]]:
         yield calls
 
 
+@pytest.mark.parametrize("first", [DimDynamic.DYNAMIC, DimDynamic.STATIC])
 @pytest.mark.parametrize("name", _OPS)
-def test_copies_say_what_torch_says(name: str) -> None:
+def test_copies_say_what_torch_says(name: str, first: DimDynamic) -> None:
     found = []
     for quick in (contextlib.nullcontext, quick_fakes):
-        mode, x = _symbolic()
+        mode, x = _symbolic(first)
         with mode, quick():
             made = [_OPS[name](x) for _ in range(4)]
             found.append([str(_said(x, one)) for one in made])
