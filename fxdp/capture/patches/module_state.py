@@ -129,20 +129,25 @@ def held_objects(module: nn.Module) -> Iterator[tuple[str, Any]]:
     seen: set[int] = set()
     for path, owner in module.named_modules():
         for name, value in vars(owner).items():
-            for key, held in _members(name, value):
+            if type(value) in _ATOMS or (type(value) in _CONTAINERS and not value):
+                continue  # as most are: a module has a dozen dicts for hooks
+            for keys, held in _members(value):
                 if _is_plain(held) and id(held) not in seen:
                     seen.add(id(held))
-                    yield f"{path}.{key}".lstrip("."), held
+                    yield ".".join(filter(None, (path, name))) + "".join(f"[{k!r}]" for k in keys), held
 
 
-def _members(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """A value, or what is in it if it is a container."""
+_ATOMS = frozenset({bool, int, float, str, type(None)})
+
+
+def _members(value: Any) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """What is in a value by its key if it is a container, else the value."""
     if isinstance(value, Mapping):
-        yield from ((f"{name}[{key!r}]", held) for key, held in value.items())
+        yield from (((key,), held) for key, held in value.items())
     elif isinstance(value, (list, tuple, deque)):
-        yield from ((f"{name}[{index}]", held) for index, held in enumerate(value))
+        yield from (((index,), held) for index, held in enumerate(value))
     else:
-        yield name, value
+        yield (), value
 
 
 _FOREIGN = sys.stdlib_module_names | {"torch"}
@@ -150,10 +155,9 @@ _FOREIGN = sys.stdlib_module_names | {"torch"}
 
 def _is_plain(value: Any) -> bool:
     """Whether it is an object of a user's class, with attributes."""
-    package = type(value).__module__.partition(".")[0]
     return (
-        package not in _FOREIGN
-        and not isinstance(value, (type, nn.Module, torch.Tensor))
+        not isinstance(value, (nn.Module, torch.Tensor, type))
+        and type(value).__module__.partition(".")[0] not in _FOREIGN
         and isinstance(getattr(value, "__dict__", None), dict)
     )
 

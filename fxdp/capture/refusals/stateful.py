@@ -171,7 +171,9 @@ class Attributes:
 
     def __init__(self, module: nn.Module) -> None:
         self._found = {
-            name: (type(child).__name__, _own(child)) for name, child in module.named_modules() if _own(child)
+            name: (type(child).__name__, own)
+            for name, child in module.named_modules()
+            if (own := _own(child))
         }
         for name, held in held_objects(module):
             own = {key: _content(value) for key, value in vars(held).items()}
