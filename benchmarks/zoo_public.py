@@ -1,19 +1,25 @@
 """The zoo as users train it: two real ranks, the public API, Inductor, uneven batches that change.
 
-    python benchmarks/zoo_public.py                     # all models, a minute each
+    python benchmarks/zoo_public.py                     # all models without a result, smaller ones first
     python benchmarks/zoo_public.py swin whisper        # some
+    python benchmarks/zoo_public.py --any-size          # both batches by the program of any size: quicker
 
 `zoo_sweep.py` compares every node of a program on virtual ranks, without Inductor; this one compares losses,
-gradients and buffers of compiled programs. Results gather in a JSON file; models that are in it are left out.
+gradients and buffers of compiled programs. What Inductor cannot compile counts as failed. Ranks lower one
+after the other, and what one has lowered the other finds on the disk, as a second start does; kernels are
+built with -O0. Results gather in a JSON file; models that are in it are left out.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import queue
 import sys
+import threading
 import time
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -21,10 +27,16 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from tests.rank_pool import RankError, RankPool
 from tests.zoo.catalogue import CATALOGUE
-from tests.zoo.public import public_error
+from tests.zoo.shared_work import know_what_models_need, shared_error
 
 RESULTS = Path(__file__).with_name("zoo_public.json")
+NODES = Path(__file__).with_name("zoo.json")
 CONSOLE = Console()
+_CASTS = 1e-6
+"""What a model's own casts to float32 may cost; more is measured without them."""
+_REFUSALS = tuple(f"fxdp.errors.{kind}Error: " for kind in ("Capture", "Placement", "Input"))
+_RENEWED = 20
+"""After as many models ranks are started anew: what they have compiled stays with them."""
 
 
 def main() -> int:
@@ -33,20 +45,97 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("models", nargs="*", help="names (default: all without a result)")
-    parser.add_argument("--timeout", type=float, default=420.0, help="seconds per model")
+    parser.add_argument("--timeout", type=float, default=900.0, help="seconds per model")
+    parser.add_argument("--any-size", action="store_true", help="no program of the first batch's own sizes")
+    parser.add_argument("--pools", type=int, default=1, help="how many models at a time")
     asked = parser.parse_args()
-    found: dict[str, float | str] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    pool = RankPool()
-    for name in asked.models or [name for name in CATALOGUE if name not in found]:
-        start = time.monotonic()
+    results = _Results()
+    names: queue.SimpleQueue[str] = queue.SimpleQueue()
+    for name in asked.models or [name for name in _smallest_first() if name not in results.found]:
+        names.put(name)
+    threads = [
+        threading.Thread(target=_work, args=(names, results, asked.timeout, asked.any_size))
+        for _ in range(asked.pools)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    rows = results.found.values()
+    return int(any("refused" not in row and min(_errors(row), default=1.0) > _CASTS for row in rows))
+
+
+def _errors(row: dict[str, Any]) -> list[float]:
+    return [row[kind] for kind in ("error", "in_float64") if kind in row]
+
+
+def _smallest_first() -> list[str]:
+    """The catalogue by nodes of the training program, as far as the sweep has counted them."""
+    rows = json.loads(NODES.read_text())
+    nodes = {name: row.get("train", {}).get("nodes", 0) for name, row in rows.items()}
+    return sorted(CATALOGUE, key=lambda name: nodes.get(name, 1_000_000))
+
+
+class _Results:
+    """What is known of each model, in memory and in the file."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, dict[str, Any]] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+        self._lock = threading.Lock()
+
+    def add(self, name: str, row: dict[str, Any], seconds: float) -> None:
+        with self._lock:
+            self.found[name] = row
+            lines = [f" {json.dumps(known)}: {json.dumps(self.found[known])}" for known in sorted(self.found)]
+            RESULTS.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+            CONSOLE.print(f"{time.strftime('%H:%M')} {name}: {row} ({seconds:.0f} s)", highlight=False)
+
+
+def _work(names: queue.SimpleQueue[str], results: _Results, timeout: float, any_size: bool) -> None:
+    pool, done = RankPool(), 0
+    pool.prepare(know_what_models_need)
+    while True:
         try:
-            found[name] = max(pool.run(2, public_error, name, timeout=asked.timeout))
-        except RankError as error:
-            lines = [line for line in str(error).splitlines() if "Error" in line]
-            found[name] = (lines or [str(error)])[-1][:300]
-        RESULTS.write_text(json.dumps(dict(sorted(found.items())), indent=1) + "\n")
-        CONSOLE.print(f"{name}: {found[name]} ({time.monotonic() - start:.0f} s)", highlight=False)
-    return 0 if all(isinstance(error, float) and error <= 1e-5 for error in found.values()) else 1
+            name = names.get_nowait()
+        except queue.Empty:
+            break
+        start = time.monotonic()
+        results.add(name, _measured(pool, name, timeout, any_size), time.monotonic() - start)
+        done += 1
+        if done % _RENEWED == 0:
+            pool.renew()
+    pool.close()
+
+
+def _measured(pool: RankPool, name: str, timeout: float, any_size: bool) -> dict[str, Any]:
+    """The errors of a model, or why it has none.
+
+    error        with the casts to float32 that the model makes by itself, if eager runs so in float64
+    in_float64   with these casts to float64, where there is no error, or a large one
+    programs     2: the first batch's own, and that of any size; 1: the latter alone
+    """
+    row: dict[str, Any] = {}
+    try:
+        for wide in (False, True):
+            found = pool.run(
+                2, shared_error, name, str(pool.folder), any_size=any_size, wide=wide, timeout=timeout
+            )
+            if None not in found:
+                row["in_float64" if wide else "error"] = max(found)
+                if wide or max(found) <= _CASTS:
+                    break
+    except RankError as failure:
+        return _words(str(failure))
+    return {**row, "programs": 1 if any_size else 2}
+
+
+def _words(text: str) -> dict[str, Any]:
+    """What a rank raised, by whether fxdp refused the model."""
+    lines = text.splitlines()
+    if refused := [line for line in lines if line.startswith(_REFUSALS)]:
+        return {"refused": refused[0][:300]}
+    raised = [line for line in lines if "Error" in line or "Warning" in line]
+    return {"failed": (raised or [text])[-1][-300:]}
 
 
 if __name__ == "__main__":

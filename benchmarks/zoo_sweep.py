@@ -3,6 +3,7 @@
     python benchmarks/zoo_sweep.py                        # all models and modes, three hours
     python benchmarks/zoo_sweep.py swin "visible zoo" --modes train    # some models or kinds
     python benchmarks/zoo_sweep.py --missing              # go on where a sweep was stopped
+    python benchmarks/zoo_sweep.py --page                 # no sweep: the page from what is known
     python benchmarks/zoo_sweep.py --library timm    # the smallest model of each family that a library lists
     python benchmarks/zoo_sweep.py --library all --missing    # of all libraries, each in its turn
 
@@ -40,6 +41,7 @@ from tests.zoo.measure import MODES, measure
 
 CONSOLE = Console()
 RESULTS = Path(__file__).with_name("zoo.json")
+PUBLIC = Path(__file__).with_name("zoo_public.json")
 TABLE = Path(__file__).with_name("ZOO.md")
 
 
@@ -49,12 +51,13 @@ def main() -> int:
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
+    wrong = False
     if asked.library:
         libraries = LIBRARIES if asked.library == "all" else [asked.library]
         sweep(libraries, asked.models, timeout=asked.timeout, missing=asked.missing)
         rows = [row for library in libraries for row in known(library).values()]
         wrong = any(row.get("failed") in ("wrong", "error") for row in rows)
-    else:
+    elif not asked.page:
         wrong = _sweep_catalogue(asked)
     TABLE.write_text(
         "\n".join([_catalogue(), library_summary(LIBRARIES), *filter(None, map(library_page, LIBRARIES))])
@@ -84,7 +87,7 @@ def _catalogue() -> str:
         "transformers": transformers.__version__,
         "fxdp": fxdp.__version__,
     }
-    return markdown(rows, versions)
+    return markdown(rows, versions, json.loads(PUBLIC.read_text()) if PUBLIC.exists() else {})
 
 
 def _arguments() -> argparse.Namespace:
@@ -97,6 +100,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--modes", nargs="+", default=list(MODES), choices=MODES)
     parser.add_argument("--timeout", type=int, default=300, help="seconds per model")
     parser.add_argument("--missing", action="store_true", help="only what has no result yet")
+    parser.add_argument("--page", action="store_true", help="only write the page anew")
     parser.add_argument("--library", choices=[*LIBRARIES, "all"], help="what it lists, not the catalogue")
     return parser.parse_args()
 

@@ -24,6 +24,10 @@ computes in float32 on the way (f32). In training mode dropout is on and draws w
 its gradient's. Gathers include those of dropout masks that must equal one device's (`rng="single-device"`).
 
 **{exact} of {total} models are captured and exact**, in training, evaluation and without gradients.
+
+`two ranks`: loss, gradients and buffers of training on two real ranks, through Inductor, with uneven batches
+that change, beside one eager device (`python benchmarks/zoo_public.py`). Here a model's own casts to float32
+stay, except where the figure says f64, and what Inductor cannot compile has failed. {public}
 """
 
 
@@ -35,8 +39,8 @@ def state(result: Result) -> str:
     return f"{worst:.0e} f32" if result["narrow"] else f"{worst:.0e}"
 
 
-def markdown(kinds: dict[str, dict[str, Modes]], versions: dict[str, str]) -> str:
-    """The whole page."""
+def markdown(kinds: dict[str, dict[str, Modes]], versions: dict[str, str], public: dict[str, Result]) -> str:
+    """The whole page; `public`: what `zoo_public.py` has found."""
     models = {name: modes for rows in kinds.values() for name, modes in rows.items()}
     measured = {name: modes for name, modes in models.items() if modes}
     exact = [name for name, modes in measured.items() if _is_exact(modes)]
@@ -47,11 +51,12 @@ def markdown(kinds: dict[str, dict[str, Modes]], versions: dict[str, str]) -> st
         _HEAD.format(
             versions=", ".join(f"{name} {version}" for name, version in versions.items()),
             splits=", ".join(splits), exact=len(exact), total=len(measured),
+            public=_public_summary({name: public[name] for name in models if name in public}),
         )
     ]  # fmt: skip
     for kind, rows in kinds.items():
         if any(rows.values()):
-            page.append(_table(kind, {name: modes for name, modes in rows.items() if modes}))
+            page.append(_table(kind, {name: modes for name, modes in rows.items() if modes}, public))
     failures = {name: modes for name, modes in measured.items() if any("failed" in r for r in modes.values())}
     if failures:
         page.append(_failures(failures))
@@ -66,17 +71,40 @@ def _is_exact(modes: Modes) -> bool:
     return all(mode in modes and "failed" not in modes[mode] for mode in _MODES)
 
 
-def _table(kind: str, rows: dict[str, Modes]) -> str:
+def _public_summary(found: dict[str, Result]) -> str:
+    errors = [error for row in found.values() if (error := _public_error(row)) is not None]
+    alone = sum(row.get("programs") == 1 for row in found.values())
+    refused = sum("refused" in row for row in found.values())
+    counts = [f"**{len(errors)} models** are measured so, the largest error is {max(errors, default=0):.0e}"]
+    counts += [f"of {alone} only the program that serves any size of batch"] if alone else []
+    counts += [f"{refused} are refused as below"] if refused else []
+    counts += [f"{len(found) - len(errors) - refused} failed"] if len(found) > len(errors) + refused else []
+    return "; ".join(counts) + "."
+
+
+def _public_state(row: Result) -> str:
+    """`3e-07`, `2e-11 f64`, in a word what went wrong, or nothing."""
+    error = _public_error(row)
+    if error is None:
+        return next(iter(row), "")
+    return f"{error:.0e} f64" if "in_float64" in row else f"{error:.0e}"
+
+
+def _public_error(row: Result) -> float | None:
+    return row.get("in_float64", row.get("error"))
+
+
+def _table(kind: str, rows: dict[str, Modes], public: dict[str, Result]) -> str:
     lines = [
         f"## {kind.capitalize()}\n",
-        "| model | train | eval | no_grad | sums | gathers | run whole on each rank |",
-        "|---|---|---|---|---|---|---|",
+        "| model | train | eval | no_grad | two ranks | sums | gathers | run whole on each rank |",
+        "|---|---|---|---|---|---|---|---|",
     ]
-    lines += [_row(name, modes) for name, modes in rows.items()]
+    lines += [_row(name, modes, _public_state(public.get(name, {}))) for name, modes in rows.items()]
     return "\n".join(lines) + "\n"
 
 
-def _row(name: str, modes: Modes) -> str:
+def _row(name: str, modes: Modes, public: str) -> str:
     measured = next((r for r in modes.values() if "failed" not in r), None)
     counts = ["", "", ""]
     if measured is not None:
@@ -87,7 +115,7 @@ def _row(name: str, modes: Modes) -> str:
             str(whole or ""),
         ]
     states = [state(modes[mode]) if mode in modes else "" for mode in _MODES]
-    return f"| {' | '.join([name, *states, *counts])} |"
+    return f"| {' | '.join([name, *states, public, *counts])} |"
 
 
 def _failures(failures: dict[str, Modes]) -> str:

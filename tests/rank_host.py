@@ -77,7 +77,7 @@ def serve(descriptor: int) -> None:
     torch._dynamo.config.fake_tensor_cache_enabled = False  # as in tests/conftest.py
     torch.hub.tqdm.monitor_interval = 0  # torch makes a bar, shown or not, for each graph it runs: no thread
     if "PYTEST_XDIST_WORKER" in os.environ:  # a whole run: ranks of many tests need it
-        _know_inductor()
+        know_inductor()
         know_capture()
     gc.set_threshold(*COLLECT_AFTER)
     gc.freeze()  # what is imported is no garbage: ranks collect theirs after each task
@@ -109,7 +109,7 @@ def serve(descriptor: int) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def _know_inductor() -> None:
+def know_inductor() -> None:
     """What each rank that compiles would import, and ask of this machine by running programs."""
     from torch._inductor import async_compile, compile_fx, cpu_vec_isa  # noqa: F401
     from torch._inductor.codecache import torch_key

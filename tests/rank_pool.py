@@ -167,6 +167,11 @@ class RankPool:
             for rank in ranks:
                 rank.connection.close()
 
+    @property
+    def folder(self) -> Path:
+        """Ends with the pool."""
+        return Path(self._folder.name)
+
     def close(self) -> None:
         """End all processes."""
         self._kill_ranks()

@@ -1,0 +1,93 @@
+"""Ranks of one machine that compile a model together, in half the time of each by itself.
+
+What a rank has compiled the others find on the disk, as a program's second start does; the programs, the
+kernels and what they compute are the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+
+from fxdp.compiler import emit
+from fxdp.lowering.halves import Halves
+from fxdp.lowering.inductor.cold_start import ColdStart
+from fxdp.module.programs import Programs
+from tests.capture.zoo import keep_float64
+from tests.rank_host import know_capture, know_inductor
+from tests.zoo.catalogue import CATALOGUE
+from tests.zoo.public import WithLoss, inputs_of, public_error
+
+
+@contextlib.contextmanager
+def lowered_in_turn(folder: Path) -> Iterator[None]:
+    """Inside, ranks of this folder lower one after the other, not half by half at once."""
+    own = emit.lower_kept
+
+    def alone(*args: Any, **options: Any) -> Halves:
+        with (folder / "lowering").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # who holds it waits for nobody; it ends with its process
+            return own(*args, **options)
+
+    with (
+        mock.patch.object(emit, "lower_kept", alone),
+        mock.patch("fxdp.compiler.lowered_parts.start_of", side_effect=lambda *_: ColdStart()),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def of_any_size() -> Iterator[None]:
+    """Inside, the first batch is served by the program of any size that usually comes with the second."""
+    own = Programs._serve
+
+    def generic(self: Programs, *args: Any, **_: Any) -> Any:
+        return own(self, *args, generic=True)
+
+    with mock.patch.object(Programs, "_serve", generic):
+        yield
+
+
+def know_what_models_need() -> None:
+    """Where ranks are forked from: imports, Inductor with kernels of -O0, the first capture."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        know_inductor()
+        know_capture()
+
+
+def shared_error(name: str, folder: str, *, any_size: bool, wide: bool) -> float | None:
+    """`public_error` with Inductor; None for a model that does not run in float64 by itself.
+
+    `any_size`: of the program of any size alone; `wide`: what the model casts to float32 stays float64.
+    """
+    torch._dynamo.config.fake_tensor_cache_enabled = True  # large models: it saves a fifth
+    with lowered_in_turn(Path(folder)), warnings.catch_warnings(), contextlib.ExitStack() as chosen:
+        warnings.simplefilter("ignore")  # of the models' own code, in eager
+        if any_size:
+            chosen.enter_context(of_any_size())
+        if wide:
+            chosen.enter_context(keep_float64())
+        elif not _runs(name):
+            return None
+        return public_error(name)
+
+
+def _runs(name: str) -> bool:
+    """Whether eager runs the model in float64, with the model's own casts to float32 as they are."""
+    entry = CATALOGUE[name]
+    try:
+        with torch.no_grad():
+            WithLoss(entry.build().double()).train()(**inputs_of(name, 2))
+    except RuntimeError as error:
+        return "dtype" not in str(error)
+    except Exception:  # fxdp says what it is
+        return True
+    return True
