@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -31,6 +32,10 @@ __all__ = [
 ]
 
 
+_LARGEST_SIZE = 2**48
+"""What memory can address."""
+
+
 def static_mode() -> FakeTensorMode:
     """A fake mode for fixed sizes; Inductor's cache wants it to have a shape environment all the same."""
     return FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True, allow_non_fake_inputs=True)
@@ -56,6 +61,14 @@ class _HalfGuards(ShapeEnv):
     Inductor stores a half with its guards and evaluates them on that half's own sizes. A backward may take
     `25*B` without `B`; a guard that says so could only fail there, by a NameError.
     """
+
+    def _constrain_range_for_size(self, a: Any, min: int | None = None, max: int | None = None) -> None:
+        """A size that depends on data (`x[mask]`) has bounds that torch may divide, and round, as floats.
+
+        With 2**63 - 2, torch's own, `n == 16 * b` gives `16 * b <= 2**63`, which it then refuses.
+        """
+        largest = _LARGEST_SIZE if max is None else builtins.min(max, _LARGEST_SIZE)
+        super()._constrain_range_for_size(a, min, largest)
 
     def produce_guards_expression(
         self, placeholders: Sequence[Any], *, guards: Any = None, ignore_static: bool = True
