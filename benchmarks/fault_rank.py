@@ -37,7 +37,7 @@ from benchmarks.fault_strikes import REFUSED, STRIKES
 from fxdp.module.checkpoint import saving
 from fxdp.ranks.links.group import MessageGroup
 from fxdp.runtime.stage_calls import Backward, Forward, InputGradient, WeightGradient
-from tests.rank_host import _know_inductor
+from tests.rank_host import know_inductor
 
 STEP = 3  # in which most faults happen
 STEPS = 5
@@ -76,7 +76,7 @@ def launch(fault: Fault, folder: str) -> None:
 def warm() -> None:
     """Once for all ranks: what a first capture and Inductor import and build."""
     warnings.simplefilter("ignore")
-    _know_inductor()
+    know_inductor()
     batch = (torch.ones(4, 6), torch.zeros(4, dtype=torch.long))
     fxdp.plan(Net(stages=False), batch, mesh={"dp": 2})
     fxdp.plan(Net(stages=False), batch, mesh={"dp": 2}, strategy="shard")

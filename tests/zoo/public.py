@@ -57,11 +57,12 @@ def public_error(name: str, compute: str = "inductor", splits: Sequence[Sequence
 def inputs_of(name: str, batch: int, seed: int = 1) -> dict[str, Any]:
     """A batch of a model of the catalogue, in float64."""
     torch.manual_seed(seed)
+    before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
         return CATALOGUE[name].inputs(batch)
     finally:
-        torch.set_default_dtype(torch.float32)
+        torch.set_default_dtype(before)
 
 
 def _step(compiled: Any, twin: nn.Module, whole: dict[str, Any], split: Sequence[int]) -> float:
