@@ -74,4 +74,13 @@ def _first_places(mask: Tensor, *, size: int, fill_value: int = -1) -> Tensor:
     return torch.where(known.unsqueeze(1), places, fill_value)
 
 
-_SPELLED: dict[Any, Callable[..., Any]] = {aten.nonzero_static.default: _first_places}
+def _with_row(of: Tensor, row: Tensor, dim: int, index: int) -> Tensor:
+    """`select_scatter`, of which torch 2.13's `vmap` makes one through which no gradient of the row comes."""
+    start = index % of.shape[dim]
+    return torch.slice_scatter(of, row.unsqueeze(dim), dim, start, start + 1)
+
+
+_SPELLED: dict[Any, Callable[..., Any]] = {
+    aten.nonzero_static.default: _first_places,
+    aten.select_scatter.default: _with_row,
+}

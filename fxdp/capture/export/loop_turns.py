@@ -20,6 +20,14 @@ SPLITS = frozenset(
 _ADDS = frozenset({aten.add.Tensor, aten.add_.Tensor})
 _STATEFUL = ("batch_norm", "instance_norm", "lstm", "gru", "rnn")
 """Ops that write running averages or draw numbers without saying so."""
+_MAY_BE_ITS_ARGUMENT = frozenset(
+    {
+        "dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout", "meshgrid", "einsum", "pad",
+        "broadcast_tensors", "atleast_1d", "atleast_2d", "atleast_3d", "conj_physical", "type_as",
+        "sum_to_size", "cartesian_prod",
+    }
+)  # fmt: skip
+"""Ops whose schemas do not say that their result may be a view."""
 _ATTENTION = aten.scaled_dot_product_attention.default
 Group: TypeAlias = "tuple[fx.Node, ...]"
 
@@ -171,3 +179,11 @@ def memory_of(node: fx.Node) -> fx.Node:
         if not shared or not isinstance(node.args[0], fx.Node):
             return node
         node = node.args[0]
+
+
+def is_fresh(node: fx.Node) -> bool:
+    """Whether an op has made a value in memory of its own."""
+    schema = getattr(node.target, "_schema", None)
+    if node.op != "call_function" or schema is None or memory_of(node) is not node:
+        return False
+    return schema.name.rpartition("::")[2] not in _MAY_BE_ITS_ARGUMENT

@@ -74,6 +74,20 @@ def _listed(x: Tensor) -> Tensor:
     return nn.utils.rnn.pad_sequence(list(padded)).transpose(0, 1) * joined.mean()
 
 
+def _parts(x: Tensor) -> Tensor:
+    """Lumina 2: parts of rows, of which some are read between, and rows of rows."""
+    out, both = torch.zeros(len(x), 4, 4), x.new_zeros(len(x), 5)
+    for i, one in enumerate(x):
+        out[i, :2] = one[:2].exp()
+        out[i, 2:, 1] = 3
+        out[i, 3] = out[i, 0] + one[2]
+        out[i, 0, 2:] = 0.5
+    for i in range(len(x)):
+        both[i, :4] = out[i, 3]
+        both[i, 4:] = out[i, 1:3, 1].sum()
+    return out.square().mean() * both.cumsum(1)
+
+
 def _twice(x: Tensor) -> Tensor:
     """Two loops fill one list, whose attention has batch and heads of its own."""
     made = []
@@ -94,6 +108,7 @@ LOOPS: dict[str, Callable[[Tensor], Tensor]] = {
     "each convolved": _convolved,
     "rows written one by one": _filled,
     "a list for each": _listed,
+    "parts of rows": _parts,
     "attention of each, twice": _twice,
 }
 
@@ -168,6 +183,24 @@ def _written_rows(x: Tensor) -> Tensor:
     return out
 
 
+def _read_later(x: Tensor) -> Tensor:
+    out, seen = torch.zeros(len(x), 4), []
+    for i in range(len(x)):
+        row = out[i]
+        out[i, :2] = x[i, 0, :2]
+        seen.append(row * 2)
+        out[i, 2:] = x[i, 0, 2:]
+    return torch.stack(seen) + out
+
+
+def _across(x: Tensor) -> Tensor:
+    out = torch.zeros(len(x), 4)
+    for i in range(len(x)):
+        out[i, 1:] = out[0, :3] + x[i, 0, 1:]
+        out[i, 0] = x[i, 0, 0]
+    return out
+
+
 def _chained(x: Tensor) -> Tensor:
     state, made = torch.zeros(3, 4), []
     for one in x:
@@ -176,7 +209,7 @@ def _chained(x: Tensor) -> Tensor:
     return torch.stack(made)
 
 
-@pytest.mark.parametrize("loop", [_drawn, _written, _numbered, _written_rows, _chained])
+@pytest.mark.parametrize("loop", [_drawn, _written, _numbered, _written_rows, _read_later, _across, _chained])
 def test_turns_that_differ_or_know_of_each_other(loop: Callable[[Tensor], Tensor]) -> None:
     """Dropout draws for one sample after another; in the others a turn is more than its sample."""
     with pytest.raises(fxdp.CaptureError, match="treats its batch size as a Python constant"):

@@ -80,6 +80,31 @@ def test_what_the_size_decides() -> None:
     assert not decided_by_size({n: [ReadNumber(c, n % 2)] for n in sizes})
 
 
+def test_a_list_of_as_many_numbers_as_samples() -> None:
+    a, b = ("a.py", 1), ("b.py", 2)
+    runs = {n: [ReadNumber(a, [16] * n), ReadNumber(b, [*range(n)])] for n in (3, 4, 7, 11)}
+    assert {read.place for read in decided_by_size(runs)[4]} == {a}
+
+
+class Keyed(nn.Module):
+    """Lumina 2 and WanAnimate 2: lengths in a set, and as a key."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        alike = len({*lengths.tolist()}) == 1
+        return self.fc(x[:, : lengths[0].item()]).square().mean() if alike else self.fc(x).mean()
+
+
+def test_a_number_in_a_set() -> None:
+    x = torch.randn(8, 5, 4, dtype=torch.float64)
+    check(Keyed().double(), (x, torch.full((8,), 3)))
+    with pytest.raises(fxdp.CaptureError, match=r"lengths.tolist\(\).*data-dependent control flow"):
+        capture(Keyed().double(), (x, torch.arange(8)), {})
+
+
 class Masked(nn.Module):
     """VideoMAE: of each sample as many patches are masked, and attention asks how many these are."""
 
