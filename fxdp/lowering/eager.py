@@ -15,7 +15,8 @@ from fxdp.ir.graphs import ancestors, results_of, subgraph
 from fxdp.ir.notes import note, tensor_type
 from fxdp.ir.slots import Crossing, Gradient, Mutation, Output, Tangent
 from fxdp.lowering.backward import usual_zeros
-from fxdp.lowering.halves import Halves
+from fxdp.lowering.halves import Boxed, Halves
+from fxdp.lowering.plain_calls import with_plain_calls
 from fxdp.torch_compat import boxed_code, graph_module
 
 aten = torch.ops.aten
@@ -35,19 +36,23 @@ def lower_eager(
     backward = _backward_graph(gm, first, saved)
     tangents = [tensor_type(n) for n in backward_inputs(gm.graph)]
     halves = Halves(
-        boxed_code(forward),
+        _code(forward),
         outputs,
         forward,
         backward,
         tuple(range(len(saved))),
         len(tangents),
-        boxed_code,
-        boxed_code,
+        _code,
+        _code,
         summed,
     )
     if halves.trains:
         halves.backward(usual_zeros(tangents) if zero is None else zero)
     return halves
+
+
+def _code(gm: fx.GraphModule) -> Boxed:
+    return boxed_code(with_plain_calls(gm))
 
 
 def forward_results(graph: fx.Graph) -> list[fx.Node]:

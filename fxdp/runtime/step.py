@@ -52,9 +52,13 @@ class Step:
     settled: Callable[[], None] = lambda: None
     messages: Mapping[str, Names] = field(default_factory=dict)
     _order: list[Parameter | Input] = field(init=False)
+    _sharded: dict[int, DTensor] = field(init=False)
+    """Sharded leaves, by their place in that order: asked once, as asking takes longer than handing out."""
 
     def __post_init__(self) -> None:
         self._order = [s.of for s in self.results if isinstance(s, Gradient)]
+        leaves = [self.leaves.get(of) if isinstance(of, Parameter) else None for of in self._order]
+        self._sharded = {place: leaf for place, leaf in enumerate(leaves) if isinstance(leaf, DTensor)}
 
     takes_sizes: ClassVar[bool] = False
     takes_rows: ClassVar[bool] = False
@@ -96,11 +100,11 @@ class Step:
 
     def dealt_out(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
         """The gradients as autograd hands them out: of sharded parameters as rows, as they are."""
-        leaves = [self.leaves.get(of) if isinstance(of, Parameter) else None for of in self._order]
-        return [
-            rows_like(leaf, gradient) if isinstance(leaf, DTensor) and gradient is not None else gradient
-            for leaf, gradient in zip(leaves, gradients, strict=True)
-        ]
+        dealt = list(gradients)
+        for place, leaf in self._sharded.items():
+            gradient = dealt[place]
+            dealt[place] = gradient if gradient is None else rows_like(leaf, gradient)
+        return dealt
 
 
 class _HandOut(torch.autograd.Function):

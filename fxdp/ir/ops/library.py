@@ -35,9 +35,15 @@ def opaque(schema: str, function: Callable[..., Any], fake: Callable[..., Any], 
     return getattr(torch.ops.fxdp, name).default  # type: ignore[no-any-return]
 
 
+COMPOSITIONS: dict[Any, Callable[..., torch.Tensor]] = {}
+"""The functions of those ops of ours that are compositions of plain ops."""
+
+
 def composed(schema: str, function: Callable[..., torch.Tensor]) -> OpOverload:
     """A new op of ours that is a composition of plain ops."""
     name = schema.partition("(")[0]
     library.define(schema)  # type: ignore[no-untyped-call]
     library.impl(name, function, "CompositeImplicitAutograd")  # type: ignore[no-untyped-call]
-    return getattr(torch.ops.fxdp, name).default  # type: ignore[no-any-return]
+    op: OpOverload = getattr(torch.ops.fxdp, name).default
+    COMPOSITIONS[op] = function
+    return op

@@ -1,0 +1,74 @@
+"""Ops of a graph that runs as it is, called as a user calls them: by torch's functions.
+
+`torch.ops` reads an op's schema at each call, which takes longer than a view does:
+
+    before   torch.ops.aten.reshape.default(%x, [4, 6])     2.3 us
+    after    torch.reshape(%x, [4, 6])                      0.8 us
+
+fxdp's own compositions are called as the functions that they are. Both ways run the same kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.nn import functional as F
+
+from fxdp.ir.notes import note
+from fxdp.ir.ops.library import COMPOSITIONS, existing
+from fxdp.ir.types import TensorType
+from fxdp.torch_compat import OpOverload, graph_module
+
+_FUNCTIONS = (
+    "reshape", "t", "transpose.int", "permute", "unsqueeze", "squeeze.dim", "select.int", "narrow",
+    "unbind.int", "mm", "bmm", "addmm", "baddbmm", "mv", "add.Tensor", "sub.Tensor", "mul.Tensor",
+    "div.Tensor", "neg", "exp", "log", "rsqrt", "tanh", "sigmoid", "relu", "sum.dim_IntList", "mean.dim",
+    "cat", "stack", "clone", "where.self", "native_layer_norm", "embedding",
+)  # fmt: skip
+"""Ops whose function in `torch` takes the same arguments."""
+_METHODS = ("view", "expand", "contiguous", "detach", "add_.Tensor", "addmm_", "copy_")
+"""Those that are a tensor's methods only."""
+
+
+def _table() -> Iterator[tuple[Any, Callable[..., Any]]]:
+    for place, names in ((torch, _FUNCTIONS), (Tensor, _METHODS), (F, ("gelu",))):
+        for name in names:
+            for op in existing(name):
+                yield op, getattr(place, name.partition(".")[0])
+
+
+_PLAIN: dict[Any, Callable[..., Any]] = dict(_table())
+
+
+def with_plain_calls(gm: fx.GraphModule) -> fx.GraphModule:
+    """A copy of a graph that runs, and is not looked at any more."""
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    graph.output(graph.graph_copy(gm.graph, copies))
+    for node, copied in copies.items():
+        if isinstance(node.target, OpOverload):
+            copied.target = _plain(node)
+    return graph_module(gm, graph, type(gm).__name__)
+
+
+def _plain(node: fx.Node) -> Any:
+    """What to call for an op; the op itself where a function would not take its arguments."""
+    if node.target in COMPOSITIONS and not node.kwargs and all(isinstance(a, fx.Node) for a in node.args):
+        return COMPOSITIONS[node.target]
+    found = _PLAIN.get(node.target)
+    # ops take numbers for tensors, functions do so only from the second operand on
+    first = node.args[0] if node.args else None
+    takes = isinstance(first, (list, tuple)) or (isinstance(first, fx.Node) and _is_tensor(first))
+    return found if found is not None and takes else node.target
+
+
+def _is_tensor(node: fx.Node) -> bool:
+    if isinstance(note(node).type, TensorType):
+        return True
+    if node.op == "placeholder":
+        return isinstance(node.meta.get("val"), Tensor)
+    returns = node.target._schema.returns if isinstance(node.target, OpOverload) else ()
+    return len(returns) == 1 and str(returns[0].type) == "Tensor"

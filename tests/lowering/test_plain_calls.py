@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, fx
+
+from fxdp.ir.ops import layouts, local_ops
+from fxdp.ir.ops.library import existing
+from fxdp.lowering.eager import lower_eager
+from fxdp.lowering.plain_calls import _FUNCTIONS, _METHODS, with_plain_calls
+from tests.lowering.test_eager import _scaled
+
+aten = torch.ops.aten
+X = torch.arange(1.0, 13.0).view(3, 4)
+CUBE = X.view(1, 3, 4)
+ARGUMENTS: dict[str, tuple[Any, ...]] = {
+    "reshape": (X.t(), [2, 6]), "view": (X, [2, 6]), "expand": (X, [2, -1, -1]), "narrow": (X, 1, 1, 2),
+    "transpose.int": (X, 0, -1), "permute": (CUBE, [2, 0, 1]), "unsqueeze": (X, -1), "squeeze.dim": (CUBE, 0),
+    "select.int": (X, 1, 2), "unbind.int": (X, 1), "mm": (X, X.t()), "bmm": (CUBE, CUBE.mT),
+    "addmm": (X[:, 0], X, X.t()), "baddbmm": (X[:, 0], CUBE, CUBE.mT), "mv": (X, X[0]),
+    "add.Tensor": (X, 2), "sub.Tensor": (X, 2), "mul.Tensor": (X, 2), "div.Tensor": (X, 2),
+    "sum.dim_IntList": (X, [0], True), "mean.dim": (X, [0]), "cat": ([X, X], 1), "stack": ([X, X], 1),
+    "where.self": (X > 4, X, X[0]), "native_layer_norm": (X, [4], X[0], None, 1e-5),
+    "embedding": (X, torch.tensor([2, 0]), 0), "add_.Tensor": (X, X), "addmm_": (X, X[:, :3], X),
+    "copy_": (X, X + 1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*_FUNCTIONS, *_METHODS, "gelu"])
+def test_a_function_gives_what_its_op_gives(name: str) -> None:
+    (op,) = existing(name)
+    arguments = ARGUMENTS.get(name, (X,))
+    gm, copied = _called(op, arguments), with_plain_calls(_called(op, arguments))
+    assert copied.graph.find_nodes(op="call_function", target=op) == []
+    expected, found = gm(*_fresh(arguments)), copied(*_fresh(arguments))
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    if isinstance(expected, Tensor):
+        assert found.stride() == expected.stride()
+
+
+def _fresh(arguments: tuple[Any, ...]) -> list[Tensor]:
+    return [torch.empty_strided(a.shape, a.stride(), dtype=a.dtype).copy_(a) for a in _tensors(arguments)]
+
+
+def _tensors(arguments: tuple[Any, ...]) -> list[Tensor]:
+    flat = [b for a in arguments for b in (a if isinstance(a, list) else [a])]
+    return [a for a in flat if isinstance(a, Tensor)]
+
+
+def _called(op: Any, arguments: tuple[Any, ...]) -> fx.GraphModule:
+    graph = fx.Graph()
+    nodes = {}
+    for index, value in enumerate(_tensors(arguments)):
+        node = nodes.setdefault((index, id(value)), graph.placeholder(f"x{index}"))
+        node.meta["val"] = value
+    made = iter(nodes.values())
+    args = fx.node.map_aggregate(arguments, lambda a: next(made) if isinstance(a, Tensor) else a)
+    graph.output(graph.call_function(op, args))  # type: ignore[arg-type]
+    return fx.GraphModule({}, graph)
+
+
+def test_what_runs_as_it_is_calls_torch_as_a_user_does() -> None:
+    graph = with_plain_calls(lower_eager(_scaled()).forward_graph).graph
+    assert len(graph.find_nodes(op="call_function", target=torch.mul)) == 2
+
+
+def test_numbers_for_tensors_go_to_ops_alone() -> None:
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    graph.output(graph.call_function(aten.add.Tensor, (2, x)))
+    copied = with_plain_calls(fx.GraphModule({}, graph))
+    assert torch.equal(copied(X), X + 2)
+
+
+def test_compositions_are_called_as_functions() -> None:
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    rows = graph.call_function(layouts.in_rows, (x,))
+    graph.output((rows, graph.call_function(local_ops.amax, (rows, 1))))
+    copied = with_plain_calls(fx.GraphModule({}, graph))
+    assert not copied.graph.find_nodes(op="call_function", target=layouts.in_rows)
+    rows_of, largest = copied(X.t())
+    assert rows_of.is_contiguous()
+    assert torch.equal(largest, X.amax(0))
