@@ -16,7 +16,7 @@ from fxdp.torch_compat.exporting import tracing_modes
 from fxdp.torch_compat.program_header import with_light_header
 from fxdp.torch_compat.vector_instructions import built_as_code, code_settings
 
-__all__ = ["code_bytes", "code_environment", "code_of_bytes"]
+__all__ = ["code_bytes", "code_environment", "code_of_bytes", "library_environment"]
 
 _SETTINGS = ("torch._inductor.config", "torch._inductor.config_comms", "torch._functorch.config")
 _PASSES = (
@@ -43,6 +43,14 @@ def code_environment() -> str | None:
     settings = [_settings(name) for name in _SETTINGS]
     threads = torch.get_num_threads(), os.cpu_count()
     return repr((settings, sorted(code_settings().items()), threads, tracing_modes()))
+
+
+def library_environment() -> str | None:
+    """What a library of kernels depends on beside its source; None where Inductor keeps none."""
+    from torch._inductor.cpu_vec_isa import pick_vec_isa
+
+    known = code_environment()
+    return None if known is None else f"{known} {pick_vec_isa()}"
 
 
 def _settings(name: str) -> list[tuple[str, Any]]:

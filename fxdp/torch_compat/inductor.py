@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -27,6 +28,7 @@ __all__ = [
     "handing_on",
     "inductor_folder",
     "joint_passes_for_inference",
+    "library_built_before",
     "partition_for_inductor",
     "trace_for_inductor",
 ]
@@ -211,3 +213,17 @@ def cpp_building() -> CppBuilding:
         failed=exc.CppCompileError,
         data_of=torch._C._dynamo.guards._torchinductor_pyobject_tensor_data_ptr,  # type: ignore[attr-defined]
     )
+
+
+def library_built_before(extension_cache: Any, path: str, key: str) -> Any:
+    """An extension module that Inductor's cache has built and named by that key; None where it is gone."""
+    from torch._inductor.codecache import LOCK_TIMEOUT, get_lock_dir
+    from torch.utils._filelock import FileLock
+
+    if not os.path.exists(path):
+        return None
+    with FileLock(os.path.join(get_lock_dir(), f"{key}.lock"), timeout=LOCK_TIMEOUT):  # not half built
+        try:
+            return extension_cache._load_library(path, key)
+        except (ImportError, OSError):
+            return None

@@ -25,6 +25,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
+from fxdp.lowering.inductor.kept_libraries import kept_library
 from fxdp.lowering.inductor.kernel_units import units
 from fxdp.lowering.inductor.start import Start
 from fxdp.torch_compat import CppBuilding, built_as_code, compile_lock, cpp_building
@@ -127,7 +128,7 @@ class _Kernels:
     def _built(self, asked: Sequence[_Asked]) -> dict[_Asked, Any]:
         inductor, known = self.inductor(), {}
         running = [
-            (_unit_cache(self.cpp).load_async(source, submit_fn=inductor.submit), numbers)
+            (kept_library(_unit_cache(self.cpp), source, inductor.submit), numbers)
             for source, numbers in units(asked)
         ]
         alone = set(range(len(asked))).difference(*(numbers for _, numbers in running))

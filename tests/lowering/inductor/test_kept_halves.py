@@ -65,7 +65,8 @@ def test_a_hit_equals_a_miss(folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
     model = _Net()
     made = _steps(model, (4, 5))
     alone = _steps(model, (4,), second=False, compute="eager")
-    assert len(list(folder.iterdir())) == 3  # the joint graph, the halves for batch 4 and for any
+    # the joint graph, the halves for batch 4 and for any, and where the kernels of each half lie
+    assert len(list(folder.iterdir())) == 7
     with monkeypatch.context() as patch:
         patch.setattr(module, "lower_inductor", _never)
         found = _steps(model, (4, 5))
@@ -138,4 +139,5 @@ def _beside(folder: str) -> tuple[bool, list[int]]:
 
 
 def test_a_rank_that_finds_its_code_meets_one_that_does_not(ranks: RankPool, tmp_path: Path) -> None:
-    assert ranks.run(2, _beside, str(tmp_path), timeout=240) == [(True, [2, 4]), (True, [2, 2])]
+    # the joint graph, the halves, and where the kernels of both lie
+    assert ranks.run(2, _beside, str(tmp_path), timeout=240) == [(True, [4, 8]), (True, [4, 4])]
