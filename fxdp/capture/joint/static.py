@@ -115,7 +115,7 @@ class _Fit:
 
     def _fit_node(self, nodes: Sequence[fx.Node]) -> None:
         first = nodes[0]
-        where = str(note(first).site)
+        where = str(_read_at(first))
         merged = self._merge([(node.args, node.kwargs) for node in nodes], first, where)
         first.args, first.kwargs = merged
         note(first).type = self._fit_type([note(node).type for node in nodes], where)
@@ -232,6 +232,12 @@ class _Fit:
         """Where the model first reads a constant."""
         read = next(n for n in self.graph.nodes if note(n).slot == Constant(constant))
         return note(next(iter(read.users))).site
+
+
+def _read_at(node: fx.Node) -> Site:
+    """The line of a node; of a constant, which has none, that which reads it first."""
+    site = note(node).site
+    return site if site.file or not node.users else note(next(iter(node.users))).site
 
 
 def fit_number(batches: Sequence[int], values: Sequence[Any], where: str) -> sympy.Expr:

@@ -26,6 +26,7 @@ from fxdp import torch_compat
 from fxdp.capture.captured import Otherwise
 from fxdp.capture.patches.flags import Selections, found_places, is_flag, likely, rows_at
 from fxdp.capture.patches.patch import Patch, around, calling_frame
+from fxdp.capture.patches.random_numbers import whole_part
 from fxdp.capture.patches.told_numbers import ReadNumber, ToldNumbers
 from fxdp.capture.sites import is_user_file, site_of_frame
 from fxdp.ir.notes import Site
@@ -113,7 +114,7 @@ def checks(asked: Asked) -> tuple[Patch, ...]:
         if is_flag(self):
             return asked.way(self, plain, frame)
         told = asked.told.value(self, site_of_frame(frame))
-        return plain(self) if told is None else told
+        return whole_part(self, plain(self)) if told is None else told
 
     def number(plain: Callable[[Tensor], Any], self: Tensor) -> Any:
         told = asked.told.value(self, site_of_frame(calling_frame()))

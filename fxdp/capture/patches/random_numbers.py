@@ -6,6 +6,7 @@
         continue                            those after it are eager's
     noise = torch.randn(4, generator=self.generator)    a graph cannot hold the generator
     torch.manual_seed(0); noise = torch.randn(4)        a graph cannot seed: each step would draw anew
+    sizes[int(torch.empty(1).uniform_(0, len(sizes)).item())]       the first, where there is one
 
 While a model is captured, a number of Python or NumPy between two bounds is drawn as an object that knows
 these. A comparison that comes out alike for all of them is answered; whatever else asks for the number is
@@ -127,6 +128,7 @@ def _refusal(name: str, site: Site) -> CaptureError:
 
 
 _MARK = "_fxdp_between_0_and_1"
+_WHOLE = "_fxdp_whole"
 
 _ALWAYS: dict[str, Callable[[float], bool | None]] = {
     "__lt__": lambda bound: True if bound >= 1 else False if bound <= 0 else None,
@@ -137,17 +139,46 @@ _ALWAYS: dict[str, Callable[[float], bool | None]] = {
 """What a comparison is for all numbers of [0, 1); None if it differs."""
 
 
-def _rand(plain: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
-    drawn = plain(*args, **kwargs)
+def _marked(drawn: Tensor) -> Tensor:
     if all(isinstance(size, int) and size == 1 for size in drawn.shape):  # asks no symbolic size
-        setattr(drawn, _MARK, True)
+        setattr(drawn, _MARK, drawn._version)
     return drawn
+
+
+def _is_unit(tensor: Tensor) -> bool:
+    """Whether it is a number of [0, 1) that was drawn, and not written since."""
+    drawn = getattr(tensor, _MARK, None)
+    return drawn is not None and drawn == tensor._version
+
+
+def _rand(plain: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
+    return _marked(plain(*args, **kwargs))
+
+
+def _uniform(plain: Callable[..., Tensor], self: Tensor, *bounds: Any, **kwargs: Any) -> Tensor:
+    drawn = plain(self, *bounds, **kwargs)
+    low, high = bounds if len(bounds) == 2 else (0, 1)
+    numbers = isinstance(low, (int, float)) and isinstance(high, (int, float)) and not kwargs
+    # from another low it may be rounded up to the high
+    return _marked(drawn) if numbers and low == 0 and 0 < high <= 1 else drawn
+
+
+def whole_part(drawn: Tensor, value: Any) -> Any:
+    """The value of a tensor, whose integer part is 0 if the tensor is a number of [0, 1) that was drawn."""
+    if isinstance(value, torch.SymFloat) and _is_unit(drawn):
+        setattr(value, _WHOLE, 0)
+    return value
+
+
+def _integer(plain: Callable[[Any], int], self: torch.SymFloat) -> int:
+    whole = getattr(self, _WHOLE, None)
+    return plain(self) if whole is None else int(whole)
 
 
 def _compare(
     always: Callable[[float], bool | None], plain: Callable[..., Any], self: Tensor, other: Any
 ) -> Any:
-    if isinstance(other, (int, float)) and getattr(self, _MARK, False):
+    if isinstance(other, (int, float)) and _is_unit(self):
         answer = always(other)
         if answer is not None:  # a constant, which Python may read
             return torch.tensor(answer, device=self.device).reshape(self.shape)
@@ -158,9 +189,11 @@ def _compare(
 
 UNIT_DRAWS: tuple[Patch, ...] = (
     Patch(torch, "rand", around(_rand)),
+    Patch(Tensor, "uniform_", around(_uniform)),
+    Patch(torch.SymFloat, "__int__", around(_integer)),
     *(Patch(Tensor, name, around(partial(_compare, always))) for name, always in _ALWAYS.items()),
 )
-"""While the user's code is traced, comparisons that come out alike for all numbers are constants."""
+"""While the user's code is traced, what comes out alike for all numbers is a constant."""
 
 _SEEDING = (
     *((torch, name) for name in ("manual_seed", "seed", "set_rng_state")),

@@ -60,6 +60,7 @@ _REMEDY_WRITTEN = (
     "and takes its gradients at the changed values). Write into a clone() of it, or compute a new tensor"
 )
 _WRITTEN = "needed for gradient computation has been modified by an inplace operation"
+_OF_TORCH = re.compile(r"<class '|object at 0x|non-nested Sym|L\['")
 _TWO_SELECTIONS = re.compile(r"expression Eq\(u\d+, u\d+\)")
 _REMEDY_BATCH = (
     "Write it with tensor operations over the batch dim (for instance torch.arange(x.shape[0]) instead of "
@@ -120,22 +121,20 @@ def capture_error(
             site = reads[0].site
         remedy = _data_remedy(error, site, reads)
         return CaptureError(
-            f"{_at(site)}: data-dependent control flow. {remedy}.{_listing(reads)}\n"
-            f"torch: {_first_line(error)}"
+            f"{_at(site)}: data-dependent control flow. {remedy}.{_listing(reads)}{_torch_says(error)}"
         )
     if _is_packed(error):
-        return CaptureError(f"{_at(site)}: {_REMEDY_PACKED}.\ntorch: {_first_line(error)}")
+        return CaptureError(f"{_at(site)}: {_REMEDY_PACKED}.{_torch_says(error)}")
     if _is_nested(error):
         return CaptureError(f"{_at(site)}: makes a tensor that is nested; {why_dense('nested')}")
     if _UNREAD in str(error):
         return CaptureError(f"{_at(site)}: {_REMEDY_LIST}.{_listing(reads)}")
     if _WRITTEN in str(error):
-        return CaptureError(f"{_at(site)}: {_REMEDY_WRITTEN}.\ntorch: {_first_line(error)}")
+        return CaptureError(f"{_at(site)}: {_REMEDY_WRITTEN}.{_torch_says(error)}")
     if mismatch:
         return CaptureError(
             f"the model treats its batch size as a Python constant, and its graph could not be fitted from "
-            f"several batch sizes: {mismatch}. {_REMEDY_BATCH}.{_listing(reads)}\n"
-            f"torch: {_first_line(error)}"
+            f"several batch sizes: {mismatch}. {_REMEDY_BATCH}.{_listing(reads)}{_torch_says(error)}"
         )
     if only_at is not None:
         return CaptureError(
@@ -194,6 +193,12 @@ def _is_loop_over_rows(error: BaseException) -> bool:
 
 def _at(site: Site) -> str:
     return f"at {site}" if site.file else "in the model"
+
+
+def _torch_says(error: BaseException) -> str:
+    """What torch says of it, unless that names its own parts only: its user has none of these."""
+    said = _first_line(error)
+    return "" if _OF_TORCH.search(said) else f"\ntorch: {said}"
 
 
 def _first_line(error: BaseException) -> str:

@@ -191,3 +191,27 @@ def test_torchs_own_generator_is_what_a_program_draws_from(body: Callable[[Tenso
         assert not capture(_Drawing(body), (torch.randn(8, 4),), {}).conditions
     else:
         check(_Drawing(body), (torch.randn(8, 4),))
+
+
+def _takes_one(x: Tensor, rate: float) -> Tensor:
+    """torchvision's detectors: one of the sizes of an image, of which there may be one."""
+    sizes = [2, 3][: 1 + round(rate)]
+    index = int(torch.empty(1).uniform_(0.0, float(len(sizes))).item())
+    return F.dropout(x[:, : sizes[index]], 0.5)
+
+
+def test_an_integer_that_is_the_same_whatever_is_drawn() -> None:
+    check(_Model(_takes_one, 0.0), (torch.randn(8, 4),))
+    with pytest.raises(CaptureError, match="data-dependent control flow"):
+        capture(_Model(_takes_one, 1.0), (torch.randn(8, 4),), {})
+
+
+def _grown_draw(x: Tensor, rate: float) -> Tensor:
+    drawn = torch.rand(1)
+    drawn *= 5
+    return x if drawn < 1 else -x
+
+
+def test_a_draw_that_is_written_is_no_longer_between_0_and_1() -> None:
+    with pytest.raises(CaptureError, match="data-dependent control flow"):
+        capture(_Model(_grown_draw), (torch.randn(8, 4),), {})
