@@ -37,18 +37,22 @@ class NumberTensors:
 
     def call(self, node: fx.Node, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
         """What is to be called with what in the place of a node's op."""
-        if len(node.args) < 2 or node.target not in _OF_TENSORS or args[0].dtype != torch.float64:
+        if len(args) < 2 or node.target not in _OF_TENSORS or not any(map(_is_wide, args[:2])):
             return node.target, args
-        number: Any = node.args[1]
-        kept = self._kept.get(number) if isinstance(number, fx.Node) else None
-        if kept is None:
+        kept = [self._kept.get(n) if isinstance(n, fx.Node) else None for n in node.args[:2]]
+        if kept == [None, None]:
             return node.target, args
-        return _OF_TENSORS[node.target], (args[0], kept, *args[2:])
+        both = [given if tensor is None else tensor for given, tensor in zip(args, kept, strict=False)]
+        return _OF_TENSORS[node.target], (*both, *args[2:])
 
     def keep(self, node: fx.Node, args: tuple[Any, ...], env: Mapping[fx.Node, Any]) -> None:
         """Keep the tensor of a number that is read, or computed from such ones."""
-        if node.target is _READ and args[0].dtype == torch.float64:
+        if node.target is _READ and _is_wide(args[0]):
             self._kept[node] = args[0]
         elif node.target in _ARITHMETIC and not self._kept.keys().isdisjoint(node.all_input_nodes):
             tensors = fx.map_arg(node.args, lambda n: self._kept.get(n, env[n]))
             self._kept[node] = node.target(*tensors)
+
+
+def _is_wide(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.dtype == torch.float64
