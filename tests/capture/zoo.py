@@ -23,6 +23,7 @@ def keep_float64(*, integers: bool = False) -> Iterator[None]:
     multiplies it with its parameters.
     """
     to, as_float, softmax = torch.Tensor.to, torch.Tensor.float, nn.functional.softmax
+    log_softmax = nn.functional.log_softmax
     norm, meshgrid = torch.linalg.vector_norm, torch.meshgrid
 
     def patched_to(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -35,6 +36,11 @@ def keep_float64(*, integers: bool = False) -> Iterator[None]:
         if x.dtype == torch.float64:
             kwargs.pop("dtype", None)
         return softmax(x, *args, **kwargs)
+
+    def patched_log_softmax(x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if x.dtype == torch.float64:
+            kwargs.pop("dtype", None)
+        return log_softmax(x, *args, **kwargs)
 
     def patched_norm(x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         if x.dtype == torch.float64:
@@ -50,11 +56,12 @@ def keep_float64(*, integers: bool = False) -> Iterator[None]:
     torch.linalg.vector_norm, torch.meshgrid = patched_norm, patched_meshgrid
     wide = {torch.float64, *((torch.int64, torch.int32, torch.bool) if integers else ())}
     torch.Tensor.float = lambda self: self.double() if self.dtype in wide else as_float(self)
-    nn.functional.softmax = patched_softmax
+    nn.functional.softmax, nn.functional.log_softmax = patched_softmax, patched_log_softmax
     try:
         yield
     finally:
-        torch.Tensor.to, torch.Tensor.float, nn.functional.softmax = to, as_float, softmax
+        torch.Tensor.to, torch.Tensor.float = to, as_float
+        nn.functional.softmax, nn.functional.log_softmax = softmax, log_softmax
         torch.linalg.vector_norm, torch.meshgrid = norm, meshgrid
 
 
