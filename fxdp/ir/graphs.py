@@ -117,8 +117,7 @@ def no_collection() -> Iterator[None]:
     """Keep Python from collecting garbage: tracing and passes make a million objects that live on.
 
     A full collection goes through all of them, and all that a model holds in memory, again and again: a
-    fifth of the time of a trace, and more than the passes take themselves. Nor does the next collection after
-    it, which is of what was made since.
+    fifth of the time of a trace, and more than the passes take themselves.
     """
     enabled = gc.isenabled()
     gc.disable()
@@ -126,7 +125,4 @@ def no_collection() -> Iterator[None]:
         yield
     finally:
         if enabled:  # whoever has switched it off has a reason of his own
-            if not gc.get_freeze_count():  # ... and what is frozen already is to stay so
-                gc.freeze()
-                gc.unfreeze()  # Python's only way to say that all there is has grown old
             gc.enable()
