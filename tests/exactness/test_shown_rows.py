@@ -108,4 +108,5 @@ def test_training_equals_one_device(ranks: RankPool, split: list[int], options: 
 
 def test_rows_that_a_user_has_put_elsewhere_are_read(ranks: RankPool) -> None:
     for worst, apart, _ in ranks.run(2, _train, [3, 5], {"compute": "eager"}, True):
-        assert max(worst, apart) < 1e-12
+        # each AdamW's first step divides gradients by their own size: what is near zero shows its rounding
+        assert max(worst, apart) < 1e-11
