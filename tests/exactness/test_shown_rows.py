@@ -26,6 +26,8 @@ class Pages(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.table = nn.Embedding(5, _WIDTH)
+        # losses of 2 to 6: with torch's own numbers they are 3,000, of which 1e-12 is two roundings
+        nn.init.normal_(self.table.weight, std=_WIDTH**-0.5)
         self.blocks = nn.ModuleList(nn.Linear(_WIDTH, _WIDTH) for _ in range(3))
         self.scale = nn.Parameter(torch.ones(7, _WIDTH))
         self.head = nn.Linear(_WIDTH, 5, bias=False)
@@ -108,5 +110,4 @@ def test_training_equals_one_device(ranks: RankPool, split: list[int], options: 
 
 def test_rows_that_a_user_has_put_elsewhere_are_read(ranks: RankPool) -> None:
     for worst, apart, _ in ranks.run(2, _train, [3, 5], {"compute": "eager"}, True):
-        # each AdamW's first step divides gradients by their own size: what is near zero shows its rounding
-        assert max(worst, apart) < 1e-11
+        assert max(worst, apart) < 1e-12
