@@ -38,7 +38,7 @@ VARIANTS: dict[str, tuple[str, Callable[[nn.Module], Loss]]] = {
 BASELINE = "ddp-compile"
 WHOLE = "whole"  # one device with the whole batch: the reference of the losses, never timed
 ALONE = ("eager", "compile", WHOLE)  # these do not average over the ranks
-COMPILING = ("compile", "ddp-compile", "fxdp-eager", "fxdp")
+COMPILING = tuple(variant for variant in VARIANTS if variant not in ("eager", "ddp"))
 
 
 def make_loss(variant: str, model: nn.Module) -> Loss:
