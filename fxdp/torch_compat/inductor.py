@@ -17,6 +17,7 @@ from torch.fx import traceback as fx_traceback
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
+from fxdp.torch_compat.counted_masks import counted_masks
 from fxdp.torch_compat.quick_dtypes import quick_dtypes
 from fxdp.torch_compat.quick_indices import quick_indices
 from fxdp.torch_compat.vector_instructions import built_as_code
@@ -133,6 +134,7 @@ def compile_with_inductor(
         V.set_fake_mode(fake_mode),
         torch._C._DisableAutocast(),  # a traced pattern of Inductor would be cast, too
         built_as_code(),
+        counted_masks(),
         quick_dtypes(),
         quick_indices(),
         inductor_config.patch(settings),

@@ -145,6 +145,8 @@ def _recorded(
         others = (n.meta.get("val") for n in node.all_input_nodes if n not in own)
         if node.op != "call_function" or any(isinstance(value, (Tensor, list, tuple)) for value in others):
             raise _OtherKindError
+        if "unbacked_bindings" in node.meta:  # as many rows as a mask takes: another takes others
+            raise _OtherKindError
     where = {id(operand): node for operand, node in zip(operands, given, strict=True)}
     return _Trace(tuple(given), tuple(operands), tuple(nodes), _as_nodes(results, own, where))
 

@@ -9,6 +9,9 @@ from unittest import mock
 import pytest
 import torch
 from torch import Tensor, fx, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import fxdp
 from fxdp.lowering.inductor import trace as tracing
@@ -81,4 +84,20 @@ def test_traces_are_those_of_ops_that_are_run() -> None:
 @pytest.mark.parametrize("zeros", [(0.0, -0.0), (1, True), (1, 1.0)])
 def test_equal_numbers_of_other_kinds_are_others(zeros: tuple[float, float]) -> None:
     one, other = (op_traces._kind(number, []) for number in zeros)
+    assert one != other
+
+
+def test_masks_of_one_kind_take_their_own_numbers_of_rows() -> None:
+    rows = []
+
+    def taken(x: Tensor, *masks: Tensor) -> list[Tensor]:
+        traces = OpTraces()
+        found = [traces.call(torch.ops.aten.index.Tensor, (x, [mask]), {}) for mask in masks]
+        rows.extend(value.shape[0] for value in found)
+        return found
+
+    with FakeTensorMode(shape_env=ShapeEnv()):
+        masks = [torch.empty(5, dtype=torch.bool) for _ in range(2)]
+        make_fx(taken)(torch.empty(5, 3), *masks)
+    one, other = (size.node.expr for size in rows)
     assert one != other

@@ -1,0 +1,38 @@
+"""Of torch's shapes of what a mask takes: masks that became one in a graph have one count.
+
+    %a = index(%x, [eq(%kind, 0)])     u0 rows      Inductor finds that      %a = index(%x, [%m])     u4 rows
+    %b = index(%y, [eq(%kind, 0)])     u1 rows      both masks are one       %b = index(%y, [%m])     u4 rows
+
+Torch goes through such a graph once more, remembers how many a mask takes, and renames that number to the
+one the node had before: `u4 -> u0`. For `u4 -> u1` it raises, and Inductor compiles nothing (torch 2.13).
+The mask is the same, so are the numbers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbols
+
+__all__ = ["counted_masks"]
+
+
+@contextlib.contextmanager
+def counted_masks() -> Iterator[None]:
+    """Inside, numbers that are found to be of the same mask are replaced by one of them."""
+    plain = ShapeEnv._rename_unbacked_to
+
+    def rename(self: ShapeEnv, orig_s: Any, new_s: Any) -> None:
+        known = self.replacements.get(orig_s)
+        if known is None or not free_unbacked_symbols(known):
+            plain(self, orig_s, new_s)
+            return
+        first, other = self.replace(orig_s), self.replace(new_s)
+        if first != other:
+            self._set_replacement(other, first, "counts of one mask")
+
+    with mock.patch.object(ShapeEnv, "_rename_unbacked_to", rename):
+        yield
