@@ -29,6 +29,7 @@ from fxdp.compiler.program import Program
 from fxdp.compiler.records import tell_program
 from fxdp.errors import AgreementError
 from fxdp.ir.draws import graph_draws
+from fxdp.ir.graphs import no_collection
 from fxdp.ir.sizes import B, named_size
 from fxdp.module.blame import refused_parts
 from fxdp.module.cache import Kinds, Recent
@@ -99,6 +100,7 @@ class Programs:
         taken = None if kind is None else self._outlines.get(kind)
         self._expected = None if taken is None else replace(taken, numbers={**taken.numbers, **numbers})
 
+    @no_collection()  # also between the steps of a compilation, each of which keeps what the last one made
     def make(self, call: Call, batches: tuple[int, ...]) -> Served:
         """The program for a call that came for the first time; all ranks call this together."""
         kind = self._kinds.find(call)
@@ -114,9 +116,8 @@ class Programs:
         kind.calls[call.dims, batches] = served
         return served
 
-    def other_way(
-        self, served: Served, call: Call, batches: tuple[int, ...], other: OtherWay
-    ) -> Served:
+    @no_collection()
+    def other_way(self, served: Served, call: Call, batches: tuple[int, ...], other: OtherWay) -> Served:
         """The program for the way that a call turned out to go; all ranks call this together."""
         kind = self._kinds.find(call)
         assert kind is not None

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 import fxdp
+from fxdp.module.programs import Programs
 from fxdp.torch_compat import as_if_exporting, compile_lock
 from tests.rank_pool import RankPool
 
@@ -104,3 +107,19 @@ def test_a_model_is_called_while_another_thread_captures_one() -> None:
             over.set()
         done.result()
     assert again.item() == loss.item()
+
+
+def test_nothing_is_collected_between_the_capture_and_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A collection in between goes through all that the capture made: a tenth of a first step."""
+    enabled: list[bool] = []
+    serve = Programs._serve
+
+    def noted(self: Programs, *args: Any, **kwargs: Any) -> Any:
+        enabled.append(gc.isenabled())
+        return serve(self, *args, **kwargs)
+
+    monkeypatch.setattr(Programs, "_serve", noted)
+    assert gc.isenabled()
+    fxdp.compile(nn.Linear(2, 2), compute="eager")(torch.ones(4, 2))
+    assert gc.isenabled()
+    assert enabled == [False]
