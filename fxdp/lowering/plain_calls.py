@@ -18,6 +18,7 @@ from torch import Tensor, fx
 from torch.nn import functional as F
 
 from fxdp.ir.notes import note
+from fxdp.ir.op_kinds import is_view
 from fxdp.ir.ops.library import COMPOSITIONS, existing
 from fxdp.ir.types import TensorType
 from fxdp.torch_compat import OpOverload, graph_module
@@ -46,12 +47,16 @@ _PLAIN: dict[Any, Callable[..., Any]] = dict(_table())
 def with_plain_calls(gm: fx.GraphModule) -> fx.GraphModule:
     """A copy of a graph that runs, and is not looked at any more."""
     graph = fx.Graph()
-    copies: dict[fx.Node, fx.Node] = {}
-    graph.output(graph.graph_copy(gm.graph, copies))
-    for node, copied in copies.items():
-        if isinstance(node.target, OpOverload):
-            copied.target = _plain(node)
+    graph.output(graph.graph_copy(gm.graph, {}))
+    call_plainly(graph)
     return graph_module(gm, graph, type(gm).__name__)
+
+
+def call_plainly(graph: fx.Graph) -> None:
+    """Let the ops of a graph be called so."""
+    for node in graph.nodes:
+        if isinstance(node.target, OpOverload):
+            node.target = _plain(node)
 
 
 def _plain(node: fx.Node) -> Any:
@@ -59,9 +64,11 @@ def _plain(node: fx.Node) -> Any:
     if node.target in COMPOSITIONS and not node.kwargs and all(isinstance(a, fx.Node) for a in node.args):
         return COMPOSITIONS[node.target]
     found = _PLAIN.get(node.target)
-    # ops take numbers for tensors, functions do so only from the second operand on
+    # ops take numbers for tensors, functions do so only from the second operand on; a number has no views
     first = node.args[0] if node.args else None
-    takes = isinstance(first, (list, tuple)) or (isinstance(first, fx.Node) and _is_tensor(first))
+    takes = isinstance(first, (list, tuple)) or (
+        isinstance(first, fx.Node) and (is_view(node.target) or _is_tensor(first))
+    )
     return found if found is not None and takes else node.target
 
 

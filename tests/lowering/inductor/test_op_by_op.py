@@ -39,6 +39,42 @@ def forward(self, args_list):
     assert "all_reduce" in gm.code  # the graph stays as it is
 
 
+def test_a_buckets_gradients_are_taken_out_by_one_call() -> None:
+    gm = _parted([(0, 4), (4, 6), (6, 2**63 - 1)])
+    code = op_by_op(gm)
+    assert_expected_inline(
+        code.__self__.code.strip().replace("torch.ops.", ""),  # type: ignore[attr-defined]
+        """\
+def forward(self, args_list):
+    args_iter = iter(args_list)
+    x = next(args_iter)
+    args_list.clear()
+    tensor_split = torch.tensor_split(x, [4, 6, 9223372036854775807]);  x = None
+    getitem = tensor_split[0]
+    getitem_1 = tensor_split[1]
+    getitem_2 = tensor_split[2];  tensor_split = None
+    return [getitem, getitem_1, getitem_2]""",
+    )
+    for expected, found in zip(gm(torch.arange(9)), code([torch.arange(9)]), strict=True):
+        assert torch.equal(expected, found)
+
+
+@pytest.mark.parametrize("ends", [[(0, 4), (5, 6)], [(1, 4), (4, 6)], [(0, 4), (4, -1)], [(0, 4), (0, 4)]])
+def test_parts_that_do_not_follow_one_another_are_taken_out_as_they_are(ends: list[tuple[int, int]]) -> None:
+    gm = _parted(ends)
+    code = op_by_op(gm)
+    assert "tensor_split" not in code.__self__.code  # type: ignore[attr-defined]
+    for expected, found in zip(gm(torch.arange(9)), code([torch.arange(9)]), strict=True):
+        assert torch.equal(expected, found)
+
+
+def _parted(ends: list[tuple[int, int]]) -> fx.GraphModule:
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    graph.output([graph.call_function(aten.slice.Tensor, (x, 0, *end)) for end in ends])
+    return fx.GraphModule({}, graph)
+
+
 @pytest.mark.parametrize("other", [{"op": "max"}, {"shown": True}, {"dim": 1}])
 def test_what_is_read_otherwise_is_summed_as_it_is(other: dict[str, object]) -> None:
     code = op_by_op(_summed(**other))  # type: ignore[arg-type]
