@@ -17,6 +17,7 @@ from torch.fx import traceback as fx_traceback
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
+from fxdp.torch_compat.convolution_strides import convolution_strides
 from fxdp.torch_compat.counted_masks import counted_masks
 from fxdp.torch_compat.quick_dtypes import quick_dtypes
 from fxdp.torch_compat.quick_indices import quick_indices
@@ -43,7 +44,10 @@ def trace_for_inductor(
     from torch._inductor.decomposition import select_decomp_table
 
     # the Python dispatcher decomposes ops whose C++ kernels would fix symbolic sizes
-    with fake_mode, tracing(TracingContext(fake_mode)), torch.no_grad(), enable_python_dispatcher():
+    with (
+        fake_mode, tracing(TracingContext(fake_mode)), torch.no_grad(), enable_python_dispatcher(),
+        convolution_strides(),
+    ):  # fmt: skip
         traced = make_fx(
             function,
             decomposition_table=select_decomp_table(),
@@ -135,6 +139,7 @@ def compile_with_inductor(
         torch._C._DisableAutocast(),  # a traced pattern of Inductor would be cast, too
         built_as_code(),
         counted_masks(),
+        convolution_strides(),
         quick_dtypes(),
         quick_indices(),
         inductor_config.patch(settings),

@@ -1,0 +1,73 @@
+"""Of torch's fake convolutions: those of as many images as a mask takes are laid out as kernels do it.
+
+    %some: f64[u0, 3, 8, 8] = index(%images, [%mask])      channels-last
+    %made: f64[u0, 16, 2, 2] = convolution(%some, ..)      here contiguous, by kernels channels-last
+
+Torch does not ask which kernel it is where a size has no example (2.11 to 2.13): what Inductor compiles
+stops with `expected size 16==16, stride 1==4`. No kernel's layout depends on how many images there are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import SymInt, Tensor
+from torch._subclasses import fake_impls
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+__all__ = ["convolution_strides"]
+
+aten = torch.ops.aten
+
+_IMAGES = {aten.convolution.default: (0,), aten.convolution_backward.default: (0, 1)}
+"""Which operands have a batch."""
+_SOME = 2
+
+
+@contextlib.contextmanager
+def convolution_strides() -> Iterator[None]:
+    """Inside, fake convolutions have the strides of real ones; other threads share it."""
+    known = fake_impls.op_implementations_dict
+    with mock.patch.dict(known, {op: _with_strides(known[op]) for op in _IMAGES if op in known}):
+        yield
+
+
+def _with_strides(plain: Callable[..., Any]) -> Callable[..., Any]:
+    def convolved(mode: FakeTensorMode, op: Any, *args: Any, **kwargs: Any) -> Any:
+        made = plain(mode, op, *args, **kwargs)
+        images = _IMAGES[op]
+        if len(args) < len(images) or not all(_only_batch_is_open(args[i]) for i in images):
+            return made
+        with mode:
+            some = [_of_some(one) if i in images else one for i, one in enumerate(args)]
+        like = plain(mode, op, *some, **kwargs)
+        with mode:
+            if isinstance(made, Tensor):
+                return _laid_out(made, like)
+            return type(made)(map(_laid_out, made, like))
+
+    return convolved
+
+
+def _only_batch_is_open(image: Tensor) -> bool:
+    first, *others = image.shape
+    return _is_open(first) and not any(map(_is_open, [*others, *image.stride()]))
+
+
+def _is_open(size: Any) -> bool:
+    return isinstance(size, SymInt) and not size.node.has_hint()
+
+
+def _of_some(image: Tensor) -> Tensor:
+    return image.new_empty_strided((_SOME, *image.shape[1:]), image.stride())
+
+
+def _laid_out(made: Tensor | None, like: Tensor | None) -> Tensor | None:
+    """A value with the strides of one that is like it but for the batch."""
+    if made is None or like is None or made.stride() == like.stride():
+        return made
+    return made.new_empty_strided(made.shape, like.stride())
