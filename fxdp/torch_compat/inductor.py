@@ -21,6 +21,7 @@ from fxdp.torch_compat.convolution_strides import convolution_strides
 from fxdp.torch_compat.counted_masks import counted_masks
 from fxdp.torch_compat.quick_dtypes import quick_dtypes
 from fxdp.torch_compat.quick_indices import quick_indices
+from fxdp.torch_compat.selected_offsets import selected_offsets
 from fxdp.torch_compat.vector_instructions import built_as_code
 
 __all__ = [
@@ -140,6 +141,7 @@ def compile_with_inductor(
         built_as_code(),
         counted_masks(),
         convolution_strides(),
+        selected_offsets(),
         quick_dtypes(),
         quick_indices(),
         inductor_config.patch(settings),

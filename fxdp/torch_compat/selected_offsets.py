@@ -1,0 +1,40 @@
+"""Of the Python that Inductor writes: sizes in the offset of a row that a number of the data selects.
+
+    %part = select(%x, 0, %u7)     %x has as many rows as the smaller of two sizes
+    u9 = 0 + 8 * (.. + Min(6*s0, u0) if u7 < 0 else u7)              torch: `Min` is no name of Python's
+    u9 = (0) + (8) * (.. + (min(6*s0, u0)) if (u7) < 0 else (u7))    here
+
+Torch writes such a size as sympy shows it, and a sum before a product without parentheses (2.13).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+__all__ = ["selected_offsets"]
+
+_NAME = "codegen_dynamic_select_index"
+_SIZES = ("index", "size", "base_offset", "base_dim_stride")
+
+
+@contextlib.contextmanager
+def selected_offsets() -> Iterator[None]:
+    """Inside, these sizes are written as Python, and each in parentheses."""
+    from torch._inductor.codegen.wrapper import PythonWrapperCodegen
+
+    plain = getattr(PythonWrapperCodegen, _NAME, None)
+    if plain is None:  # a torch that has no such op
+        yield
+        return
+
+    def written(self: Any, node: Any, *args: Any, **kwargs: Any) -> None:
+        sizes = {name: f"({self.codegen_sizevar(getattr(node, name))})" for name in _SIZES}
+        symbol = node.unbacked_offset_symbol
+        plain(self, SimpleNamespace(unbacked_offset_symbol=symbol, **sizes), *args, **kwargs)
+
+    with mock.patch.object(PythonWrapperCodegen, _NAME, written):
+        yield
