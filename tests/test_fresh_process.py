@@ -1,4 +1,4 @@
-"""What only a process shows that has imported nothing yet: few in all, as each imports torch anew."""
+"""What only a process shows that has imported nothing yet: one in all, as each imports torch anew."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ except SystemExit:
 import torch
 from torch._subclasses import FakeTensorMode
 from fxdp.torch_compat import trace_for_inductor
+assert "fxdp" in torch._dynamo.list_backends() and "fxdp.integrations.torch_compile" not in sys.modules
 assert "torch._inductor.lowering" not in sys.modules
 mode, pool = FakeTensorMode(), torch.ops.aten.max_pool2d_with_indices
 x = mode.from_tensor(torch.ones(1, 1, 4, 4))
@@ -35,37 +36,29 @@ fxdp.plan(model, (x,), {"target": torch.randn(4, 2)}, mesh={"pp": 2, "dp": 2}, m
 """
 
 
-def test_help_needs_no_torch_the_first_model_may_pool_and_the_environment_turns_channels_on(
+def test_what_is_imported_when_the_first_model_may_pool_and_the_environment_turns_channels_on(
     tmp_path: Path,
 ) -> None:
-    """Importing torch takes seconds; errors and the version need none, either. Torch's decomposition of max
-    pooling needs a module of Inductor that nobody has imported by then. And the channels of the log and of
-    the structured trace have what a compilation decided.
+    """Importing torch takes seconds; help, errors and the version need none. Torch lists the backend without
+    importing it. Its decomposition of max pooling needs a module of Inductor that is not imported by then.
+    And the channels of the log and of the structured trace have what a compilation decided.
     """
-    channels = {"TORCH_LOGS": "+fxdp", "TORCH_TRACE": str(tmp_path), "PYTHONPATH": str(ROOT)}
-    shown = _run(_LATE, **channels)
+    path = os.pathsep.join([str(ROOT), str(_installed(tmp_path))])
+    channels = {"TORCH_LOGS": "+fxdp", "TORCH_TRACE": str(tmp_path / "trace"), "PYTHONPATH": path}
+    shown = subprocess.run(
+        [sys.executable, "-c", _LATE], env={**os.environ, **channels}, capture_output=True, text=True,
+        timeout=120, check=True,
+    )  # fmt: skip
     assert all(f"\n    {name} " in shown.stdout for name in ("demo", "verify", "plan", "explain", "rules"))
     assert "captured a joint graph of" in shown.stderr
     assert "Sequential on mesh(pp=2, dp=2), a batch of 8" in shown.stderr
     assert "rank 1: .  F0" in shown.stderr
-    found = _artifacts(tmp_path)
+    found = _artifacts(tmp_path / "trace")
     assert "%_0_weight: f32[4, 4] = param(0.weight)" in found["fxdp_joint_graph"]
     assert "all_reduce" not in found["fxdp_joint_graph"]
     assert "dp=P(sum)" in found["fxdp_placements"]
     assert {"send", "all_reduce"} <= {row["kind"] for row in json.loads(found["fxdp_communication"])}
     assert found["fxdp_schedule"].startswith("rank 0: F0")
-
-
-def test_torch_lists_the_backend_without_importing_it(tmp_path: Path) -> None:
-    code = "import sys, torch; print('fxdp' in torch._dynamo.list_backends(), 'fxdp' in sys.modules)"
-    assert _run(code, PYTHONPATH=str(_installed(tmp_path))).stdout.split() == ["True", "False"]
-
-
-def _run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, **environment}, capture_output=True, text=True,
-        timeout=120, check=True,
-    )  # fmt: skip
 
 
 def _installed(folder: Path) -> Path:
