@@ -10,13 +10,17 @@ import torch
 import torchvision
 from library_entries import CLASSES, Families, Member, WithLoss, first_that_runs, parameters
 from torch import Tensor, nn
+from torchvision.models.video.mvit import MSBlockConfig
 
 from tests.zoo.entry import Entry
 
 VIDEOS = ("mc3", "mvit", "r2plus1d", "r3d", "s3d", "swin3d")
-LONG = ("mvit", "s3d")
+LEAST_SHAPES = {"s3d": (13, 209)}
+"""Frames and side of the smallest inputs that a model of fixed shape takes."""
 RESIZING = ("rcnn", "fcos", "retinanet")
 DETECTORS = (*RESIZING, "ssd")
+SIDES = (64, 128, 224, 299)
+FRAMES = 8
 
 
 def families() -> Families:
@@ -30,7 +34,9 @@ def families() -> Families:
 
 
 def _smallest(names: list[str]) -> Member:
-    return first_that_runs(entry for name in sorted(names, key=_parameters) for entry in _entries(name))
+    """Of the smallest images that any of them takes, the smallest model."""
+    names = sorted(names, key=_parameters)
+    return first_that_runs(entry for side in SIDES for name in names for entry in _entries(name, side))
 
 
 def _parameters(name: str) -> int:
@@ -45,14 +51,53 @@ def _make(name: str, sizes: dict[str, Any]) -> nn.Module:
     segments = any(word in name for word in ("deeplab", "fcn_", "lraspp"))
     classes = {} if "raft" in name else {"num_classes": CLASSES}
     backbone = {"weights_backbone": None} if detects or segments else {}
+    if name in _SMALLER:
+        return _SMALLER[name][1](**classes, **sizes)
     return torchvision.models.get_model(name, weights=None, **classes, **backbone, **sizes)
 
 
-def _entries(name: str) -> Iterator[tuple[str, Entry]]:
-    for side in (64, 128, 224, 299):
-        sizes = _sizes(name, side)
-        for given in (sizes, {}) if sizes else ({},):
-            yield f"{name}@{side}", Entry(partial(_build, name, given), partial(_inputs, name, side))
+def _maxvit(**sizes: Any) -> nn.Module:
+    """`maxvit_t`, whose windows of 7 take images of 224 only, with windows of 2."""
+    return torchvision.models.MaxVit(
+        **{"input_size": (64, 64)} | sizes,
+        stem_channels=64,
+        block_channels=[64, 128, 256, 512],
+        block_layers=[2, 2, 5, 2],
+        head_dim=32,
+        stochastic_depth_prob=0.2,
+        partition_size=2,
+    )
+
+
+def _mvit(**sizes: Any) -> nn.Module:
+    """`mvit_v2_s`, whose videos are 16 x 224 x 224, of another size, with its first four blocks."""
+    heads, channels, query, key = [1, 2, 2, 4], [96, 96, 192, 192, 384], [1, 2, 1, 2], [8, 4, 4, 2]
+    kernel = [3, 3, 3]
+    blocks = [
+        MSBlockConfig(heads[i], channels[i], channels[i + 1], kernel, kernel, [1, q, q], [1, k, k])
+        for i, (q, k) in enumerate(zip(query, key, strict=True))
+    ]
+    return torchvision.models.video.MViT(
+        **{"spatial_size": (64, 64), "temporal_size": FRAMES} | sizes,
+        block_setting=blocks,
+        residual_pool=True,
+        residual_with_cls_embed=False,
+        rel_pos_embed=True,
+        proj_after_attn=True,
+        stochastic_depth_prob=0.2,
+    )
+
+
+_SMALLER = {"maxvit_t": ("partition_size=2", _maxvit), "mvit_v2_s": ("its first 4 blocks", _mvit)}
+"""Models whose builders let nobody choose what makes them large: what is smaller, and the builder."""
+
+
+def _entries(name: str, side: int) -> Iterator[tuple[str, Entry]]:
+    frames, side = LEAST_SHAPES.get(name, (FRAMES, side))
+    sizes = _sizes(name, side)
+    label = ", ".join([f"{name}@{side}", *_SMALLER.get(name, ())[:1]])
+    for given in (sizes, {}) if sizes else ({},):
+        yield label, Entry(partial(_build, name, given), partial(_inputs, name, side, frames))
 
 
 def _sizes(name: str, side: int) -> dict[str, Any]:
@@ -61,8 +106,8 @@ def _sizes(name: str, side: int) -> dict[str, Any]:
         return {"image_size": side}
     if name.startswith("maxvit"):
         return {"input_size": (side, side)}
-    if name.startswith("mvit_v1"):
-        return {"spatial_size": (side, side)}
+    if name == "mvit_v2_s":
+        return {"spatial_size": (side, side), "temporal_size": FRAMES}
     return {"min_size": side, "max_size": side} if any(word in name for word in RESIZING) else {}
 
 
@@ -94,7 +139,7 @@ class _Detector(nn.Module):
         return torch.stack(list(losses.values())).sum()
 
 
-def _inputs(name: str, side: int, batch: int) -> dict[str, Any]:
+def _inputs(name: str, side: int, frames: int, batch: int) -> dict[str, Any]:
     if any(word in name for word in DETECTORS):
         corners = torch.rand(batch, 2, 2) * side / 3
         boxes = torch.cat([corners, corners + side / 3], -1)
@@ -105,5 +150,5 @@ def _inputs(name: str, side: int, batch: int) -> dict[str, Any]:
         }
     if "raft" in name:
         return {"x": torch.randn(batch, 3, side, side), "y": torch.randn(batch, 3, side, side)}
-    frames = (16 if name.startswith(LONG) else 8,) if name.startswith(VIDEOS) else ()
-    return {"x": torch.randn(batch, 3, *frames, side, side), "target": torch.randint(0, CLASSES, (batch,))}
+    video = (frames,) if name.startswith(VIDEOS) else ()
+    return {"x": torch.randn(batch, 3, *video, side, side), "target": torch.randint(0, CLASSES, (batch,))}
