@@ -19,6 +19,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from fxdp.torch_compat.convolution_strides import convolution_strides
 from fxdp.torch_compat.counted_masks import counted_masks
+from fxdp.torch_compat.kept_order import kept_order
 from fxdp.torch_compat.quick_dtypes import quick_dtypes
 from fxdp.torch_compat.quick_indices import quick_indices
 from fxdp.torch_compat.selected_offsets import selected_offsets
@@ -141,6 +142,7 @@ def compile_with_inductor(
         built_as_code(),
         counted_masks(),
         convolution_strides(),
+        kept_order(),
         selected_offsets(),
         quick_dtypes(),
         quick_indices(),
