@@ -19,7 +19,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from fxdp.torch_compat.convolution_strides import convolution_strides
 from fxdp.torch_compat.counted_masks import counted_masks
-from fxdp.torch_compat.kept_order import kept_order
+from fxdp.torch_compat.kept_order import ORDER, kept_order
 from fxdp.torch_compat.quick_dtypes import quick_dtypes
 from fxdp.torch_compat.quick_indices import quick_indices
 from fxdp.torch_compat.selected_offsets import selected_offsets
@@ -132,6 +132,7 @@ def compile_with_inductor(
     settings: dict[str, Any] = (
         {"reorder_for_peak_memory": False, "reorder_for_locality": False} if in_order else {}
     )
+    gm.meta["kernels"] = ORDER  # Inductor's cache may hold the same graph in the wrong order
     context = TracingContext(fake_mode)
     with (
         tracing(context),
