@@ -27,11 +27,12 @@ def known_number(tensor: Tensor) -> Any:
     return tensor.item()
 
 
-def in_other_memory(value: Any, operands: Iterable[tuple[Any, Any]]) -> Any:
+def in_other_memory(value: Any, operands: Iterable[tuple[Any, Any]], further: int = 0) -> Any:
     """The value that a node has on other operands of the same kind: its tensors lie as those of `value`.
 
     `operands` are pairs of what the node reads and what its copy reads. A tensor that is a view of an operand
-    becomes the same view of the other one; others have memory of their own, which no other tensor shares.
+    becomes the same view of the other one, `further` elements behind its begin; others have memory of their
+    own, which no other tensor shares.
     """
     tensors = [value] if isinstance(value, FakeTensor) else []
     if isinstance(value, (list, tuple)):
@@ -39,7 +40,8 @@ def in_other_memory(value: Any, operands: Iterable[tuple[Any, Any]]) -> Any:
     if not tensors:
         return value
     with in_kernel_invocation_manager(tensors[0].fake_mode):  # inside they are tensors of the meta device
-        memory = {_storage(one): other for pair in operands for one, other in _each(*pair)}
+        pairs = [pair for operand in operands for pair in _each(*operand)]
+        memory = {_storage(one): (other, _moved(one, other) + further) for one, other in pairs}
         made = {id(tensor): _made(tensor, memory) for tensor in tensors}
     found = [made.get(id(one), one) for one in ([value] if isinstance(value, FakeTensor) else value)]
     return found[0] if isinstance(value, FakeTensor) else type(value)(found)
@@ -50,17 +52,24 @@ def _each(one: Any, other: Any) -> Iterable[tuple[FakeTensor, Any]]:
     return [(a, b) for a, b in pairs if isinstance(a, FakeTensor)]
 
 
-def _made(tensor: FakeTensor, memory: dict[int, Any]) -> FakeTensor:
-    shape, stride = tuple(tensor.shape), tensor.stride()
-    base = memory.get(_storage(tensor))
+def _moved(one: FakeTensor, other: Tensor) -> int:
+    """How many elements further on the other value begins in its memory than this one."""
+    here, there = one.storage_offset(), other.storage_offset()
+    return there - here if isinstance(here, int) and isinstance(there, int) else 0
+
+
+def _made(tensor: FakeTensor, memory: dict[int, tuple[Any, int]]) -> FakeTensor:
+    shape, stride, offset = tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
+    base, moved = memory.get(_storage(tensor), (None, 0))
     if base is None:
         found = torch.empty_strided(shape, stride, dtype=tensor.dtype, device="meta")
-        memory[_storage(tensor)] = found
+        memory[_storage(tensor)] = found, 0
     elif base.dtype == tensor.dtype:
-        found = torch.as_strided(base, shape, stride, tensor.storage_offset())
+        found = torch.as_strided(base, shape, stride, offset + moved if moved else offset)
     else:  # a view of the same bytes as numbers of another kind
         found = torch.empty(0, dtype=tensor.dtype, device="meta")
-        found.set_(base.untyped_storage(), tensor.storage_offset(), shape, stride)
+        moved = moved * base.itemsize // tensor.itemsize
+        found.set_(base.untyped_storage(), offset + moved if moved else offset, shape, stride)
     return FakeTensor(tensor.fake_mode, found, tensor.fake_device)
 
 

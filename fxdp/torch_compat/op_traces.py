@@ -5,6 +5,9 @@
 
 Of a trace with decompositions most of the time goes into finding out, op by op, what it becomes and which
 shapes follow. Layers ask the same again and again.
+
+Where in its memory a value begins makes no other kind of it, nor where a slice of some length begins: else
+each weight of a bucket that was gathered would be one of its own, and so all that is computed with it.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from fxdp.torch_compat.fake_values import in_other_memory
 __all__ = ["OpTraces"]
 
 _LIBRARIES = frozenset({"aten", "prims"})
+_SLICE = torch.ops.aten.slice.Tensor
 
 
 class _OtherKindError(Exception):
@@ -42,6 +46,13 @@ class _Trace:
     results: Any
     """As the op gave them, a node in the place of each tensor."""
 
+    def fits(self, operands: Sequence[Tensor]) -> bool:
+        """Whether it may be copied for operands that begin elsewhere in their memory."""
+        pairs = zip(operands, self.operands, strict=True)
+        if all(here.storage_offset() == there.storage_offset() for here, there in pairs):
+            return True
+        return not any("as_strided" in str(node.target) for node in self.made)  # it counts from the memory's
+
 
 class OpTraces:
     """The ops of one trace by `make_fx`. Draws, and what reads or changes data, are for the caller to run."""
@@ -56,11 +67,12 @@ class OpTraces:
         operands: list[Tensor] = []
         try:
             with unheard():  # a trace listens to each question about a tensor
-                key = target, _kind(tuple(args), operands), _kind(dict(kwargs), operands)
+                asked = _from_zero(args) if target is _SLICE else tuple(args)
+                key = target, _kind(asked, operands), _kind(dict(kwargs), operands), _begins(operands)
                 given = [_node(operand) for operand in operands]
                 known = self._known.get(key)
-                if known is not None:
-                    return _copied(known, operands, given)
+                if known is not None and known.fits(operands):
+                    return _copied(known, operands, given, args if target is _SLICE else ())
         except _OtherKindError:
             return target(*args, **kwargs)
         if key in self._known:
@@ -78,6 +90,34 @@ def _writes(target: OpOverload) -> bool:
     return target._schema.is_mutable or torch.Tag.nondeterministic_seeded in target.tags
 
 
+def _from_zero(args: Sequence[Any]) -> tuple[Any, ...]:
+    """The arguments of a slice as one of the same length from the very start; others as they are."""
+    if not _is_within(args):
+        return tuple(args)
+    value, dim, start, end = args
+    return value, dim, 0, end - start, "within"
+
+
+def _is_within(args: Sequence[Any]) -> bool:
+    """Whether a slice of plain numbers ends before the value does."""
+    if len(args) != 4 or not all(type(number) is int for number in args[1:]):
+        return False
+    value, dim, start, end = args
+    return type(value.shape[dim]) is int and 0 <= start < end <= value.shape[dim]
+
+
+def _begins(operands: Sequence[Tensor]) -> Hashable:
+    """Where values begin that share their memory, or begin where only the call knows."""
+    if len(operands) == 1 and type(operands[0].storage_offset()) is int:
+        return None
+    memory = [value.untyped_storage()._cdata for value in operands]
+    return tuple(
+        (memory.index(one), _size(value.storage_offset()))
+        for one, value in zip(memory, operands, strict=True)
+        if memory.count(one) > 1 or type(value.storage_offset()) is not int
+    )
+
+
 def _kind(value: Any, operands: list[Tensor]) -> Hashable:
     """What a trace may depend on; tensors are added to `operands`, one that is there already is that one."""
     if isinstance(value, FakeTensor):
@@ -86,7 +126,7 @@ def _kind(value: Any, operands: list[Tensor]) -> Hashable:
         number = next((i for i, known in enumerate(operands) if known is value), len(operands))
         if number == len(operands):
             operands.append(value)
-        lies = (*map(_size, value.shape), None, *map(_size, value.stride()), _size(value.storage_offset()))
+        lies = (*map(_size, value.shape), None, *map(_size, value.stride()))
         return number, value.dtype, value.device, lies
     if isinstance(value, (list, tuple)):
         return type(value), tuple(_kind(one, operands) for one in value)
@@ -164,8 +204,8 @@ def _as_nodes(results: Any, own: set[fx.Node], operands: Mapping[int, fx.Node]) 
     return node
 
 
-def _copied(known: _Trace, operands: Sequence[Tensor], given: Sequence[fx.Node]) -> Any:
-    """The same nodes again, on these operands."""
+def _copied(known: _Trace, operands: Sequence[Tensor], given: Sequence[fx.Node], cut: Sequence[Any]) -> Any:
+    """The same nodes again, on these operands; a slice has arguments of its own, `cut`."""
     tracer = _tracer()
     copies = dict(zip(known.given, given, strict=True))
     values: dict[fx.Node, Any] = dict(zip(known.given, operands, strict=True))
@@ -174,7 +214,11 @@ def _copied(known: _Trace, operands: Sequence[Tensor], given: Sequence[fx.Node])
         read = [(before[n], values[n]) for n in node.all_input_nodes if n in before]
         before[node] = node.meta.get("val")
         copy = copies[node] = tracer.graph.node_copy(node, lambda n: copies.get(n, n))
-        copy.meta["val"] = values[node] = in_other_memory(before[node], read)
+        further = 0
+        if _is_within(cut):
+            further = (cut[2] - node.args[2]) * operands[0].stride(cut[1])
+            copy.args = (*copy.args[:2], *cut[2:])
+        copy.meta["val"] = values[node] = in_other_memory(before[node], read, further)
 
     def result(node: Any) -> Any:
         if isinstance(node, (list, tuple)):

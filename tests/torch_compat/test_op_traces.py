@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 from unittest import mock
 
@@ -101,3 +102,44 @@ def test_masks_of_one_kind_take_their_own_numbers_of_rows() -> None:
         make_fx(taken)(torch.empty(5, 3), *masks)
     one, other = (size.node.expr for size in rows)
     assert one != other
+
+
+@pytest.mark.parametrize(
+    ("ops", "copies"),
+    [("slices", 3), ("ranges", 2), ("weights", 8), ("strided", 4), ("neighbours", 4), ("bytes", 6)],
+)
+def test_where_a_value_begins_makes_no_other_kind_of_it(ops: str, copies: int) -> None:
+    aten = torch.ops.aten
+
+    def taken(flat: Tensor, x: Tensor) -> list[Tensor]:
+        parts = [call(aten.slice.Tensor, flat, 0, 6 * i, 6 * i + 6) for i in range(3)]
+        if ops == "slices":
+            return [*parts, call(aten.slice.Tensor, x, 1, 1, 2), call(aten.slice.Tensor, x, 1, 0, 1)]
+        if ops == "ranges":
+            return [call(aten.narrow.default, flat, 0, i, 6) for i in range(3)]
+        weights = [call(aten.view.default, part, [2, 3]) for part in parts]
+        if ops == "strided":
+            return [call(aten.as_strided.default, weight, [2], [3], 1) for weight in weights]
+        if ops == "neighbours":
+            return [call(aten.add.Tensor, a, b) for a, b in pairwise(parts)]
+        if ops == "bytes":
+            return [call(aten.view.dtype, weight, torch.int16) for weight in weights]
+        return [call(aten.mm.default, x, call(aten.t.default, weight)) for weight in weights]
+
+    flat, x = torch.arange(18.0), torch.ones(4, 3)
+    with mock.patch.object(op_traces, "_copied", mock.Mock(side_effect=op_traces._copied)) as copied:
+        traces = OpTraces()
+
+        def call(target: Any, *args: Any) -> Any:
+            return traces.call(target, args, {})
+
+        ours = make_fx(taken, tracing_mode="fake")(flat, x)
+    assert copied.call_count == copies
+
+    def call(target: Any, *args: Any) -> Any:
+        return target(*args)
+
+    plain = make_fx(taken, tracing_mode="fake")(flat, x)
+    assert list(_lines(ours)) == list(_lines(plain))
+    for one, other in zip(ours(flat, x), plain(flat, x), strict=True):
+        assert torch.equal(one, other)
