@@ -8,9 +8,9 @@ All variants take turns in one pair of processes, each rank with one thread. `wa
 the slowest rank, `CPU` the median of CPU seconds of a rank's step, all threads: that is steadier.
 `optimizer` is the fastest `optimizer.step()`; below is that on plain tensors of the same rows, and on one
 tensor of all elements, which is the least that there can be. `first` is the first step from a cold cache, in
-processes of its own, the lower of two. Losses of fxdp are those of the whole batch; FSDP2's are each rank's own, so only fxdp's
-are compared. Below each table stand the bars that it must reach, with what was seen; the exit code is 1 if
-one is missed. Bytes, calls and buckets are counted at torch's ops.
+processes of its own, the lower of two. Losses of fxdp are those of the whole batch; FSDP2's are each rank's
+own, so only fxdp's are compared. Below each table stand the bars that it must reach, with what was seen; the
+exit code is 1 if one is missed. Bytes, calls and buckets are counted at torch's ops.
 Beside two buckets there may be a tied weight in one of its own: all three are no more than two full ones.
 """
 
@@ -183,7 +183,8 @@ def _compared(name: str, asked: argparse.Namespace, made: Machines | None) -> bo
         return False
     timed = [v for v in asked.variants if v.startswith("fxdp")] if asked.first and made is None else []
     # in turns, the lower of both: one alone differs by a tenth from run to run
-    turns = [{v: _ask({**question, "what": "first", "variants": [v]}, asked, None) for v in timed} for _ in "12"]
+    cold = {**question, "what": "first"}
+    turns = [{v: _ask({**cold, "variants": [v]}, asked, None) for v in timed} for _ in range(2)]
     if not all(figures for turn in turns for figures in turn.values()):  # a bar without a figure is missed
         return False
     first = {v: {name: min(turn[v][name] for turn in turns) for name in turns[0][v]} for v in timed}
