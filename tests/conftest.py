@@ -55,6 +55,7 @@ def pytest_collection() -> Iterator[None]:
 
 def pytest_configure() -> None:
     """One thread each, as on ranks: workers share a few cores; programs that tests start inherit it."""
+    gc.set_threshold(*COLLECT_AFTER)
     torch.set_num_threads(1)
     os.environ.update(THREADS)
     os.environ.setdefault("FXDP_CACHE", "0")  # a test sees what it makes itself
@@ -64,8 +65,7 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What is imported is no garbage, and what tests leave is collected seldom: a tenth of the time."""
-    gc.set_threshold(*COLLECT_AFTER)
+    """What is imported is no garbage."""
     gc.freeze()
 
 

@@ -41,8 +41,11 @@ from fxdp.disk.entries import key_of
 from fxdp.torch_compat import built_as_code
 from tests.captures import traced_once
 
-COLLECT_AFTER = (50_000, 20, 50)
-"""Thresholds of the garbage collector in tests: a compilation makes a million objects that live together."""
+COLLECT_AFTER = (10_000_000, 20, 50)
+"""Thresholds of the garbage collector in tests: a tenth of their time went into freeing what they leave.
+
+Ten million objects are about a gigabyte. A test that counts objects collects them itself.
+"""
 
 
 @dataclass(frozen=True)
@@ -73,13 +76,13 @@ class Reply:
 
 def serve(descriptor: int) -> None:
     """Carry out the orders that come over `descriptor`, until pytest closes the connection."""
+    gc.set_threshold(*COLLECT_AFTER)
     orders = Connection(descriptor)
     torch._dynamo.config.fake_tensor_cache_enabled = False  # as in tests/conftest.py
     torch.hub.tqdm.monitor_interval = 0  # torch makes a bar, shown or not, for each graph it runs: no thread
     if "PYTEST_XDIST_WORKER" in os.environ:  # a whole run: ranks of many tests need it
         know_inductor()
         know_capture()
-    gc.set_threshold(*COLLECT_AFTER)
     gc.freeze()  # what is imported is no garbage: ranks collect theirs after each task
     children: set[int] = set()
     while True:
