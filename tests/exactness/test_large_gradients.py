@@ -59,7 +59,11 @@ class _Pair:
 
 
 def _kept_and_written(options: dict[str, Any]) -> list[bool]:
-    pair, right = _Pair(**options), []
+    return _keep_and_write(_Pair(**options))
+
+
+def _keep_and_write(pair: _Pair) -> list[bool]:
+    right = []
     kept: list[tuple[Tensor, Tensor]] = []
     for step in range(8):
         pair.backward()
@@ -80,7 +84,11 @@ def _kept_and_written(options: dict[str, Any]) -> list[bool]:
 
 
 def _accumulated(options: dict[str, Any]) -> list[bool]:
-    pair, right = _Pair(**options), []
+    return _accumulate(_Pair(**options))
+
+
+def _accumulate(pair: _Pair) -> list[bool]:
+    right = []
     for step in range(6):
         with pair.compiled.no_sync():
             pair.backward()
@@ -121,6 +129,10 @@ def test_kept_written_accumulated_and_taken_by_hooks(ranks: RankPool, options: d
     assert ranks.run(3, _hooked, options) == [[True] * 5] * 3
 
 
+def _both() -> list[bool]:
+    pair = _Pair()  # compiled once
+    return [*_keep_and_write(pair), *_accumulate(pair)]
+
+
 def test_by_inductor(ranks: RankPool) -> None:
-    assert ranks.run(3, _kept_and_written, {}) == [[True] * 9] * 3
-    assert ranks.run(3, _accumulated, {}) == [[True] * 6] * 3
+    assert ranks.run(3, _both) == [[True] * (9 + 6)] * 3
