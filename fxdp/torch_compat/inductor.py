@@ -20,6 +20,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from fxdp.torch_compat.convolution_strides import convolution_strides
 from fxdp.torch_compat.counted_masks import counted_masks
 from fxdp.torch_compat.kept_order import ORDER, kept_order
+from fxdp.torch_compat.open_strides import open_strides
 from fxdp.torch_compat.quick_dtypes import quick_dtypes
 from fxdp.torch_compat.quick_indices import quick_indices
 from fxdp.torch_compat.selected_offsets import selected_offsets
@@ -144,6 +145,7 @@ def compile_with_inductor(
         counted_masks(),
         convolution_strides(),
         kept_order(),
+        open_strides(),
         selected_offsets(),
         quick_dtypes(),
         quick_indices(),
