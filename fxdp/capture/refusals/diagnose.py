@@ -59,6 +59,11 @@ _REMEDY_WRITTEN = (
     "autograd keeps this value for the backward, and the model writes into it (through .data eager lets it, "
     "and takes its gradients at the changed values). Write into a clone() of it, or compute a new tensor"
 )
+_REMEDY_CONVERTED = (
+    "the forward converts the parameters of one of its modules to another dtype or device: eager does so for "
+    "good, at its first call. Convert that module as this line does before the model is compiled"
+)
+_CONVERTED = "_apply(): Couldn't swap "
 _WRITTEN = "needed for gradient computation has been modified by an inplace operation"
 _OF_TORCH = re.compile(r"<class '|object at 0x|non-nested Sym|L\['")
 _TWO_SELECTIONS = re.compile(r"expression Eq\(u\d+, u\d+\)")
@@ -131,6 +136,9 @@ def capture_error(
         return CaptureError(f"{_at(site)}: {_REMEDY_LIST}.{_listing(reads)}")
     if _WRITTEN in str(error):
         return CaptureError(f"{_at(site)}: {_REMEDY_WRITTEN}.{_torch_says(error)}")
+    if _CONVERTED in str(error):
+        converted = str(error).partition(_CONVERTED)[2]
+        return CaptureError(f"{_at(site)}: {_REMEDY_CONVERTED} ({converted})")
     if mismatch:
         return CaptureError(
             f"the model treats its batch size as a Python constant, and its graph could not be fitted from "

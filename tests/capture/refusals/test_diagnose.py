@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from torch import Tensor, nn
 
+import fxdp
 from fxdp.capture.refusals.diagnose import capture_error
 
 
@@ -30,3 +33,23 @@ def test_sizes_by_the_names_of_a_trace_are_not_shown() -> None:
 def test_an_expression_of_the_data_is_shown() -> None:
     error = RuntimeError("Could not guard on data-dependent expression u0 > 1 (unhinted: u0 > 1)")
     assert "\ntorch: Could not guard on data-dependent expression u0 > 1" in str(capture_error(error))
+
+
+class _Router(nn.Module):
+    """Switch Transformers' router: its own dtype, which the rest of the model need not have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.linear = self.linear.to(torch.float32)
+        return self.linear(x.float()).square().mean()
+
+
+def test_a_module_that_its_forward_converts_is_named() -> None:
+    """What is of that dtype already is left as it is."""
+    x = torch.randn(4, 4, dtype=torch.float64)
+    with pytest.raises(fxdp.CaptureError, match=r"linear.to.*converts the parameters .* \(Linear.weight\)"):
+        fxdp.plan(_Router().double(), (x,), mesh={"dp": 2})
+    assert "Linear" not in str(fxdp.plan(_Router().float(), (x,), mesh={"dp": 2}).graph)
