@@ -23,7 +23,7 @@ def keep_float64(*, integers: bool = False) -> Iterator[None]:
     multiplies it with its parameters.
     """
     to, as_float, softmax = torch.Tensor.to, torch.Tensor.float, nn.functional.softmax
-    log_softmax = nn.functional.log_softmax
+    log_softmax, as_type = nn.functional.log_softmax, torch.Tensor.type
     norm, meshgrid = torch.linalg.vector_norm, torch.meshgrid
 
     def patched_to(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -52,7 +52,12 @@ def keep_float64(*, integers: bool = False) -> Iterator[None]:
         wide = any(axis.dtype == torch.float64 for axis in listed)
         return meshgrid(*(axis.double() if wide else axis for axis in listed), **kwargs)
 
-    torch.Tensor.to = patched_to
+    def patched_type(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if args[:1] == (torch.float32,) and self.dtype == torch.float64:
+            return self
+        return as_type(self, *args, **kwargs)
+
+    torch.Tensor.to, torch.Tensor.type = patched_to, patched_type
     torch.linalg.vector_norm, torch.meshgrid = patched_norm, patched_meshgrid
     wide = {torch.float64, *((torch.int64, torch.int32, torch.bool) if integers else ())}
     torch.Tensor.float = lambda self: self.double() if self.dtype in wide else as_float(self)
@@ -60,7 +65,7 @@ def keep_float64(*, integers: bool = False) -> Iterator[None]:
     try:
         yield
     finally:
-        torch.Tensor.to, torch.Tensor.float = to, as_float
+        torch.Tensor.to, torch.Tensor.float, torch.Tensor.type = to, as_float, as_type
         nn.functional.softmax, nn.functional.log_softmax = softmax, log_softmax
         torch.linalg.vector_norm, torch.meshgrid = norm, meshgrid
 
