@@ -141,6 +141,17 @@ def test_weight_and_spectral_norm() -> None:
     exact(Model(body, nn.utils.parametrizations.spectral_norm(linear())), rows())
 
 
+@pytest.mark.parametrize("compute", ["eager", "inductor"])
+def test_a_buffer_is_written_that_nobody_reads(compute: str) -> None:
+    """Spectral norm makes `u` anew from the weight and `v`."""
+    model = nn.utils.parametrizations.spectral_norm(nn.Linear(4, 3))
+    twin = copy.deepcopy(model)
+    compiled, x = fxdp.compile(model, compute=compute), torch.randn(5, 4)
+    torch.testing.assert_close(compiled(x), twin(x))
+    for mine, one in zip(model.buffers(), twin.buffers(), strict=True):
+        torch.testing.assert_close(mine, one)
+
+
 def test_statistics_kept_in_buffers_by_hand() -> None:
     """An exponential average of the batch mean, and a counter."""
 

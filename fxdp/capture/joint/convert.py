@@ -25,7 +25,7 @@ from fxdp.capture.refusals.overlaps import check_overlap
 from fxdp.capture.refusals.unwritten import check_unwritten
 from fxdp.capture.sites import SiteIndex, module_path
 from fxdp.errors import CaptureError
-from fxdp.ir.graphs import attribute_of
+from fxdp.ir.graphs import attribute_of, results_of
 from fxdp.ir.notes import Note, note
 from fxdp.ir.slots import (
     Buffer,
@@ -102,8 +102,9 @@ class _Converter:
             elif node.op == "get_attr" and isinstance(attribute_of(self.raw.gm, node), torch.Tensor):
                 found.append((self._constant(node), node))
         for slot, node in sorted(found, key=lambda pair: self.slots.rank(pair[0])):
-            # a call passes inputs and tangents by place: those that nobody reads keep theirs
-            if node.users or isinstance(slot, (Input, Tangent)):
+            # a call passes inputs and tangents by place: those that nobody reads keep theirs. A buffer that
+            # nobody reads may be written (`torch.mv(w, v, out=self.u)`)
+            if node.users or isinstance(slot, (Input, Tangent, Buffer)):
                 self._placeholder(slot, node)
 
     def _placeholder(self, slot: Slot, node: fx.Node) -> None:
@@ -118,9 +119,11 @@ class _Converter:
         self.copies[node] = made
 
     def _erase_unused(self) -> None:
-        """Drop the placeholders of parameters, buffers and constants that nothing reads."""
+        """Drop the placeholders of parameters, buffers and constants that nothing reads or writes."""
+        written = {slot.of for slot, _ in results_of(self.graph) if isinstance(slot, Mutation)}
         for node in self.graph.find_nodes(op="placeholder"):
-            if not node.users and isinstance(slot := note(node).slot, (Parameter, Buffer, Constant)):
+            slot = note(node).slot
+            if not node.users and slot not in written and isinstance(slot, (Parameter, Buffer, Constant)):
                 self.graph.erase_node(node)
                 if isinstance(slot, Constant):
                     self.constants.pop(slot.name, None)
