@@ -197,3 +197,8 @@ def _number(env: Mapping[str, str], name: str, default: float) -> float:
             f"environment variable {name} is {text!r}; expected a number >= 0, and at most {_LONGEST:g}"
         )
     return value
+
+
+def variables_of_user() -> Mapping[str, str]:
+    """All variables, for those that a model's own code reads."""
+    return os.environ

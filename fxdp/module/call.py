@@ -34,6 +34,8 @@ class ProgramKey:
     """Of each tensor the dtype, the number of dims, whether it requires grad, the type of device."""
     grad: bool
     autocast: torch.dtype | None
+    default: torch.dtype
+    """Of tensors that the model makes."""
     training: bytes
     """Of each module."""
     trainable: bytes
@@ -126,7 +128,7 @@ def call_lines(call: Call) -> list[str]:
     for name, (dtype, _, needs_grad, _), dims in zip(call.inputs.paths, kind.tensors, call.dims, strict=True):
         lines.append(f"tensor {name} {dtype} dims {list(dims)} requires_grad={needs_grad}")
     modes = f"grad={kind.grad} autocast={kind.autocast} training={any(kind.training)}"
-    modes += f" times that tensors were replaced={kind.generation}"
+    modes += f" default dtype={kind.default} times that tensors were replaced={kind.generation}"
     attributes = [f"attribute {name} {stable_text(value)}" for name, value in kind.attributes]
     flags = [f"modules {kind.training.hex()}", f"trainable {kind.trainable.hex()}"]
     return [*lines, modes, *flags, *attributes]

@@ -8,6 +8,7 @@ program was made for (`capture/patches/module_state.py`) are watched like attrib
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from operator import getitem, is_
 from typing import Any, TypeAlias
 
@@ -18,14 +19,13 @@ from torch.nn.parameter import is_lazy
 from fxdp.capture.python_values import AttributeNumber
 from fxdp.capture.refusals.stateful import own_attributes
 from fxdp.ir.model_tensors import all_held, held
+from fxdp.module.contents import ABSENT, Contents, Objects, equal, frozen, is_container
+from fxdp.module.read_state import read_places
 from fxdp.module.values import fits
+from fxdp.torch_compat import global_hooks
 
 Key: TypeAlias = "tuple[tuple[str, tuple[str, Any]], ...]"
 """The attributes that differ from those of the beginning: name, type and value."""
-
-_PLAIN = (int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, type(None))
-
-_CONTAINERS = (list, tuple, dict)
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _SPOKEN = [kind.replace("_", " ") for kind in _HOOKS]
@@ -34,14 +34,17 @@ _Layout: TypeAlias = "tuple[torch.dtype, torch.device, torch.Size, tuple[int, ..
 
 
 class Held:
-    """The parameters, buffers and modules of a model, as they were.
+    """The parameters, buffers and modules of a model, and of a loss that is a module, as they were.
 
     Values that change in place are none of its business: programs read them from the same tensors. But
     `model.bfloat16()` or `model.to(memory_format=...)` leaves the tensors and changes what is in them.
     """
 
-    def __init__(self, module: nn.Module) -> None:
-        found = [(f"{path}.{key}".lstrip("."), owner, key) for path, owner, key in _registered(module)]
+    def __init__(self, *roots: Any) -> None:
+        registries = [row for root in roots if isinstance(root, nn.Module) for row in _registries(root)]
+        found = [(f"{path}.{key}".lstrip("."), owner, key) for path, owner in registries for key in owner]
+        self._registries = registries
+        self._counts = self._count()
         self._names = [name for name, _, _ in found]
         self._owners = [owner for _, owner, _ in found]
         self._keys = [key for _, _, key in found]
@@ -56,6 +59,8 @@ class Held:
 
     def unchanged(self) -> bool:
         """Whether all are the same objects, of the same types and strides; called at each step."""
+        if self._count() != self._counts:
+            return False
         try:
             same = all(map(is_, map(getitem, self._owners, self._keys), self._values))
         except KeyError:
@@ -66,17 +71,27 @@ class Held:
         """The names of those that were replaced, converted or deleted."""
         before = zip(self._kept, self._tensors, self._layouts, strict=True)
         converted = {id(v) for v, t, layout in before if held(v) is not t or _layout(t) != layout}
-        rows = zip(self._names, self._owners, self._keys, self._values, strict=True)
-        return [
+        rows = list(zip(self._names, self._owners, self._keys, self._values, strict=True))
+        known = {(id(owner), key) for _, owner, key, _ in rows}
+        added = [
+            f"{path}.{key}".lstrip(".")
+            for path, owner in self._registries
+            for key in owner
+            if (id(owner), key) not in known
+        ]
+        return added + [
             name for name, owner, key, value in rows if owner.get(key) is not value or id(value) in converted
         ]
+
+    def _count(self) -> list[int]:
+        return [len(owner) for _, owner in self._registries]
 
     def words(self) -> str:
         """What was changed, in a sentence's beginning."""
         names = self.changes()
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         were = "was" if len(names) == 1 else "were"
-        return f"{', '.join(names[:3])}{more} of the model {were} replaced or converted"
+        return f"{', '.join(names[:3])}{more} of the model {were} replaced, added or converted"
 
     def _are_laid_out_alike(self) -> bool:
         """Another layout needs other memory, and addresses are compared five times as fast."""
@@ -99,11 +114,10 @@ def _layout(tensor: Tensor) -> _Layout:
     return tensor.dtype, tensor.device, tensor.shape, tensor.stride()
 
 
-def _registered(module: nn.Module) -> Iterator[tuple[str, dict[str, Any], str]]:
+def _registries(module: nn.Module) -> Iterator[tuple[str, dict[str, Any]]]:
     for path, owner in module.named_modules():
         for registry in (owner._parameters, owner._buffers, owner._modules):
-            for key in registry:
-                yield path, registry, key
+            yield path, registry
 
 
 class ModelState:
@@ -112,20 +126,27 @@ class ModelState:
     def __init__(self, *roots: nn.Module) -> None:
         named = [(name, module) for root in roots for name, module in root.named_modules()]
         modules = [module for _, module in named]
-        self._root = roots[0]
-        self._named = named
+        self._root, self._named = roots[0], named
         self._sizes = self._count()
         self._numbers: dict[str, _Number] = {}
         self._hooks = [vars(m)[kind] for m in modules for kind in _HOOKS]
-        self._slots = [(vars(m), name) for m in modules for name in own_attributes(m)]
+        self._all_hooks = [*self._hooks, *global_hooks()]
+        self._kept_hooks, self._kept_classes = _Kept(), _Kept()
+        self._slots: list[tuple[Any, Any]] = [(vars(m), name) for m in modules for name in own_attributes(m)]
         self._names = [f"{name} of {path or 'the model'}" for path, m in named for name in own_attributes(m)]
-        self._places: dict[str, tuple[dict[str, Any], str]] = {}
+        self._places: dict[str, tuple[Any, Any]] = {}
         self._names += [f"number of{kind} of {path or 'the model'}" for path, _ in named for kind in _SPOKEN]
+        self._names += ["hooks of the modules", "classes of the modules"]
+        self._taken = dict.fromkeys(self._names, 1)
+        self._read = frozenset[str]()
+        self._known = {(id(owner), key) for owner, key in self._slots}
+        self._outside: set[int] = set()
+        self._read_in, self._contents = set[int](), dict[int, Contents]()
+        self._objects = Objects()
         self._first = self._values()
         self._last = list(self._first)
         self._last_key: Key = ()
         self._changed: dict[int, tuple[str, tuple[str, Any]]] = {}
-        self._objects: list[Any] = []
 
     def watch(self, names: Iterable[str]) -> None:
         """From now on the values of these buffers of the first root count as attributes."""
@@ -136,10 +157,46 @@ class ModelState:
                 self._first = [*self._first, number.value()]
                 self._last = [*self._last, number.value()]
 
+    def watch_read(self, others: Iterable[tuple[str, Any]]) -> None:
+        """From now on all that the model's code may read counts (`read_state.py`); after each capture."""
+        self._forget_written()
+        places, self._read = read_places(self._root, others)
+        for place in places:
+            if (at := (place.of, place.key)) not in self._known:
+                self._known.add(at)
+                self._outside.add(self._insert(place.owner, place.key, place.name))
+        for i, (owner, key) in enumerate(self._slots):
+            if i not in self._read_in and (i in self._outside or key in self._read):
+                self._read_in.add(i)
+                self._look_into(i, owner.get(key, ABSENT))
+
+    def _look_into(self, i: int, now: Any) -> Any:
+        """From now on what a container at this place holds counts; what it is now."""
+        if not is_container(now):
+            return now
+        self._contents[i] = Contents(now)
+        found = self._last[i] = self._contents[i].value(now)
+        self._first[i] = found if self._first[i] is now else frozen(self._first[i])
+        return found
+
+    def _forget_written(self) -> None:
+        """Look no longer at what code changed while it was captured, as a count of its own calls.
+
+        It would count as changed after each capture, and lead to the next one.
+        """
+        values = self._values()
+        for i in self._outside:
+            if values[i] is not self._last[i] and not equal(values[i], self._last[i]):
+                self._slots[i] = {}, self._slots[i][1]
+                self._places.clear()
+                self._first[i] = self._last[i] = ABSENT
+                self._contents.pop(i, None)
+                self._changed.pop(i, None)
+
     def changed(self) -> Key:
         """The Python attributes that are no longer what they were; other ones need another program."""
         if self._count() != self._sizes:
-            self._watch_shadows()
+            self._watch_new()
         values = self._values()
         if not all(map(is_, values, self._last)):
             self._note_changes(values)
@@ -149,62 +206,86 @@ class ModelState:
         """Look at those alone that are other objects than at the last call: one may change at each."""
         for i, (now, last) in enumerate(zip(values, self._last, strict=True)):
             if now is not last:
+                if i in self._read_in and i not in self._contents:
+                    now = values[i] = self._look_into(i, now)
                 self._changed.pop(i, None)
-                if not _equal(now, self._first[i]):
-                    self._changed[i] = self._names[i], self._token(now)
+                if not equal(now, self._first[i]):
+                    self._changed[i] = self._names[i], self._objects.token(now)
         self._last = values
         self._last_key = tuple(self._changed[i] for i in sorted(self._changed))
 
     def first(self, name: str) -> tuple[str, Any]:
         """The type and the value that an attribute had at the beginning."""
-        return self._token(self._first[self._names.index(name)])
+        return self._objects.token(self._first[self._names.index(name)])
 
     def number(self, name: str) -> AttributeNumber | None:
-        """An attribute that is a number now; None for what is no attribute, or no number."""
+        """An attribute that is a number now; None for what is no attribute of a module, or no number."""
         if len(self._places) != len(self._slots):  # looked up at each call, so by name
             self._places = dict(zip(self._names, self._slots, strict=False))
         owner, key = self._places.get(name, ({}, name))
+        if type(owner) is not dict or "__builtins__" in owner:  # the globals of a module are everybody's
+            return None
         return AttributeNumber(name, owner, key, owner[key]) if fits(owner.get(key)) else None
 
     def _count(self) -> list[int]:
         return [len(vars(module)) for _, module in self._named]
 
-    def _watch_shadows(self) -> None:
-        """Watch attributes that modules were given since, in the place of those of their classes.
+    def _watch_new(self) -> None:
+        """Watch attributes that modules were given since, of names that the code reads or their classes have.
 
         Others the forward cannot have read when it was captured.
         """
         self._sizes = self._count()
-        known = {(id(attributes), name) for attributes, name in self._slots}
         for path, module in self._named:
             for name in own_attributes(module):
-                if (id(vars(module)), name) not in known and hasattr(type(module), name):
-                    at = len(self._slots)
-                    self._slots.append((vars(module), name))
-                    self._names.insert(at, f"{name} of {path or 'the model'}")
-                    self._first.insert(at, getattr(type(module), name))
-                    self._last.insert(at, self._first[at])
-                    # what is noted of hooks and buffers stands after the attributes
-                    self._changed = {i + (i >= at): row for i, row in self._changed.items()}
+                known = (id(vars(module)), name) in self._known
+                if not known and (hasattr(type(module), name) or name in self._read):
+                    self._known.add((id(vars(module)), name))
+                    before = getattr(type(module), name, ABSENT)
+                    self._insert(vars(module), name, f"{name} of {path or 'the model'}", before)
+
+    def _insert(self, owner: Any, key: Any, name: str, *before: Any) -> int:
+        """Watch one more place; what is noted of hooks and buffers stands after these."""
+        at = len(self._slots)
+        self._slots.append((owner, key))
+        self._names.insert(at, self._unlike_others(name))
+        first = before[0] if before else owner.get(key, ABSENT)
+        self._first.insert(at, first)
+        self._last.insert(at, first)
+        self._changed = {i + (i >= at): row for i, row in self._changed.items()}
+        return at
+
+    def _unlike_others(self, name: str) -> str:
+        """A name that no other place has; keys tell places apart by their names."""
+        self._taken[name] = count = self._taken.get(name, 0) + 1
+        return name if count == 1 else f"{name} ({count})"
 
     def _values(self) -> list[Any]:
-        own = [attributes.get(name) for attributes, name in self._slots]
-        return [*own, *map(len, self._hooks), *(number.value() for number in self._numbers.values())]
+        own = [attributes.get(name, ABSENT) for attributes, name in self._slots]
+        for i, contents in self._contents.items():
+            own[i] = contents.value(own[i])
+        hooks = self._kept_hooks.value(list(chain.from_iterable(self._all_hooks)))
+        classes = self._kept_classes.value([type(module) for _, module in self._named])
+        return [*own, *map(len, self._hooks), hooks, classes, *(n.value() for n in self._numbers.values())]
 
-    def _token(self, value: Any) -> tuple[str, Any]:
-        """A type, and a value that is equal on all ranks: itself, or the number of an object."""
-        if isinstance(value, _PLAIN):
-            return type(value).__name__, value
-        if type(value) in _CONTAINERS:
-            return type(value).__name__, tuple(map(self._token, _items(value)))
-        index = next((i for i, known in enumerate(self._objects) if known is value), len(self._objects))
-        if index == len(self._objects):
-            self._objects.append(value)
-        return type(value).__name__, f"object {index}"
+
+class _Kept:
+    """An object that stands for a list, the same for equal ones: hooks have other numbers on other ranks."""
+
+    def __init__(self) -> None:
+        self._now: list[Any] = []
+        self._known: dict[tuple[Any, ...], object] = {}
+        self._value = self._known[()] = object()
+
+    def value(self, now: list[Any]) -> object:
+        """What stands for it."""
+        if now != self._now:
+            self._now, self._value = now, self._known.setdefault(tuple(now), object())
+        return self._value
 
 
 class _Number:
-    """A buffer, read again only after it was written."""
+    """A buffer, read again after it was written; on CPU always, as writes into `.data` leave no trace."""
 
     def __init__(self, buffer: torch.Tensor) -> None:
         self._buffer = buffer
@@ -212,21 +293,8 @@ class _Number:
 
     def value(self) -> tuple[Any, ...]:
         """The contents: the same object as long as they are the same."""
-        if self._buffer._version != self._version:
+        if self._buffer._version != self._version or self._buffer.device.type == "cpu":
             self._version, now = self._buffer._version, (self._buffer.tolist(),)
             if now != self._value:
                 self._value = now
         return self._value
-
-
-def _equal(a: Any, b: Any) -> bool:
-    """Whether eager code would see the same; torch's export puts copies in the place of containers."""
-    if a is b or type(a) is not type(b):
-        return a is b
-    if type(a) in _CONTAINERS:
-        return len(a) == len(b) and all(map(_equal, _items(a), _items(b)))
-    return isinstance(a, _PLAIN) and bool(a == b)
-
-
-def _items(container: Any) -> list[Any]:
-    return [x for pair in container.items() for x in pair] if isinstance(container, dict) else list(container)

@@ -103,7 +103,7 @@ class CompiledModule(Inspected):
     """The whole values of sharded parameters that live until rows change."""
 
     def _build(self) -> None:
-        self._held = Held(self._model)
+        self._held = Held(self._model, self._options.loss_fn)
         self._shared = False
         self._whole.drop()
         chosen, device = self._options, self._mesh.device_type
@@ -153,7 +153,7 @@ class CompiledModule(Inspected):
             batches = ranks.batches
             if (served := self._programs.find(call, batches)) is None:
                 call, served = self._make(call, batches, args, kwargs)
-                self._begin(served)
+                self._begin(served, call)
             while True:
                 if served.draws:
                     self._exchange.check_drawing(ranks, served.program.captured, call.inputs)
@@ -162,11 +162,11 @@ class CompiledModule(Inspected):
                 if not isinstance(made, OtherWay):
                     return made
                 served = self._programs.other_way(served, call, batches, made)
-                self._begin(served)
+                self._begin(served, call)
 
-    def _begin(self, served: Served) -> None:
+    def _begin(self, served: Served, call: Call) -> None:
         """Before a program runs for the first time."""
-        self._reader.watch(served.program.captured.numbers)
+        self._reader.watch(served.program.captured.numbers, call.inputs)
         self._replicas.read_by(served.program)
 
     def _read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Call, CallExchanged]:

@@ -20,6 +20,7 @@ from fxdp.errors import InputError, a_kind
 from fxdp.module.cache import Recent
 from fxdp.module.call import Call, ProgramKey
 from fxdp.module.changes import Key, ModelState
+from fxdp.module.contents import spelled
 from fxdp.module.values import Open, Told, Values, liftable, python_leaves
 
 _training = attrgetter("training")
@@ -53,6 +54,7 @@ class CallReader:
         self._whole_draws = whole_draws
         self._modules = tuple(module.modules())
         self._parameters = tuple(module.parameters())
+        self._loss_fn = loss_fn
         self._state = ModelState(module, *([loss_fn] if isinstance(loss_fn, nn.Module) else []))
         self._known: Recent[Any, _Structure] = Recent(1024)
         self._digests: Recent[Any, int] = Recent(1024)
@@ -144,11 +146,17 @@ class CallReader:
         own |= {a.name: (type(a.value).__name__, Open.INPUT) for a in call.inputs.attributes}
         return own, rows
 
-    def watch(self, buffers: Iterable[str]) -> None:
-        """From now on the values of these buffers decide on the kind of a call, too."""
-        self._state.watch(buffers)
+    def watch(self, buffers: Iterable[str], inputs: Inputs) -> None:
+        """From now on the values of these buffers decide on the kind of a call, too.
 
-    def _modes(self) -> tuple[bool, torch.dtype | None, bytes, bytes, int, Key]:
+        So does all that the code of the model, of a loss or of what is passed in these inputs may read.
+        """
+        self._state.watch(buffers)
+        given = zip(inputs.names, inputs.leaves, strict=True)
+        others = [(f"the input {name}", leaf) for name, leaf in given if not isinstance(leaf, Tensor)]
+        self._state.watch_read([("the loss function", self._loss_fn), *others])
+
+    def _modes(self) -> tuple[bool, torch.dtype | None, torch.dtype, bytes, bytes, int, Key]:
         device = self._device_type
         autocast = None
         if self._casts and torch.is_autocast_enabled(device):
@@ -156,7 +164,8 @@ class CallReader:
         training = bytes(map(_training, self._modules))
         trainable = bytes(map(_requires_grad, self._parameters))
         changed = self._state.changed()
-        return torch.is_grad_enabled(), autocast, training, trainable, self._generation, changed
+        modes = torch.is_grad_enabled(), autocast, torch.get_default_dtype()
+        return *modes, training, trainable, self._generation, changed
 
     def _names_and_dims(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], spec: TreeSpec, signature: tuple[Any, ...]
@@ -206,4 +215,4 @@ def _value(leaf: Any, name: str) -> tuple[str, Any]:
             f"the input {name} is {a_kind(leaf)}, which is neither a tensor, a container of tensors "
             "nor a hashable Python value; register it with torch.utils._pytree or pass plain values"
         ) from None
-    return type(leaf).__name__, leaf
+    return type(leaf).__name__, spelled(leaf)

@@ -8,10 +8,11 @@ import torch
 from torch import nn
 from torch._C._functorch import peek_interpreter_stack
 from torch._dynamo.convert_frame import compile_lock
+from torch.nn.modules import module as modules
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-__all__ = ["READ_BY_WRAPPERS", "running_ddp", "running_transform"]
+__all__ = ["READ_BY_WRAPPERS", "global_hooks", "running_ddp", "running_transform"]
 
 READ_BY_WRAPPERS = {
     "_ddp_params_and_buffers_to_ignore": "DistributedDataParallel",
@@ -41,3 +42,8 @@ def _traces_here() -> bool:
 def running_ddp() -> nn.Module | None:
     """The `DistributedDataParallel` inside of whose forward this is called."""
     return DistributedDataParallel._active_ddp_module
+
+
+def global_hooks() -> tuple[dict[int, Any], ...]:
+    """The hooks on the forwards of all modules of the process, by their numbers."""
+    return modules._global_forward_hooks, modules._global_forward_pre_hooks
