@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -13,13 +13,23 @@ from torch.fx.graph import _BoxedCodeGen
 from torch.optim import Optimizer
 
 __all__ = [
-    "backward_class", "boxed_code", "graph_module", "release_saved_tensors", "surround_step", "unheard",
-    "without_autocast",
+    "autograd_inside", "backward_class", "boxed_code", "graph_module", "release_saved_tensors",
+    "surround_step", "unheard", "without_autocast",
 ]  # fmt: skip
 
 
 unheard = torch._C.DisableTorchFunction
 """`with unheard():` what is asked of tensors inside comes to no mode of torch functions and no subclass."""
+
+
+@contextmanager
+def autograd_inside() -> Iterator[None]:
+    """Let autograd record what is computed inside the kernel of an op, which torch calls below autograd."""
+    keys = torch._C.DispatchKey
+    below = (keys.AutogradFunctionality, keys.ADInplaceOrView)
+    guards = [torch._C._SetExcludeDispatchKeyGuard(key, False) for key in below]
+    with guards[0], guards[1], torch.enable_grad():
+        yield
 
 
 def graph_module(root: nn.Module, graph: fx.Graph, name: str = "GraphModule") -> fx.GraphModule:

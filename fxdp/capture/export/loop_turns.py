@@ -14,10 +14,8 @@ from fxdp.torch_compat import OpOverload
 
 aten = torch.ops.aten
 
-SPLITS = frozenset(
-    {aten.unbind.int, aten.split.Tensor, aten.split_with_sizes.default, aten.chunk.default}
-)
-_ADDS = frozenset({aten.add.Tensor, aten.add_.Tensor})
+SPLITS = frozenset({aten.unbind.int, aten.split.Tensor, aten.split_with_sizes.default, aten.chunk.default})
+_ADDS = frozenset({aten.add.Tensor, aten.add_.Tensor, operator.add})
 _STATEFUL = ("batch_norm", "instance_norm", "lstm", "gru", "rnn")
 """Ops that write running averages or draw numbers without saying so."""
 _MAY_BE_ITS_ARGUMENT = frozenset(
@@ -30,6 +28,10 @@ _MAY_BE_ITS_ARGUMENT = frozenset(
 """Ops whose schemas do not say that their result may be a view."""
 _ATTENTION = aten.scaled_dot_product_attention.default
 Group: TypeAlias = "tuple[fx.Node, ...]"
+
+
+class OtherError(Exception):
+    """The turns of a loop do other things."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +120,9 @@ def are_alike(first: fx.Node, other: fx.Node) -> bool:
 
 
 def _kinds(node: fx.Node) -> list[Any]:
-    return [(v.dtype, tuple(v.shape)) for v in pytree.tree_leaves(node.meta["val"])]
+    # of a size that only the data says, its name: torch does not compare it
+    values = pytree.tree_leaves(node.meta["val"])
+    return [(v.dtype, *map(str, v.shape)) if isinstance(v, Tensor) else (type(v),) for v in values]
 
 
 def is_of_operands_alone(node: fx.Node) -> bool:
@@ -131,30 +135,41 @@ def is_of_operands_alone(node: fx.Node) -> bool:
     target = node.target
     if target is operator.getitem or (target is _ATTENTION and not _drops(node)):
         return True
-    if not isinstance(target, OpOverload):
+    if not isinstance(target, OpOverload) or draws_or_keeps(node):
         return False
+    return not target._schema.is_mutable or target is aten.detach_.default
+
+
+def draws_or_keeps(node: fx.Node) -> bool:
+    """Whether an op draws numbers, or has a state of its own."""
+    target: Any = node.target
+    if target is _ATTENTION:
+        return _drops(node)
     draws = torch.Tag.nondeterministic_seeded in target.tags
-    stateful = any(name in target._schema.name for name in _STATEFUL)
-    return not (draws or stateful or (target._schema.is_mutable and target is not aten.detach_.default))
+    return draws or any(name in target._schema.name for name in _STATEFUL)
 
 
 def _drops(node: fx.Node) -> bool:
     return bool(node.args[4] if len(node.args) > 4 else node.kwargs.get("dropout_p", 0.0))
 
 
-def written_values(gm: fx.GraphModule) -> set[fx.Node]:
-    """The values into which something is written, or into views of which."""
-    found: set[fx.Node] = set()
+def writes_of(gm: fx.GraphModule, *, own_sums: bool = False) -> dict[fx.Node, list[fx.Node]]:
+    """What writes into values, or into views of them, in order; with `own_sums`, also `a += b` as such."""
+    found: dict[fx.Node, list[fx.Node]] = {}
     for node in gm.graph.nodes:
-        if node.op != "call_function" or node.target is aten.detach_.default or _is_own_sum(node):
+        if node.op != "call_function" or node.target is aten.detach_.default:
+            continue
+        if not own_sums and _is_own_sum(node):
             continue
         if isinstance(node.target, OpOverload):
             given = zip(node.target._schema.arguments, node.args, strict=False)
             written = [operand for argument, operand in given if argument.is_write]
         else:  # a region, whose graph may write into its operands
             regions = [getattr(gm, n.target) for n in node.all_input_nodes if _is_graph(gm, n)]
-            written = node.all_input_nodes if any(map(written_values, regions)) else []
-        found |= {memory_of(operand) for operand in written if isinstance(operand, fx.Node)}
+            written = node.all_input_nodes if any(map(writes_of, regions)) else []
+        for operand in written:
+            if isinstance(operand, fx.Node):
+                found.setdefault(memory_of(operand), []).append(node)
     return found
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from fxdp.capture.export.loop_turns import is_fresh, written_values
+from fxdp.capture.export.loop_turns import is_fresh, writes_of
 from fxdp.capture.export.row_writes import rows_as_values
 
 aten = torch.ops.aten
@@ -33,7 +33,7 @@ def drop_needless_writes(gm: fx.GraphModule) -> None:
     for node in gm.graph.nodes:
         if node.target in _WITHOUT and _is_read_once(node):
             node.target = _WITHOUT[node.target]
-    written = written_values(gm)
+    written = writes_of(gm)
     for node in list(gm.graph.nodes):
         if is_fresh(node):
             rows_as_values(node, written)

@@ -9,7 +9,7 @@ Between its writes a row is read off its latest value.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from itertools import chain
 from typing import Any
 
@@ -27,7 +27,7 @@ _SCATTERS: dict[Any, Any] = {
 }
 
 
-def rows_as_values(out: fx.Node, written: set[fx.Node]) -> None:
+def rows_as_values(out: fx.Node, written: Container[fx.Node]) -> None:
     """Make a value of which all rows are written, before anybody else reads it, of these rows; in place."""
     value = out.meta.get("val")
     takes = [user for user in out.users if user.target is aten.select.int and any(_writes(user))]
@@ -70,7 +70,7 @@ class _Rows:
         for write, path in self._paths.items():
             self._writes[path[-1].args[2]].append(write)
 
-    def can_be_values(self, written: set[fx.Node]) -> bool:
+    def can_be_values(self, written: Container[fx.Node]) -> bool:
         """Whether nobody can tell: each row is written, and read as it is when it is taken."""
         size = self._out.meta["val"].shape[self._dim]
         if not isinstance(size, int) or self._writes.keys() != set(range(size)):

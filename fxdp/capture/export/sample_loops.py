@@ -5,7 +5,7 @@
 
 A loop over the batch has as many turns as there are samples, so static traces of several batch sizes would
 not fit together. Nodes that differ by their sample alone are a group, and a group becomes one node: the same
-op on a value that has a row for each sample.
+op on a value that has a row for each sample; what no op on all samples can be stays turns (`own_turns.py`).
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
 from fxdp.capture.export.each_sample import for_each
+from fxdp.capture.export.erased_turns import CONSTANT, erase_turns, renumber_constants
 from fxdp.capture.export.loop_turns import (
-    SPLITS,
     Group,
+    OtherError,
     SamplePart,
     are_alike,
     argument_at,
@@ -31,19 +32,15 @@ from fxdp.capture.export.loop_turns import (
     memory_of,
     part_of,
     terms_of,
-    written_values,
+    writes_of,
 )
+from fxdp.capture.export.own_turns import OwnTurn
 from fxdp.ir.graphs import argument, attribute_of
+from fxdp.ir.ops.sample_turns import TURNS_OP
 
 aten = torch.ops.aten
 
-_CONSTANT = "lifted_tensor_"
-"""What export calls tensors that code makes of Python values; buffers that are equal may not stay so."""
 _STACK, _CAT, _PAD = aten.stack.default, aten.cat.default, aten.pad_sequence.default
-
-
-class _OtherError(Exception):
-    """The turns of a loop do other things."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +61,8 @@ def merge_loops(gm: fx.GraphModule, batch: int) -> None:
             loops.join(node)
         elif is_sum(node):
             loops.add(node)
-    loops.erase_turns()
+    erase_turns(gm, loops.unread, loops.writes)
+    renumber_constants(gm)
     gm.recompile()
 
 
@@ -73,8 +71,11 @@ class _Loops:
 
     def __init__(self, gm: fx.GraphModule, batch: int) -> None:
         self.gm, self.graph, self.batch = gm, gm.graph, batch
-        self.written = written_values(gm)
+        self.written = writes_of(gm)
+        self.writes = writes_of(gm, own_sums=True)
         self.known: dict[Group, _Rows] = {}
+        self.others: set[Group] = set()
+        """Groups that are no op on all samples."""
         self.unread: dict[fx.Node, None] = {}
         """What may be erased where nobody reads it: members of groups, what joined them, attempts."""
 
@@ -119,39 +120,31 @@ class _Loops:
     def add(self, node: fx.Node) -> None:
         """The last of sums that began with nothing, a number or a value, and took a value from each turn."""
         terms, sums, start = terms_of(node, self.batch)
+        ways = [(terms, start)]
         if len(terms) == self.batch - 1 and isinstance(start, fx.Node):
-            terms, start = [start, *terms], None
-        if len(terms) != self.batch:
+            ways = [([start, *terms], None)]
+        elif len(terms) == self.batch:  # the first turn's own value may be a sum, too
+            ways.append(([sums[-1], *terms[1:]], None))
+        if len(ways[0][0]) != self.batch:
             return
         with self.graph.inserting_before(node):
-            rows = self._all_rows([tuple(terms)], node)
+            found = ((self._all_rows([tuple(terms)], node), start) for terms, start in ways)
+            rows, start = next(((rows, start) for rows, start in found if rows is not None), (None, None))
             if rows is None:
                 return
             made = self._call(node, aten.sum.dim_IntList, rows[0], [0])
+            if node.target is operator.add:  # of numbers: sizes that the data says
+                made = self._call(node, aten.item.default, made)
             if start is not None:
-                made = self._call(node, aten.add.Tensor, made, start)
+                made = self._call(node, _plus(node), made, start)
         self._replace(node, made)
         self.unread |= dict.fromkeys(sums)
-
-    def erase_turns(self) -> None:
-        """Erase what nobody reads any more."""
-        assertion = aten._assert_tensor_metadata.default
-        for node in self.graph.find_nodes(op="call_function", target=assertion):
-            if node.args[0] in self.unread:
-                self.graph.erase_node(node)
-        for node in list(reversed(self.graph.nodes)):
-            if node in self.unread and not node.users:
-                self.unread |= dict.fromkeys(n for n in node.all_input_nodes if n.target in SPLITS)
-                self.graph.erase_node(node)
-                if node.op == "get_attr":  # a constant that nobody reads would still be an input of the trace
-                    path, _, name = str(node.target).rpartition(".")
-                    delattr(self.gm.get_submodule(path), name)
 
     def _all_rows(self, groups: Sequence[Group], reader: fx.Node) -> list[fx.Node] | None:
         """A value with rows for each group; None where turns differ, or a sum's terms have no sample."""
         try:
-            found = [self._rows(group) for group in groups]
-        except _OtherError:
+            found = [self._rows_or_turns(group, reader) for group in groups]
+        except OtherError:
             return None
         if is_sum(reader) and not any(rows.apart for rows in found):
             return None
@@ -165,7 +158,7 @@ class _Loops:
         """What a group becomes, its operands first; a turn may be too deep for a recursion."""
         left = [wanted]
         while left:
-            missing = [group for group in self._operands(left[-1]) if group not in self.known]
+            missing = [group for group in self._operands_for_all(left[-1]) if group not in self.known]
             if missing:
                 left += missing
                 continue
@@ -174,24 +167,69 @@ class _Loops:
                 self.known[group] = self._made(group)
         return self.known[wanted]
 
+    def _is_for_all(self, group: Group) -> bool:
+        """Whether a group can be an op on all samples."""
+        try:
+            self._rows(group)
+        except OtherError:
+            return False
+        return True
+
+    def _rows_or_turns(self, group: Group, reader: fx.Node) -> _Rows:
+        return self._rows(group) if self._is_for_all(group) else self._turns(group, reader)
+
+    def _turns(self, group: Group, reader: fx.Node) -> _Rows:
+        """A group that stays turns, of which those before the reader have run."""
+        turn = OwnTurn(group, self._is_given, self.writes, reader)
+        read = [(operands, self._rows(operands)) for operands in turn.read]
+        if not all(_is_tensor(operands[0]) for operands, _ in read):
+            raise OtherError
+        apart = [(operands, rows.node) for operands, rows in read if rows.apart]
+        shared = [(operands, rows.node) for operands, rows in read if not rows.apart]
+        if not apart:
+            raise OtherError
+        code = turn.code([operands for operands, _ in (*apart, *shared)])
+        self.unread |= dict.fromkeys(turn.nodes)
+        values = [[node for _, node in part] for part in (apart, shared)]
+        made = _Rows(self._call(reader, TURNS_OP, *values, code, turn.result), apart=True)
+        return self.known.setdefault(group, made)
+
+    def _is_given(self, group: Group) -> bool:
+        """Whether a group can be read as it is when the turns run."""
+        late = any(not write < node for node in group for write in self.writes.get(memory_of(node), ()))
+        return not late and self._is_for_all(group)
+
+    def _operands_for_all(self, group: Group) -> list[Group]:
+        """The groups that a group reads, if all can be ops on all samples."""
+        try:
+            if group in self.others:
+                raise OtherError
+            operands = self._operands(group)
+            if not self.others.isdisjoint(operands):
+                raise OtherError
+        except OtherError:
+            self.others.add(group)
+            raise
+        return operands
+
     def _operands(self, group: Group) -> list[Group]:
         """The groups that a group reads; none of one value for all, or of the samples' parts of one."""
         first, *others = group
-        if not self.written.isdisjoint(map(memory_of, group)):
-            raise _OtherError
+        if any(not write < node for node in group for write in self.written.get(memory_of(node), ())):
+            raise OtherError
         if self._is_shared(group) or self._source(group) is not None:
             return []
         if not all(are_alike(first, node) for node in others) or not is_of_operands_alone(first):
-            raise _OtherError
+            raise OtherError
         leaves, specs = zip(*(pytree.tree_flatten((n.args, n.kwargs)) for n in group), strict=True)
         if any(spec != specs[0] for spec in specs):
-            raise _OtherError
+            raise OtherError
         columns = list(zip(*leaves, strict=True))
         read = [column for column in columns if all(isinstance(leaf, fx.Node) for leaf in column)]
         for column in columns:
             same = all(type(leaf) is type(column[0]) and leaf == column[0] for leaf in column)
             if column not in read and not same:
-                raise _OtherError
+                raise OtherError
         return read
 
     def _made(self, group: Group) -> _Rows:
@@ -207,9 +245,7 @@ class _Loops:
         if not any(rows.apart for rows in read):
             return _Rows(first, apart=False)
         columns = iter(read)
-        args, kwargs = pytree.tree_map_only(
-            fx.Node, lambda _: next(columns).node, (first.args, first.kwargs)
-        )
+        args, kwargs = pytree.tree_map_only(fx.Node, lambda _: next(columns).node, (first.args, first.kwargs))
         if first.target is operator.getitem:
             return _Rows(self._call(first, operator.getitem, *args), apart=True)
         dims = [0 if rows.apart else None for rows in read if _is_tensor(rows.node) or rows.apart]
@@ -219,7 +255,7 @@ class _Loops:
         """Whether all are one value, or constants that are equal."""
         if len(set(group)) == 1:
             return True
-        if not all(node.op == "get_attr" and _CONSTANT in str(node.target) for node in group):
+        if not all(node.op == "get_attr" and CONSTANT in str(node.target) for node in group):
             return False
         first, *others = (attribute_of(self.gm, node) for node in group)
         return all(value.dtype == first.dtype and torch.equal(value, first) for value in others)
@@ -257,3 +293,7 @@ class _Loops:
 
 def _is_tensor(node: fx.Node) -> bool:
     return isinstance(node.meta.get("val"), Tensor)
+
+
+def _plus(node: fx.Node) -> Any:
+    return operator.add if node.target is operator.add else aten.add.Tensor

@@ -10,7 +10,7 @@ All lengths together are the size of what was taken apart: a number that only ne
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import Any
 
 import sympy
@@ -54,6 +54,29 @@ def drop_lengths(x: fx.Node, dim: int, lengths: Sequence[Any]) -> None:
         x.graph.erase_node(total)
     for number in numbers:
         _erase_unread(number)
+
+
+def unread_assertions(graph: fx.Graph, unread: Container[fx.Node]) -> list[fx.Node]:
+    """What is asserted of values that nobody else reads, and the numbers that are computed for that."""
+    kinds = _all_of(graph, (aten._assert_tensor_metadata.default,))
+    found = [node for node in kinds if node.args[0] in unread]
+    for node in _all_of(graph, _ASSERTIONS):
+        numbers = list(_numbers_of(node))
+        if any(n in unread for number in numbers for n in (number, *number.all_input_nodes)):
+            found += [node, *numbers]
+    return found
+
+
+def _all_of(graph: fx.Graph, targets: Iterable[Any]) -> list[fx.Node]:
+    return [node for target in targets for node in graph.find_nodes(op="call_function", target=target)]
+
+
+def _numbers_of(node: fx.Node) -> Iterator[fx.Node]:
+    """The numbers that a node reads, and the results of ops of which they are sizes."""
+    for number in node.all_input_nodes:
+        if _is_number(number) or number.target is operator.getitem:
+            yield number
+            yield from _numbers_of(number)
 
 
 def _is_number(node: fx.Node) -> bool:

@@ -21,6 +21,7 @@ from fxdp.capture.captured import Captured, OutputLeaf, SizeLeaf
 from fxdp.capture.export.exported import Exported
 from fxdp.capture.export.needless_writes import drop_needless_writes
 from fxdp.capture.export.sample_loops import merge_loops
+from fxdp.capture.export.unread_draws import join_unread_draws
 from fxdp.capture.joint.canonical_sizes import Sizes
 from fxdp.capture.joint.convert import Converted, convert
 from fxdp.capture.joint.fit import fit_float, fit_int
@@ -64,6 +65,7 @@ def fitted_joint(
     raws = []
     for batch, exported in zip(batches, exports, strict=True):
         if loops:
+            join_unread_draws(exported.gm.graph)
             drop_needless_writes(exported.gm)
             merge_loops(exported.gm, batch)
         raws.append(trace_joint(exported, options))

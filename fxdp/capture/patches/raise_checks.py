@@ -47,6 +47,8 @@ class Asked:
         self.tensors: list[Tensor] = []
         self.answers: list[tuple[bool, Otherwise, Site]] = []
         """What the tensor must be, what the code does if it is not, where it asks."""
+        self._askers: list[Any] = []
+        """By what in the code it is asked, which a loop passes several times; of a branch itself."""
 
     def answer(self, tensor: Tensor, frame: FrameType) -> bool | None:
         """The answer that does not raise, noted together with the question; None elsewhere."""
@@ -55,6 +57,8 @@ class Asked:
             return None
         passes, raises = found
         self._note(tensor, (passes, "raises" if raises else "not finite", site_of_frame(frame)))
+        if raises:
+            self._askers[-1] = (frame.f_code, frame.f_lasti)
         return passes
 
     def way(self, flag: Tensor, read: Callable[[Tensor], Any], frame: FrameType) -> bool:
@@ -88,11 +92,25 @@ class Asked:
         """At the end of the run: what it was told must be right."""
         for site, right in self.told.checks():
             self._note(right, (True, "other number", site))
+        self._join()
+
+    def _join(self) -> None:
+        """Of what raises in any turn of a loop there is one answer, where the last turn asks."""
+        turns: dict[Any, list[int]] = {}
+        for place, asker in enumerate(self._askers):
+            turns.setdefault(asker, []).append(place)
+        for places in filter(lambda places: len(places) > 1, turns.values()):
+            every = torch.stack([self.tensors[place] for place in places])
+            passes = self.answers[places[-1]][0]
+            self.tensors[places[-1]] = every.all() if passes else every.any()
+        last = sorted(places[-1] for places in turns.values())
+        self.tensors, self.answers = [self.tensors[i] for i in last], [self.answers[i] for i in last]
 
     def _note(self, tensor: Tensor, answer: tuple[bool, Otherwise, Site]) -> None:
         # a bool of its own: the tensor itself may be written later, or be a view
         self.tensors.append((tensor != 0).reshape(()).detach())
         self.answers.append(answer)
+        self._askers.append(len(self._askers))
 
 
 def checks(asked: Asked) -> tuple[Patch, ...]:
@@ -186,12 +204,26 @@ def _conditions(file: str) -> dict[int, tuple[bool, bool]]:
             raising |= dict.fromkeys(_lines(node.test), (passes, True))
         if not isinstance(node, ast.If):
             continue
-        if isinstance(node.body[-1], ast.Raise) and (passes := _truth(node.test, False)) is not None:
+        if _raises(node.body[-1]) and (passes := _truth(node.test, False)) is not None:
             raising |= dict.fromkeys(_lines(node.test), (passes, True))
         beside = node.body[0].lineno in _lines(node.test)  # `if a: b` in one line: which of both asks?
         if not beside and (passes := _says_finite(node.test)) is not None:
             finite |= dict.fromkeys(_lines(node.test), (passes, False))
     return finite | raising
+
+
+def _raises(statement: ast.stmt) -> bool:
+    """Whether a statement raises: `raise`, `assert False`, `torch._assert(False, ...)`."""
+    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+        called, given = statement.value.func, statement.value.args
+        named = isinstance(called, ast.Attribute) and called.attr == "_assert"
+        return named and bool(given) and _is_false(given[0])
+    asserted = isinstance(statement, ast.Assert) and _is_false(statement.test)
+    return asserted or isinstance(statement, ast.Raise)
+
+
+def _is_false(value: ast.expr) -> bool:
+    return isinstance(value, ast.Constant) and value.value is False
 
 
 def _lines(test: ast.expr) -> range:

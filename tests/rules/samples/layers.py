@@ -204,6 +204,9 @@ def _own_statistics_backward(args: tuple[Any, ...], _: Any, results: tuple[Any, 
         torch.testing.assert_close(results[0], x.grad)
 
 
+_TURN = "def turn(x, y, w): return x[x > 0].sum() * w.exp() + x * y * w"
+
+
 SAMPLES: dict[str, Maker] = {
     "convolution": _convolution(),
     "_convolution": _convolution(False, False, True, True),
@@ -223,6 +226,10 @@ SAMPLES: dict[str, Maker] = {
     "_native_batch_norm_legit.no_stats": lambda g: call(g.t("N43"), None, None, True, 0.1, 1e-5),
     "fxdp.ctc_loss": _ctc(False),
     "fxdp.ctc_loss_backward": _ctc(True),
+    "fxdp.turns": lambda g: call([g.t("N4"), g.t("N")], [g.t("4")], _TURN, "float64[4]"),
+    "fxdp.turns_backward": lambda g: call(
+        g.t("N4"), [g.t("N4"), g.t("N")], [g.t("4")], _TURN, g.one([[True] * 3, [False, True, True]])
+    ),
     "fxdp.moments": lambda g: call(g.t(g.one(["Na3", "aN3"])), g.one([[0, 2], [1], [0]])),
     "fxdp.standardize": lambda g: call(g.t("N4a"), [0, 2], 1e-5, random=True, law=_own_statistics),
     "fxdp.standardize_backward": lambda g: call(

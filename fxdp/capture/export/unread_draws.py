@@ -1,0 +1,55 @@
+"""Draws that follow one another and that nobody reads, as one draw of all: a loop that draws at each sample.
+
+    for one in x:                                   %e = empty([1]);  uniform_(%e);  item(%e)       per turn
+        sizes[int(torch.rand(1) * 1)]               uniform_(empty([3, 1]))                         once
+
+They must be made, for what is drawn after them. A generator gives as many numbers to one draw of all.
+"""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch import fx
+
+aten = torch.ops.aten
+
+_READS = frozenset({aten.item.default, aten._local_scalar_dense.default})
+
+
+def join_unread_draws(graph: fx.Graph) -> None:
+    """Make one of such draws; in place."""
+    draws = [
+        node for node in graph.nodes if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+    ]
+    for kind, found in groupby(draws, _kind):
+        alike = list(found)
+        if kind is not None and len(alike) > 1:
+            _join(graph, alike)
+
+
+def _kind(draw: fx.Node) -> Any:
+    """What a draw that nobody reads is; None of one that somebody may read."""
+    into: Any = draw.args[0] if draw.args else None
+    unread = all(user.target in _READS and not user.users for user in draw.users)
+    if draw.target is not aten.uniform_.default or not unread or list(into.users) != [draw]:
+        return None
+    if into.target is not aten.empty.memory_format:
+        return None
+    return str((into.args, into.kwargs, draw.args[1:], draw.kwargs))
+
+
+def _join(graph: fx.Graph, draws: list[fx.Node]) -> None:
+    last: Any = draws[-1]
+    into: Any = last.args[0]
+    with graph.inserting_before(last):
+        sizes = [len(draws), *into.args[0]]
+        made = graph.call_function(into.target, (sizes, *into.args[1:]), into.kwargs)
+        drawn = graph.call_function(last.target, (made, *last.args[1:]), last.kwargs)
+    for new, old in ((made, into), (drawn, last)):
+        new.meta = {key: value for key, value in old.meta.items() if key != "val"}
+    for draw in draws:
+        for node in (*draw.users, draw, draw.args[0]):
+            graph.erase_node(node)  # type: ignore[arg-type]

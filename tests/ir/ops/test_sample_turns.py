@@ -1,0 +1,41 @@
+"""The turns of a loop as one op, and its gradients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from fxdp.ir.ops.sample_turns import TURNS_OP, described
+
+CODE = (
+    "def turn(x, w): m = torch.ops.aten.gt.Scalar(x, 0); y = torch.ops.aten.index.Tensor(x, [m]); "
+    "z = torch.ops.aten.mul.Tensor(y, w); torch.ops.aten.add_.Tensor(z, 1); "
+    "return torch.ops.aten.sum.default(torch.ops.aten.sin.default(z))"
+)
+
+
+def _loop(x: Tensor, w: Tensor) -> Tensor:
+    return torch.stack([(one[one > 0] * w + 1).sin().sum() for one in x])
+
+
+def test_values_and_gradients_are_those_of_the_loop() -> None:
+    x = torch.randn(5, 6, dtype=torch.float64, requires_grad=True)
+    w = torch.tensor(1.5, dtype=torch.float64, requires_grad=True)
+    found, wanted = TURNS_OP([x], [w], CODE, "float64[]"), _loop(x, w)
+    assert torch.equal(found, wanted)
+    grad = torch.randn(5, dtype=torch.float64)
+    pairs = (torch.autograd.grad(value, [x, w], grad, create_graph=True) for value in (found, wanted))
+    (of_op, _), (of_loop, _) = both = tuple(pairs)
+    torch.testing.assert_close(both[0], both[1])
+    assert of_loop.requires_grad
+    with pytest.raises(RuntimeError, match="a first derivative only"):
+        of_op.sum().backward()
+
+
+def test_of_no_samples_there_is_nothing() -> None:
+    x, w = torch.zeros(0, 6), torch.tensor(1.5, requires_grad=True)
+    found = TURNS_OP([x], [w], CODE, described(torch.float32, []))
+    assert found.shape == (0,)
+    found.sum().backward()
+    assert w.grad == 0
