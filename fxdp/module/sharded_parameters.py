@@ -26,7 +26,7 @@ from fxdp.module.initial_values import initialise
 from fxdp.module.sharded_optimizers import adopt_parameters
 from fxdp.ranks.agreement import agree, broadcast_tensors, gather_objects, model_lines
 from fxdp.ranks.joined import Joined
-from fxdp.torch_compat import mesh_with_last, shard_axes, sharded_tensor
+from fxdp.torch_compat import dtensor_like, mesh_with_last, shard_axes, sharded_tensor
 
 
 def share_values(module: nn.Module, joined: Joined, lines: Sequence[str] = ()) -> None:
@@ -59,6 +59,7 @@ def shard_parameters(module: nn.Module, joined: Joined) -> None:
     if made:
         _replace(module, made)
         adopt_parameters(made)
+        _let_states_be_saved(module)
 
 
 def materialise(module: nn.Module, joined: Joined) -> set[str]:
@@ -88,11 +89,25 @@ def materialise(module: nn.Module, joined: Joined) -> set[str]:
     names = {name for name, tensor in named if tensor in unset}
     _replace(module, made)
     adopt_parameters(rows)
+    _let_states_be_saved(module)
     return names
 
 
 def _keep(made: Tensor, whole: Tensor) -> None:
     held(made).detach().copy_(_own_rows_of(made, whole) if isinstance(made, DTensor) else whole)
+
+
+def _let_states_be_saved(module: nn.Module) -> None:
+    """Let `state_dict()` of the model and of each of its modules give what can be copied and pickled."""
+    for each in module.modules():
+        each.register_state_dict_post_hook(_as_saved)
+
+
+def _as_saved(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
+    for name, value in state.items():
+        # detached by torch, rows say that they begin where they do in the buffer, but have none of its memory
+        if isinstance(value, DTensor) and not isinstance(value, nn.Parameter) and value.storage_offset():
+            state[name] = dtensor_like(value, held(value))
 
 
 def _in_rows(

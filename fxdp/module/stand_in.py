@@ -7,11 +7,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn, TypeVar
 
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from fxdp.errors import StateError
 from fxdp.module.sharded_parameters import dealt_out
-from fxdp.torch_compat import dtensor_like, local_shard
 
 S = TypeVar("S", bound="StandIn")
 
@@ -115,11 +113,7 @@ class StandIn(nn.Module):
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """The model's own state dict; of a sharded parameter a `DTensor` of this rank's rows."""
-        state = self._model.state_dict(*args, **kwargs)
-        for name, value in state.items():
-            if isinstance(value, DTensor):
-                state[name] = dtensor_like(value, local_shard(value))  # one that pickles
-        return state
+        return self._model.state_dict(*args, **kwargs)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Load into the model; of a whole tensor a rank takes its rows where the parameter is sharded.

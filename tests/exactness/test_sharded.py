@@ -224,6 +224,16 @@ def _state() -> None:
     state = compiled.state_dict()
     assert list(state) == list(twin_state)
     assert all(difference(_whole(state[name]), twin_state[name]) == 0 for name in state)
+    for module in (compiled, model, model.get_submodule("inner")):
+        kept = module.state_dict(keep_vars=True)
+        assert all(kept[name] is p for name, p in module.named_parameters(remove_duplicate=False))
+        saved = io.BytesIO()
+        torch.save(module.state_dict(), saved)  # of the model, too: that is what one device's loop saves
+        saved.seek(0)
+        loaded, copied = torch.load(saved, weights_only=False), copy.deepcopy(module.state_dict())
+        for name, value in module.state_dict().items():
+            assert difference(_whole(copied[name]), _whole(value)) == 0
+            assert difference(_whole(loaded[name]), _whole(value)) == 0
     held = sum(p.to_local().numel() for p in compiled.parameters() if isinstance(p, DTensor))
     assert held < sum(p.numel() for p in twin.parameters())
     doubled = {name: 2 * value for name, value in twin_state.items()}
