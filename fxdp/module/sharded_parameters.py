@@ -100,7 +100,7 @@ def _keep(made: Tensor, whole: Tensor) -> None:
 def _let_states_be_saved(module: nn.Module) -> None:
     """Let `state_dict()` of the model and of each of its modules give what can be copied and pickled."""
     for each in module.modules():
-        each.register_state_dict_post_hook(_as_saved)
+        each.register_state_dict_post_hook(_as_saved)  # type: ignore[no-untyped-call]
 
 
 def _as_saved(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
