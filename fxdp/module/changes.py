@@ -130,7 +130,6 @@ class ModelState:
         self._sizes = self._count()
         self._numbers: dict[str, _Number] = {}
         self._hooks = [vars(m)[kind] for m in modules for kind in _HOOKS]
-        self._all_hooks = [*self._hooks, *global_hooks()]
         self._kept_hooks, self._kept_classes = _Kept(), _Kept()
         self._slots: list[tuple[Any, Any]] = [(vars(m), name) for m in modules for name in own_attributes(m)]
         self._names = [f"{name} of {path or 'the model'}" for path, m in named for name in own_attributes(m)]
@@ -264,7 +263,7 @@ class ModelState:
         own = [attributes.get(name, ABSENT) for attributes, name in self._slots]
         for i, contents in self._contents.items():
             own[i] = contents.value(own[i])
-        hooks = self._kept_hooks.value(list(chain.from_iterable(self._all_hooks)))
+        hooks = self._kept_hooks.value([*chain.from_iterable(self._hooks), *global_hooks()])
         classes = self._kept_classes.value([type(module) for _, module in self._named])
         return [*own, *map(len, self._hooks), hooks, classes, *(n.value() for n in self._numbers.values())]
 

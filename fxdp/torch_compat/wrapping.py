@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -44,6 +45,16 @@ def running_ddp() -> nn.Module | None:
     return DistributedDataParallel._active_ddp_module
 
 
-def global_hooks() -> tuple[dict[int, Any], ...]:
-    """The hooks on the forwards of all modules of the process, by their numbers."""
-    return modules._global_forward_hooks, modules._global_forward_pre_hooks
+def global_hooks() -> list[int]:
+    """The numbers of the hooks on the forwards of all modules of the process.
+
+    Those of torch's own tools (`CommDebugMode`, `ModuleTracker`), which only look on, are not among them.
+    """
+    registries = modules._global_forward_hooks, modules._global_forward_pre_hooks
+    return [number for each in registries for number, hook in each.items() if not _is_of_torch(hook)]
+
+
+def _is_of_torch(hook: Any) -> bool:
+    while isinstance(hook, functools.partial):
+        hook = hook.func
+    return str(getattr(hook, "__module__", "")).partition(".")[0] == "torch"
