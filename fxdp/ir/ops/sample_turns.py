@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from fxdp.errors import InputError
 from fxdp.ir.ops.library import library, opaque
 from fxdp.torch_compat import autograd_inside
 
@@ -51,8 +52,13 @@ def _turns(rows: Tensors, shared: Tensors, code: str, result: str) -> Tensor:
     made = rows[0].new_empty([len(rows[0]), *sizes], dtype=dtype)
     turn = _turn(code)
     for place in range(len(made)):
-        # a size is a number
-        made[place] = turn(*(each[place] for each in rows), *shared)
+        value = turn(*(each[place] for each in rows), *shared)
+        if isinstance(value, Tensor) and list(value.shape) != sizes:  # else a size, which is a number
+            raise InputError(
+                f"turn {place} of a loop over the samples gives a value of shape {list(value.shape)}, where "
+                f"that of the sample with which it was captured had {sizes}; expected one for all: pad it"
+            )
+        made[place] = value
     return made
 
 

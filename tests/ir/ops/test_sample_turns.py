@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fxdp.errors import InputError
 from fxdp.ir.ops.sample_turns import TURNS_OP, described
 
 CODE = (
@@ -39,3 +40,10 @@ def test_of_no_samples_there_is_nothing() -> None:
     assert found.shape == (0,)
     found.sum().backward()
     assert w.grad == 0
+
+
+def test_a_turn_of_another_shape_is_no_value_for_all() -> None:
+    code = "def turn(x): return torch.ops.aten.index.Tensor(x, [torch.ops.aten.gt.Scalar(x, 0)])"
+    x = torch.tensor([[1.0, 2.0, -1.0], [-1.0, 3.0, -1.0]])
+    with pytest.raises(InputError, match=r"turn 1 of .* shape \[1\], where .* had \[2\]"):
+        TURNS_OP([x], [], code, "float32[2]")
