@@ -43,7 +43,7 @@ class Held:
     def __init__(self, *roots: Any) -> None:
         registries = [row for root in roots if isinstance(root, nn.Module) for row in _registries(root)]
         found = [(f"{path}.{key}".lstrip("."), owner, key) for path, owner in registries for key in owner]
-        self._registries = registries
+        self._registries, self._dicts = registries, [owner for _, owner in registries]
         self._counts = self._count()
         self._names = [name for name, _, _ in found]
         self._owners = [owner for _, owner, _ in found]
@@ -84,7 +84,7 @@ class Held:
         ]
 
     def _count(self) -> list[int]:
-        return [len(owner) for _, owner in self._registries]
+        return [*map(len, self._dicts)]
 
     def words(self) -> str:
         """What was changed, in a sentence's beginning."""
@@ -126,7 +126,7 @@ class ModelState:
     def __init__(self, *roots: nn.Module) -> None:
         named = [(name, module) for root in roots for name, module in root.named_modules()]
         modules = [module for _, module in named]
-        self._root, self._named = roots[0], named
+        self._root, self._named, self._modules = roots[0], named, modules
         self._sizes = self._count()
         self._numbers: dict[str, _Number] = {}
         self._hooks = [vars(m)[kind] for m in modules for kind in _HOOKS]
@@ -264,7 +264,7 @@ class ModelState:
         for i, contents in self._contents.items():
             own[i] = contents.value(own[i])
         hooks = self._kept_hooks.value([*chain.from_iterable(self._hooks), *global_hooks()])
-        classes = self._kept_classes.value([type(module) for _, module in self._named])
+        classes = self._kept_classes.value([*map(type, self._modules)])
         return [*own, *map(len, self._hooks), hooks, classes, *(n.value() for n in self._numbers.values())]
 
 

@@ -49,9 +49,8 @@ def renumber_constants(gm: fx.GraphModule) -> None:
     """Number the constants that are left: one after a loop had a number by how many turns there are."""
     reads = [node for node in gm.graph.find_nodes(op="get_attr") if CONSTANT in str(node.target)]
     numbers = {str(node.target): int(str(node.target).rpartition("_")[2]) for node in reads}
-    for number, target in enumerate(
-        sorted(numbers, key=numbers.__getitem__)
-    ):  # no new one is still an old one
+    in_order = sorted(numbers, key=numbers.__getitem__)  # so no new one is still an old one
+    for number, target in enumerate(in_order):
         path, _, name = target.rpartition(".")
         owner, new = gm.get_submodule(path), f"{CONSTANT}{number}"
         value, is_buffer = getattr(owner, name), name in dict(owner.named_buffers(recurse=False))

@@ -3,7 +3,8 @@
     for one in x:                                   %e = empty([1]);  uniform_(%e);  item(%e)       per turn
         sizes[int(torch.rand(1) * 1)]               uniform_(empty([3, 1]))                         once
 
-They must be made, for what is drawn after them. A generator gives as many numbers to one draw of all.
+They must be made, for what is drawn after them. A CPU's generator gives as many numbers to one draw of all;
+a GPU's goes on by launches.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def _kind(draw: fx.Node) -> Any:
     unread = all(user.target in _READS and not user.users for user in draw.users)
     if draw.target is not aten.uniform_.default or not unread or list(into.users) != [draw]:
         return None
-    if into.target is not aten.empty.memory_format:
+    if into.target is not aten.empty.memory_format or into.meta["val"].device.type != "cpu":
         return None
     return str((into.args, into.kwargs, draw.args[1:], draw.kwargs))
 

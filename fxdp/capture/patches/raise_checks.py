@@ -58,7 +58,7 @@ class Asked:
         passes, raises = found
         self._note(tensor, (passes, "raises" if raises else "not finite", site_of_frame(frame)))
         if raises:
-            self._askers[-1] = (frame.f_code, frame.f_lasti)
+            self._askers[-1] = (frame.f_code, frame.f_lasti, tensor.device)
         return passes
 
     def way(self, flag: Tensor, read: Callable[[Tensor], Any], frame: FrameType) -> bool:
