@@ -13,7 +13,7 @@ from torch import fx
 from torch._dynamo.source import ConstantSource, LocalSource
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, free_symbols
-from torch.utils._sympy.functions import FloatPow, IntTrueDiv, ToFloat
+from torch.utils._sympy.functions import FloatPow, IntTrueDiv, OpaqueUnaryFn_log2, ToFloat
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
@@ -21,6 +21,7 @@ __all__ = [
     "FakeTensorMode",
     "ShapeEnv",
     "as_float",
+    "binary_logarithm",
     "fixed_sizes",
     "float_power",
     "interpret_sympy",
@@ -126,6 +127,11 @@ def true_quotient(a: sympy.Expr, b: sympy.Expr) -> sympy.Expr:
 def float_power(base: sympy.Expr, exponent: float) -> sympy.Expr:
     """The float `base ** exponent` of an integer or a float."""
     return FloatPow(base, sympy.Float(exponent))
+
+
+def binary_logarithm(number: sympy.Expr) -> sympy.Expr:
+    """The float `log2(number)` of a float."""
+    return OpaqueUnaryFn_log2(number)
 
 
 def as_float(number: sympy.Expr) -> sympy.Expr:

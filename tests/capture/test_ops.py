@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -78,6 +79,7 @@ CASES: dict[str, Callable[[], Uses]] = {  # made in the test, after its seed
     "differences": lambda: Uses(lambda s, x: (s.fc(x)[1:] - x[:-1]).pow(2).mean()),
     "concatenated": lambda: Uses(lambda s, x: torch.cat([s.fc(x), x]).chunk(2)[0].pow(2).sum()),
     "root": lambda: Uses(lambda s, x: s.fc(x).sum() / x.size(0) ** 0.5),
+    "logarithm": lambda: Uses(lambda s, x: s.fc(x).logsumexp(0).mean() - math.log(len(x))),
     "count": lambda: Uses(lambda s, x: s.fc(x).sum() / x.numel() * x.size(0)),
     "one_hot": lambda: Uses(lambda s, x: (F.one_hot(x[:, 0].long().abs().clamp(0, 5), 6) * s.fc(x)).mean()),
 }

@@ -11,10 +11,11 @@ from functools import lru_cache
 import sympy
 
 from fxdp.ir.sizes import B
-from fxdp.torch_compat import as_float, float_power, true_quotient
+from fxdp.torch_compat import as_float, binary_logarithm, float_power, true_quotient
 
 _DEGREE = 2
 _MAX_DENOMINATOR = 10**6
+_LARGEST_LOGARITHM = 35  # of what doubles hold as a fraction with such a denominator
 
 
 def fit_int(batches: Sequence[int], values: Sequence[int]) -> sympy.Expr | None:
@@ -23,20 +24,38 @@ def fit_int(batches: Sequence[int], values: Sequence[int]) -> sympy.Expr | None:
 
 
 def fit_float(batches: Sequence[int], values: Sequence[float]) -> sympy.Expr | None:
-    """`p(B)`, `1 / p(B)`, `p(B) / B` or the root of one of these, as of `2 / (B - 1)` or `B ** 0.5`.
+    """`p(B)`, `1 / p(B)`, `p(B) / B`, or a root or logarithm of one, as of `2 / (B - 1)` or `B ** 0.5`.
 
     A quotient is spelled as Python's division of two integers, which a rank computes as eager does. None if
     nothing gives these floats exactly.
     """
     if not all(map(math.isfinite, values)):
         return None
-    found = _rational(batches, values)
-    if found is None and all(value > 0 for value in values):
-        square = _rational(batches, [value * value for value in values])
-        found = None if square is None else float_power(square, 0.5)
-    if found is None or not _agree(found, batches, values):
+    for form in (_rational, _root, _logarithm):
+        found = form(batches, values)
+        if found is not None:
+            return found if _agree(found, batches, values) else None
+    return None
+
+
+def _root(batches: Sequence[int], values: Sequence[float]) -> sympy.Expr | None:
+    """The square root of a quotient."""
+    if not all(value > 0 for value in values):
         return None
-    return found
+    square = _rational(batches, [value * value for value in values])
+    return None if square is None else float_power(square, 0.5)
+
+
+def _logarithm(batches: Sequence[int], values: Sequence[float]) -> sympy.Expr | None:
+    """The natural logarithm of a quotient, or that of `B` to any base."""
+    if max(map(abs, values)) < _LARGEST_LOGARITHM:
+        inside = _rational(batches, [math.exp(value) for value in values])
+        if inside is not None:  # sizes have this one logarithm in torch
+            return sympy.Float(math.log(2)) * binary_logarithm(inside)
+    scales = [value / math.log2(batch) for value, batch in zip(values, batches, strict=True)]
+    if not all(math.isclose(scale, scales[0], rel_tol=4e-16) for scale in scales):
+        return None
+    return sympy.Float(scales[0]) * binary_logarithm(as_float(B))
 
 
 def _rational(batches: Sequence[int], values: Sequence[float]) -> sympy.Expr | None:

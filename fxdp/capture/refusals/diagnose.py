@@ -69,7 +69,8 @@ _OF_TORCH = re.compile(r"<class '|object at 0x|non-nested Sym|L\['")
 _TWO_SELECTIONS = re.compile(r"expression Eq\(u\d+, u\d+\)")
 _REMEDY_BATCH = (
     "Write it with tensor operations over the batch dim (for instance torch.arange(x.shape[0]) instead of "
-    "range, x.shape[0] instead of int(...), or a mask instead of an if)"
+    "range, x.shape[0] instead of int(...), or a mask instead of an if); if the samples lie along another "
+    "dim of an input than its first, name it with batch_dims="
 )
 
 

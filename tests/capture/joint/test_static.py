@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -111,6 +112,7 @@ def test_fit_int(function, expr: sympy.Expr) -> None:
     [
         lambda b: 1 / b, lambda b: 2.0 / (b * 4 - 1), lambda b: 0.25 * b, lambda b: 1 / (b * b),
         lambda b: (b - 1) / b, lambda b: b**0.5, lambda b: (2 / (b - 1)) ** 0.5,
+        math.log, lambda b: -2 * math.log(b - 1), lambda b: 0.5 * math.log(b), lambda b: math.log(7 / b),
     ],
 )  # fmt: skip
 def test_fit_float(function) -> None:
@@ -120,8 +122,8 @@ def test_fit_float(function) -> None:
 
 def test_what_does_not_fit() -> None:
     assert fit_int(SIZES, [2**b for b in SIZES]) is None
-    assert fit_int(SIZES, [b // 2 for b in SIZES]) is not None or True
     assert fit_float(SIZES, [float(b) ** (1 / 3) for b in SIZES]) is None
+    assert fit_float(SIZES, [math.lgamma(b) for b in SIZES]) is None
 
 
 class _Listed(nn.Module):
