@@ -28,6 +28,7 @@ from fxdp.oracle.compare import adds_or_moves, cancelled, magnitude, scaled_floo
 from fxdp.oracle.fault import Fault, make_fault
 from fxdp.oracle.rank_draws import RankGenerators, draw_alike, repeated_draw
 from fxdp.oracle.reference import Reference, execute
+from fxdp.oracle.ties import is_tie, moved_operands
 from fxdp.oracle.virtual_ranks import VirtualRanks
 
 _ERRORS = (RuntimeError, IndexError, TypeError, ValueError, ArithmeticError, NotImplementedError)
@@ -61,6 +62,8 @@ class LockStep:
     faults: list[Fault] = field(default_factory=list)
     errors: dict[fx.Node, float] = field(default_factory=dict)
     """The relative error of each node that was compared."""
+    ties: list[fx.Node] = field(default_factory=list)
+    """Nodes whose answer rounding decides; the ranks went on with one device's."""
 
     def run(self, slots: Mapping[Slot, Any]) -> dict[ResultSlot, Tensor]:
         """The results of the ranks, put together; `slots` holds the *global* value of each input.
@@ -86,6 +89,7 @@ class LockStep:
     def _start(self) -> None:
         self.faults.clear()
         self.errors.clear()
+        self.ties.clear()
         self._one = Reference(self.captured, sum(self.sizes), self.symbols)
         self._ranks = VirtualRanks(self.sizes, self._one.sizes, self.mesh)
         self._values: dict[fx.Node, list[Any]] = {}
@@ -207,6 +211,10 @@ class LockStep:
                 self._fault(node, f"rank {rank} has shape {tuple(value.shape)}, expected {shape}")
                 return
         error = self._error(node, whole, values, placement)
+        if not error <= self._tolerance(node) and self._is_tie(node, whole, values, placement):
+            self.ties.append(node)
+            self._values[node] = self._ranks.split(whole, placement)
+            error = 0.0
         self.errors[node] = max(error, self.errors.get(node, 0.0))
         if not error <= self._tolerance(node):
             self._fault(node, f"differs from one device by {error:.3g} (relative)", error)
@@ -218,6 +226,15 @@ class LockStep:
         if isinstance(placement, Replicate):
             return max(difference(v, whole, self._floor(node)) for v in values)
         return difference(self._put_together(values, placement, whole), whole, self._floor(node))
+
+    def _is_tie(self, node: fx.Node, whole: Tensor, values: list[Tensor], placement: Placement) -> bool:
+        """Whether both answers are right, as only the rounding of an operand decides between them."""
+        operands = moved_operands(node)
+        if not operands or not isinstance(placement, (Shard, Replicate)):
+            return False
+        sizes = [max(magnitude(self._one.values[n.name]), self._floor(n)) for n in operands]
+        found = self._put_together(values, placement, whole)
+        return is_tie(node, self._whole_or_number, found, whole, self._tolerance(node) * max(sizes))
 
     def _put_together(self, values: list[Tensor], placement: Placement, whole: Tensor) -> Tensor:
         """What the ranks' values stand for; of rows without the padding of the last ranks."""

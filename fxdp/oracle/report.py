@@ -90,6 +90,7 @@ class Report:
     def __str__(self) -> str:
         lines = [self._headline(), f"  {self.compared}"]
         lines += [f"  {line}" for line in self._casts()]
+        lines += [f"  {line}" for line in self._ties()]
         lines += [f"  {_split_line(run)}" for run in self.splits]
         if self.invariants:
             lines += ["the graph breaks an invariant:", _indented(self.invariants)]
@@ -133,21 +134,25 @@ class Report:
         return f"{self.model} on {self.mesh} equals one device: largest relative error {self.worst:.1e}"
 
     def _casts(self) -> list[str]:
-        if not self.casts:
-            return []
-        shown = [f"  {site}" for site in self.casts[:5]]
-        more = [f"  and {len(self.casts) - 5} more"] if len(self.casts) > 5 else []
-        return [
-            "the model computes in float32 or narrower at these lines, 1e-6 is equal there:",
-            *shown,
-            *more,
-        ]
+        said = "the model computes in float32 or narrower at these lines, 1e-6 is equal there:"
+        return _sites(said, self.casts)
+
+    def _ties(self) -> list[str]:
+        ties = tuple(dict.fromkeys(site for run in self.splits for site in run.ties))
+        said = "rounding decides at these lines (x > y where both are equal but for it), as one device did:"
+        return _sites(said, ties)
 
 
 _REMEDY = (
     "This is a bug in fxdp or in a rule added by fxdp.register_rule: please report the lines above. Until it "
     "is fixed do not train this model with this program"
 )
+
+
+def _sites(said: str, sites: tuple[Site, ...]) -> list[str]:
+    """A sentence and the first lines that it is about; nothing where there are none."""
+    more = [f"  and {len(sites) - 5} more"] if len(sites) > 5 else []
+    return [said, *(f"  {site}" for site in sites[:5]), *more] if sites else []
 
 
 def _split_line(run: SplitRun) -> str:
@@ -162,6 +167,7 @@ def _split_dict(run: SplitRun) -> dict[str, Any]:
         "nodes": run.nodes,
         "worst": run.worst,
         "worst_node": run.worst_node,
+        "ties": [str(site) for site in run.ties],
         "faults": [flat_dict(fault) for fault in run.faults],
         "results": [asdict(result) for result in run.results],
     }

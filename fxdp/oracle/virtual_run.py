@@ -14,6 +14,7 @@ from fxdp.capture.inputs import Inputs, read_inputs
 from fxdp.ir.draws import graph_draws, kept_random_state, reseed
 from fxdp.ir.graphs import results_of
 from fxdp.ir.mesh import Mesh
+from fxdp.ir.notes import Site, note
 from fxdp.ir.slots import Gradient, Input, Mutation, ResultSlot, Slot
 from fxdp.options import Options
 from fxdp.oracle.fault import Fault
@@ -35,6 +36,8 @@ class SplitRun:
     results : one row per output, gradient and changed buffer; empty where a node was faulty.
     nodes : how many nodes were compared.
     worst, worst_node : the largest relative error of a node, and its line.
+    ties : the lines at which rounding decides (`x > y` where both are equal but for it): there the ranks
+        went on with one device's answer.
     """
 
     split: tuple[int, ...]
@@ -43,6 +46,7 @@ class SplitRun:
     nodes: int
     worst: float
     worst_node: str
+    ties: tuple[Site, ...] = ()
 
     @property
     def wrong(self) -> tuple[ResultError, ...]:
@@ -94,6 +98,7 @@ class Subject:
         return SplitRun(
             tuple(split), tuple(runner.faults), tuple(rows), len(runner.errors),
             0.0 if worst is None else runner.errors[worst], "" if worst is None else worst.name,
+            tuple(dict.fromkeys(note(node).site for node in runner.ties)),
         )  # fmt: skip
 
     def draws_apart(self, world: int) -> bool:

@@ -140,6 +140,27 @@ def test_rounding_errors_of_what_cancelled_may_be_divided() -> None:
     lockstep.check(Shifted(), (torch.randn(8, 3),), splits=((4, 4), (5, 2), (3, 3, 2)))
 
 
+@pytest.mark.parametrize("op", [aten.gt.Scalar, aten.eq.Scalar])
+@pytest.mark.parametrize(("apart", "is_tie"), [(1e-15, True), (1e-3, False)])
+def test_rounding_may_decide_a_comparison(op: Any, apart: float, is_tie: bool) -> None:
+    """Then the ranks go on with one device's answer, so that what comes after is compared."""
+
+    def program(threshold: float) -> fx.GraphModule:
+        g = Sketch()
+        x = g.add(Input(0, "x"), "f64[B, 2]", S(0))
+        above = g.call(op, x, threshold, name="above", type="b8[B, 2]", at=S(0))
+        chosen = g.call(aten.where.ScalarOther, above, x, 0.0, type="f64[B, 2]", at=S(0))
+        return g.returns({Output(0): chosen}, (S(0),))
+
+    x = torch.ones(8, 2)
+    runner = LockStep(program(1.0 - apart), program(1.0), SPLIT)
+    found = runner.run({Input(0, "x"): x})
+    assert [node.name for node in runner.ties] == ["above"] * is_tie
+    assert [fault.node for fault in runner.faults] == ["above"] * (not is_tie)
+    if is_tie:
+        torch.testing.assert_close(found[Output(0)], torch.where(op(x, 1.0), x, 0.0))
+
+
 def test_a_second_run_forgets_the_first() -> None:
     runner = LockStep(_sum(wrong=True), _sum(), SPLIT)
     for _ in range(2):
