@@ -43,12 +43,14 @@ def _attack(fc: nn.Linear, x: Tensor) -> Tensor:
 
 
 def _inner_step(fc: nn.Linear, x: Tensor) -> Tensor:
-    """A step of the weights within the step, as of MAML; one of them is used nowhere."""
-    weights = {**dict(fc.named_parameters()), "other": torch.zeros(2).requires_grad_()}
-    loss = functional_call(fc, {k: weights[k] for k in ("weight", "bias")}, (x,)).tanh().square().mean()
+    """A step of the weights within the step, as of MAML, and of a scale; one of them is used nowhere."""
+    scale = torch.tensor(1.0, dtype=x.dtype, requires_grad=True)
+    weights = {**dict(fc.named_parameters()), "other": torch.zeros(2, requires_grad=True), "scale": scale}
+    found = functional_call(fc, {k: weights[k] for k in ("weight", "bias")}, (x,))
+    loss = (found * scale).tanh().square().mean()
     slopes = torch.autograd.grad(loss, tuple(weights.values()), create_graph=True, materialize_grads=True)
     moved = {k: w - 0.1 * g for (k, w), g in zip(weights.items(), slopes, strict=True)}
-    return F.linear(x, moved["weight"], moved["bias"]).square().mean() + moved["other"].sum()
+    return F.linear(x, moved["weight"], moved["bias"]).square().mean() * moved["scale"] + moved["other"].sum()
 
 
 BODIES: dict[str, Callable[..., Tensor]] = {

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from fxdp.capture.patches.deferred import current
@@ -120,6 +121,17 @@ def _assigned(plain: Any) -> property:
 def _mark(x: Tensor) -> None:
     if not x.requires_grad:
         x.requires_grad_()
+
+
+class MarkedWhenMade(TorchFunctionMode):
+    """The same of what is made so: `torch.ones((), requires_grad=True)`, by whatever function."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        kept = current()
+        if kept is not None and kwargs and kwargs.get("requires_grad") and torch.is_grad_enabled():
+            kept.visit(_mark, made)
+        return made
 
 
 INNER_GRADIENTS: tuple[Patch, ...] = (

@@ -15,7 +15,7 @@ from fxdp.capture.captured import LayoutRead
 from fxdp.capture.patches.autograd_functions import AUTOGRAD
 from fxdp.capture.patches.checkpoints import REENTRANT
 from fxdp.capture.patches.flags import FLAGS
-from fxdp.capture.patches.inner_gradients import INNER_GRADIENTS
+from fxdp.capture.patches.inner_gradients import INNER_GRADIENTS, MarkedWhenMade
 from fxdp.capture.patches.norm_averages import NORMS
 from fxdp.capture.patches.patch import Patch, around, patched
 from fxdp.capture.patches.raise_checks import Asked, checks
@@ -110,7 +110,8 @@ def hearing(
     CaptureError : the code does what no graph can hold, with its line.
     """
     heard = Heard(Asked(ways, told))
-    with DenseOnly(), patched(own_code(heard, module, tensors)), RefusedGenerators(), heard.slices:
+    patches = patched(own_code(heard, module, tensors))
+    with DenseOnly(), MarkedWhenMade(), patches, RefusedGenerators(), heard.slices:
         yield heard
 
 

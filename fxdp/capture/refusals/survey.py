@@ -131,6 +131,7 @@ def survey(
 ) -> Survey:
     """Run a copy of the module on copies of the inputs (of `tensors` in their place), as far as it gets."""
     path: list[str] = []
+    differentiates = torch.is_grad_enabled()  # it may take gradients itself
     try:
         with aside(), torch_compat.as_if_exporting():
             twin = copy_of(module)
@@ -141,7 +142,7 @@ def survey(
             listener = _Listener(path, sources)
             raised: Exception | None = None
             try:
-                with listener:
+                with listener, torch.set_grad_enabled(differentiates):
                     run_model(twin, args, kwargs, loss_fn, precision)
             except Exception as error:
                 raised = error
