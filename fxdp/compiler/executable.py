@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
@@ -17,16 +18,18 @@ from fxdp.compiler.message_names import message_names
 from fxdp.compiler.program import Program
 from fxdp.compiler.step_modules import step_modules, wanted_parts
 from fxdp.ir.draws import drawn_seed, graph_draws
-from fxdp.ir.graphs import results_of
 from fxdp.ir.model_tensors import slot_values
 from fxdp.ir.notes import note
-from fxdp.ir.slots import Buffer, Gradient, Mutation, Parameter
+from fxdp.ir.outputs_behind import outputs_behind
+from fxdp.ir.slots import Buffer, Mutation, Parameter
 from fxdp.lowering.eager import forward_inputs
 from fxdp.pipeline.write.microbatches import MicrobatchSizes
 from fxdp.ranks.agreement import Agreement
 from fxdp.ranks.failure import guard
 from fxdp.ranks.joined import Joined
+from fxdp.ranks.same_order import exchange_in_backward
 from fxdp.runtime.bound import Bound
+from fxdp.runtime.left_out import LeftOut
 from fxdp.runtime.p2p import Microbatch
 from fxdp.runtime.ranges import Names
 from fxdp.runtime.step import Step
@@ -122,14 +125,19 @@ class Executables:
         bound.sharded = self._sharded(gm)
         (part,) = program.partition.parts
         bound.messages = message_names(part.gm.graph, gm.graph, mesh)
-        slots = [s for s, _ in results_of(gm.graph)]
         bound.guarded = lambda call: guard(self._joined, call)
         links = self._joined.links
         if links is not None:
             bound.settled = links.settle
+        behind = outputs_behind(program.causes.graph)
+        slots = enumerate(note(n).slot for n in forward_inputs(gm.graph))
+        places = [(place, behind[slot]) for place, slot in slots if slot in behind]
+        bound.left_out = LeftOut(bound.tangents, places)
         # where no parameter is trained, ranks may differentiate as they like
-        if links is not None and any(isinstance(s, Gradient) and isinstance(s.of, Parameter) for s in slots):
+        if links is not None and any(isinstance(of, Parameter) for of in behind):
             bound.moment = lambda: links.history.now
+            bound.left_out.exchange = partial(exchange_in_backward, self._joined)
+            bound.left_out.note = links.history.leave_out
         return bound
 
     def _sharded(self, gm: fx.GraphModule) -> tuple[tuple[int, DTensor], ...]:

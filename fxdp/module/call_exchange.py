@@ -21,7 +21,7 @@ from fxdp.options import Options
 from fxdp.ranks.agreement import Agreement, agree, gather_objects
 from fxdp.ranks.failure import everywhere, refusing
 from fxdp.ranks.joined import Joined
-from fxdp.ranks.same_order import check_order
+from fxdp.ranks.same_order import apart, check_order
 from fxdp.runtime.whole_values import WholeValues
 
 _CALLS = 1024
@@ -85,7 +85,10 @@ class CallExchange:
         flags = int(asks), int(self._whole.changed())
         # 0 batch, 1 kind, 2 other sizes, 3 generators, 4 strided, 5 numbers, 6 order, 7 asks, 8 rows changed
         own = (call.batch, *digests, state, int(call.strided), digest_of(call.numbers), order, *flags)
-        found = self._agreement.columns(own)
+        try:
+            found = self._agreement.columns(own)
+        except ValueError:  # as many integers as of a backward
+            raise apart(self._joined) from None
         # first: ranks that are at different calls differ in all the rest, too
         if not found.same(6):
             check_order(self._joined)

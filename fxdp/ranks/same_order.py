@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from fxdp.errors import AgreementError
 from fxdp.ranks.agreement import Agreement
@@ -29,6 +29,37 @@ def check_order(joined: Joined) -> None:
     text = f"{_difference(histories, links.history, links.ranks)}; {_REMEDY}"
     links.stop(Ending(links.rank, EndKind.FAILED, text))
     raise AgreementError(text)
+
+
+def exchange_in_backward(joined: Joined, values: Sequence[int]) -> Callable[[], list[tuple[int, ...]]]:
+    """Send this rank's integers; what it returns waits for those of all ranks, in the same backward.
+
+    Raises
+    ------
+    AgreementError : (when waited for) another rank is elsewhere.
+    """
+    links = joined.links
+    assert links is not None
+    agreement, moment = Agreement(joined), links.history.now
+    agreement.start((moment, *values))
+
+    def finish() -> list[tuple[int, ...]]:
+        rows = agreement.finish()
+        if any(row[0] != moment or len(row) != len(values) + 1 for row in rows):
+            raise apart(joined)
+        return [row[1:] for row in rows]
+
+    return finish
+
+
+def apart(joined: Joined) -> AgreementError:
+    """The error where other ranks take part in another exchange; it ends the links, as they may wait."""
+    links = joined.links
+    assert links is not None
+    here = f"rank {links.ranks[links.rank]} is in {links.history.words(links.history.now)}"
+    text = f"{here}, while other ranks are in another call or backward; {_REMEDY}"
+    links.stop(Ending(links.rank, EndKind.FAILED, text))
+    return AgreementError(text)
 
 
 def _difference(histories: Sequence[Sequence[int]], known: History, ranks: Sequence[int]) -> str:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, fx
 from torch.distributed.tensor import DTensor
 
+from fxdp.errors import StateError
 from fxdp.ir.draws import drawn_seed, node_draws, own_generator, rank_seed
 from fxdp.ir.graphs import results_of
 from fxdp.ir.model_tensors import rows_like
@@ -20,6 +21,8 @@ from fxdp.ir.slots import Input, Mutation, Slot
 from fxdp.lowering.eager import forward_inputs
 from fxdp.lowering.halves import Halves
 from fxdp.runtime.first_only import first_only
+from fxdp.runtime.left_out import LeftOut
+from fxdp.runtime.quiet_hooks import keep_quiet
 from fxdp.runtime.ranges import Names, ranged
 from fxdp.runtime.template import TangentSlot, Template
 from fxdp.torch_compat import backward_class, release_saved_tensors, without_autocast
@@ -69,6 +72,8 @@ class Bound:
     """Waits until all ranks have read what this one has shown them; after each forward and backward."""
     messages: tuple[Names, Names] = ((), ())
     """What the forward and what the backward starts, for a profiler."""
+    left_out: LeftOut = field(default_factory=LeftOut)
+    """Which gradients are None where a loss does not read all outputs."""
     takes_sizes: bool = field(init=False)
     """Whether a call must bring its sizes."""
     takes_rows: bool = field(init=False)
@@ -142,7 +147,7 @@ class Bound:
         outputs: Sequence[Like],
         even: bool,
         fed: Collection[int] = (),
-    ) -> Any:
+    ) -> list[Any]:
         """One gradient or None per input, from what autograd brings for the outputs.
 
         Outputs that are `fed` to another compiled module have gradients of its loss, not of one outside.
@@ -154,10 +159,16 @@ class Bound:
         tangents = [self._tangent(slot, grads, outputs) for slot in slots]
         inputs = [*[saved[i] for i in self.halves.saved_order], *tangents]
         saved.clear()  # the callee empties `inputs`, so that activations are freed as they are used up
+        absent = self.left_out.begin(zero)
         with self._generator(self.seeded_backward), ranged("backward", self.messages[1]):
-            results = backward.run(inputs)
+            results = list(backward.run(inputs))
             self.settled()
-            return results
+        for position in absent():
+            results[position] = None
+            leaf = dict(self.sharded).get(position, self.template.values[position])
+            if leaf is not None:  # no input
+                keep_quiet(leaf)
+        return results
 
     def _tangent(
         self, slot: TangentSlot, grads: Sequence[Tensor | None], outputs: Sequence[Like]
@@ -209,16 +220,30 @@ class _Step(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         program: Bound = ctx.program
-        saved = list(ctx.saved_tensors)
+        saved = _saved(ctx)
         release_saved_tensors(ctx)
         for position, number in zip(program.number_positions or (), reversed(ctx.numbers), strict=True):
             saved.insert(position, number)
         with torch.no_grad(), without_autocast(), program.guarded(ctx.call):
-            results = list(program.backward(saved, grads, ctx.shapes, ctx.even, ctx.fed))
+            results = program.backward(saved, grads, ctx.shapes, ctx.even, ctx.fed)
             for position, parameter in program.sharded:
                 if (gradient := results[position]) is not None:
                     results[position] = rows_like(parameter, gradient)
         return (None, None, None, *first_only(results))
+
+
+def _saved(ctx: Any) -> list[Tensor]:
+    """What a forward has saved, if nobody has written it since: torch counts writes."""
+    try:
+        return list(ctx.saved_tensors)
+    except RuntimeError as error:
+        if "inplace" not in str(error):  # a second backward, say
+            raise
+        raise StateError(
+            "what the backward of a compiled module reads was changed in place after its forward: a "
+            "parameter (optimizer.step() before loss.backward()?), an input, a buffer or an output. Expected "
+            "values as they were in the forward: run the backward first, or change a copy"
+        ) from error
 
 
 STEP_BACKWARD = backward_class(_Step)

@@ -67,8 +67,9 @@ class _Times(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, factor: int) -> Tensor:
         ctx.factor = factor
+        ctx.set_materialize_grads(False)
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return gradient * ctx.factor, None
+    def backward(ctx: Any, gradient: Tensor | None) -> tuple[Tensor | None, None]:
+        return None if gradient is None else gradient * ctx.factor, None

@@ -202,6 +202,10 @@ def test_a_moment_in_words() -> None:
     history.begin_call(number, 3)
     call = history.now
     assert history.words(call).startswith("call 3 of Net (called at ")
+    history.leave_out(1 << 61 | 4)
+    (_, *moments) = history.recent()
+    assert (history.now, moments[-1] < 0, History.is_backward(moments[-1])) == (call, True, False)
+    assert history.words(moments[-1]) == "a backward of a loss that does not read output 2, 61"
     history.begin_backward(call)
     assert history.words(history.now).startswith("the backward of call 3 of Net (called at ")
     assert history.words(0) == "no call of a compiled module"

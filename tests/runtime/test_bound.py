@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fxdp.errors import StateError
 from fxdp.ir.placements import R, S
 from fxdp.ir.slots import Buffer, Constant, Gradient, Input, Mutation, Output, Parameter, Tangent
 from fxdp.lowering.eager import lower_eager
@@ -59,6 +60,18 @@ def test_two_calls_before_their_backwards() -> None:
     first, second = scaled(1.0)[0], scaled(5.0)[0]
     (first.sum() * 2 + second.sum()).backward()
     assert scaled.w.grad == torch.tensor(7.0)
+
+
+def test_what_a_backward_reads_must_not_change_before() -> None:
+    scaled, x = Scaled(), torch.ones(2)
+    (y, _) = scaled.program.run([x], {}, None)
+    x.mul_(2)
+    with pytest.raises(StateError, match="changed in place after its forward"):
+        y.sum().backward()
+    y = scaled(1.0)[0].sum()
+    y.backward()
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        y.backward()
 
 
 def test_the_model_s_own_tensors_are_read_at_each_call() -> None:

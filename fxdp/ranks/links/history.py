@@ -64,8 +64,15 @@ class History:
         self.backwards += 1
         self._begin(call | _BACKWARD)
 
+    def leave_out(self, outputs: int) -> None:
+        """No loss reads these outputs (as bits) in the backward that has begun: a moment of its own."""
+        self._add(-1 - (outputs & _MASK))
+
     def _begin(self, moment: int) -> None:
         self.now = moment
+        self._add(moment)
+
+    def _add(self, moment: int) -> None:
         self.order = (self.order * _MIX + moment) & _MASK
         self._began += 1
         self._last.append(moment)
@@ -82,12 +89,15 @@ class History:
     @staticmethod
     def is_backward(moment: int) -> bool:
         """Whether a moment is a backward."""
-        return bool(moment & _BACKWARD)
+        return moment > 0 and bool(moment & _BACKWARD)
 
     def words(self, moment: int) -> str:
         """`the backward of call 3 of Net (called at train.py:31)`."""
         if not moment:
             return "no call of a compiled module"
+        if moment < 0:
+            outputs = [i for i in range(_MASK.bit_length()) if -1 - moment >> i & 1]
+            return f"a backward of a loss that does not read output {', '.join(map(str, outputs))}"
         number, call = divmod(moment >> 1, _CALLS)
         name = self._names[number - 1] if 0 < number <= len(self._names) else f"module {number}"
         if self._names.count(name) > 1:
