@@ -36,20 +36,21 @@ def compare_results(
 
     `changed` are the parameters, buffers and inputs that one device writes.
 
-    A value that is zero but for rounding counts against what it was made from: a gradient (a key's bias)
-    against the other gradients, a buffer (the running mean after another BatchNorm) and an output (a policy's
-    loss, the mean of its normalized advantages) against its terms, as `floors` tells.
+    A value that is zero but for rounding counts against what it was made from, as `floors` tells: a gradient
+    (of the scale of a cosine's operand), a buffer (the running mean after another BatchNorm), an output (a
+    policy's loss, the mean of its normalized advantages); a gradient (a key's bias) against the others, too.
     """
     own = {_key(slot): (result_name(slot), value, tolerances[slot]) for slot, value in found.items()}
     gradients = [magnitude(value) for slot, value in expected.items() if isinstance(slot, Gradient)]
     largest = max(gradients, default=0.0)
-    terms = {_key(slot): floor for slot, floor in floors.items() if not isinstance(slot, Gradient)}
+    terms = {_key(slot): floor for slot, floor in floors.items()}
     rows = []
     for slot, (name, value, tolerance) in own.items():
         if slot not in expected:
             rows.append(ResultError(name, float("inf"), tolerance, "is None on one device"))
             continue
-        floor = cancelled(tolerance) * largest if isinstance(slot, Gradient) else terms.get(slot, 0.0)
+        beside = cancelled(tolerance) * largest if isinstance(slot, Gradient) else 0.0
+        floor = max(beside, terms.get(slot, 0.0))
         error = difference(value, expected[slot], floor)
         what = "" if error <= tolerance else f"differs from one device by {error:.3g} (relative)"
         rows.append(ResultError(name, error, tolerance, what))

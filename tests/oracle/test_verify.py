@@ -211,6 +211,22 @@ def test_a_loss_that_cancels_counts_against_its_terms() -> None:
     assert report.ok, report
 
 
+class _Scaled(nn.Module):
+    """The scale of a cosine's operand, its only parameter: the gradient is nothing but rounding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(1.5))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return nn.functional.cosine_similarity(x * self.scale, y)
+
+
+def test_a_gradient_that_cancels_counts_against_its_terms() -> None:
+    report = verify(_Scaled(), torch.randn(8, 5), torch.randn(8, 5))
+    assert report.ok, report
+
+
 def test_a_branch_on_the_batch_is_taken_as_the_batch_takes_it() -> None:
     assert verify(Branches(), X[:4]).ok
     assert verify(Branches(), X).ok
