@@ -96,6 +96,7 @@ _ROWS: tuple[tuple[_Fact, Groups, tuple[OpOverload, ...]], ...] = (
     (_MIXES, (), (
         aten.cat.default, aten.stack.default, aten.scatter.src, aten.scatter_add.default,
         aten.index_put.default, aten.select_scatter.default, aten.slice_scatter.default,
+        aten.diagonal_scatter.default, aten.index_add.default, aten.index_copy.default,
         aten.masked_fill.Scalar,
     )),
     # a value of the operand's shape
