@@ -7,6 +7,7 @@ import inspect
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.utils.checkpoint
@@ -84,14 +85,9 @@ with_effects = torch.ops.higher_order.with_effects
 def as_if_exporting() -> Iterator[None]:
     """Let `torch.compiler.is_compiling()` and `is_exporting()` say yes, as they do during an export."""
     flags = ("_is_compiling_flag", "_is_exporting_flag")
-    before = {flag: getattr(torch.compiler, flag) for flag in flags if hasattr(torch.compiler, flag)}
-    for flag in before:
-        setattr(torch.compiler, flag, True)
-    try:
+    said: dict[str, Any] = {flag: True for flag in flags if hasattr(torch.compiler, flag)}
+    with mock.patch.multiple(torch.compiler, **said):
         yield
-    finally:
-        for flag, value in before.items():
-            setattr(torch.compiler, flag, value)
 
 
 @contextlib.contextmanager
@@ -99,14 +95,8 @@ def larger_constants(elements: int) -> Iterator[None]:
     """Let Python read constant tensors of up to so many elements while they are traced; torch lets one."""
     # a number that both modules hold under a name of their own: set in one, the other would not see it
     name = "CONSTANT_NUMEL_LIMIT"
-    before = [(vars(module), vars(module)[name]) for module in (fake_tensor, proxy_tensor)]
-    for names, _ in before:
-        names[name] = elements
-    try:
+    with mock.patch.object(fake_tensor, name, elements), mock.patch.object(proxy_tensor, name, elements):
         yield
-    finally:
-        for names, limit in before:
-            names[name] = limit
 
 
 def in_function_transform() -> bool:

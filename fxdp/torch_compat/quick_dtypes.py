@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 __all__ = ["quick_dtypes"]
 
@@ -29,8 +30,5 @@ def quick_dtypes() -> Iterator[None]:
             fill(self)
             filled[:] = rules
 
-    DtypePropagationOpsHandler.__init__ = fill_once  # type: ignore[method-assign]
-    try:
+    with mock.patch.object(DtypePropagationOpsHandler, "__init__", fill_once):
         yield
-    finally:
-        DtypePropagationOpsHandler.__init__ = fill  # type: ignore[method-assign]

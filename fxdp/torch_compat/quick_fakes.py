@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
+from unittest import mock
 
 import torch
 from torch import SymInt, Tensor
@@ -30,11 +31,8 @@ _Make: TypeAlias = Callable[..., Any]
 def quick_fakes() -> Iterator[None]:
     """Inside, fake tensors are copied; other threads share it, to the same tensors."""
     plain = getattr(FakeTensorMode, _NAME)
-    setattr(FakeTensorMode, _NAME, _Copies(plain).method())
-    try:
+    with mock.patch.object(FakeTensorMode, _NAME, _Copies(plain).method()):
         yield
-    finally:
-        setattr(FakeTensorMode, _NAME, plain)
 
 
 class _Copies:

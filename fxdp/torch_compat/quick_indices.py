@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from types import ModuleType
+from unittest import mock
 
 import sympy
 
@@ -27,11 +28,8 @@ def quick_indices() -> Iterator[None]:
     def simplified(index: sympy.Expr, var: sympy.Expr, vec_length: int) -> sympy.Expr:
         return index if is_linear(index) else plain(index, var, vec_length)
 
-    setattr(module, _NAME, simplified)
-    try:
+    with mock.patch.object(module, _NAME, simplified):
         yield
-    finally:
-        setattr(module, _NAME, plain)
 
 
 def index_arithmetic() -> ModuleType:

@@ -12,23 +12,18 @@ import sys
 from collections.abc import Iterator
 from traceback import FrameSummary, StackSummary
 from types import CodeType, FrameType
+from unittest import mock
 
 from torch.fx import proxy
 
 __all__ = ["quick_stacks"]
 
-_NAME = "CapturedTraceback"
-
 
 @contextlib.contextmanager
 def quick_stacks() -> Iterator[None]:
     """Inside, nodes get their stacks from what was read of the same lines before."""
-    plain = getattr(proxy, _NAME)
-    setattr(proxy, _NAME, _Stacks())
-    try:
+    with mock.patch.object(proxy, "CapturedTraceback", _Stacks()):
         yield
-    finally:
-        setattr(proxy, _NAME, plain)
 
 
 class _Stacks:

@@ -13,6 +13,7 @@ import platform
 import subprocess
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 __all__ = ["built_as_code", "code_settings"]
 
@@ -49,13 +50,9 @@ def _know_instructions() -> None:
     def builds(isa: cpu_vec_isa.VecISA, code: str) -> bool:
         return _gcc() >= _HALF_TILES or code != getattr(cpu_vec_isa.VecAMX, "_amx_fp16_code", None)
 
-    own = cpu_vec_isa.VecISA.check_build
     # what is asked here is what the compiler knows; what the processor knows torch asks that itself
-    cpu_vec_isa.VecISA.check_build = builds  # type: ignore[assignment, method-assign]
-    try:
+    with mock.patch.object(cpu_vec_isa.VecISA, "check_build", builds):
         cpu_vec_isa.valid_vec_isa_list()
-    finally:
-        cpu_vec_isa.VecISA.check_build = own  # type: ignore[method-assign]
 
 
 @functools.cache
