@@ -24,7 +24,7 @@ from torch import Tensor
 
 from fxdp.ranks.links.messages import LinkBrokenError, Messages, Round
 from fxdp.ranks.links.other_memory import OtherMemory
-from fxdp.ranks.links.shared_buffers import check_size
+from fxdp.ranks.links.shared_buffers import check_size, chunk
 
 _WHERE = struct.Struct("<QQQ")  # process, address of the value, its bytes
 _Where: TypeAlias = "tuple[int, int]"
@@ -48,7 +48,6 @@ class DirectSum:
     value: Tensor
     function: Reduction
     ready: Round
-    finished: bool = False
 
 
 class DirectSums:
@@ -94,16 +93,16 @@ class DirectSums:
         self._sum_own_chunk(flat, begun.function, others)
         self._meet(b"summed")
         for r, where in others.items():
-            chunk = self._chunk(flat, r)
-            self._read(r, where, chunk.start, flat[chunk])
+            theirs = chunk(flat, r, self._size)
+            self._read(r, where, theirs.start, flat[theirs])
         self._meet(b"read")
 
     def _sum_own_chunk(self, flat: Tensor, function: Reduction, others: dict[int, _Where]) -> None:
         """In rank order: what comes before the own value in a tile beside it, then all in the own value."""
-        chunk, length = self._chunk(flat, self._rank), max(1, _TILE // flat.itemsize)
-        before, term = flat.new_empty(2, min(length, chunk.stop - chunk.start))
-        for start in range(chunk.start, chunk.stop, length):
-            own = flat[start : min(start + length, chunk.stop)]
+        mine, length = chunk(flat, self._rank, self._size), max(1, _TILE // flat.itemsize)
+        before, term = flat.new_empty(2, min(length, mine.stop - mine.start))
+        for start in range(mine.start, mine.stop, length):
+            own = flat[start : min(start + length, mine.stop)]
             sums, other = before[: len(own)], term[: len(own)]
             for r in range(self._size):
                 if r == self._rank:
@@ -125,8 +124,3 @@ class DirectSums:
     def _meet(self, word: bytes) -> None:
         """Wait until all ranks are here."""
         self._messages.finish(self._messages.start(memoryview(word)))
-
-    def _chunk(self, value: Tensor, rank: int) -> slice:
-        """The elements that a rank sums."""
-        count = value.numel()
-        return slice(count * rank // self._size, count * (rank + 1) // self._size)

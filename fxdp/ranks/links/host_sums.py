@@ -35,7 +35,7 @@ from fxdp.errors import StateError
 from fxdp.ranks.links.ending import LateError
 from fxdp.ranks.links.host_places import HostPlaces
 from fxdp.ranks.links.messages import Messages, Round
-from fxdp.ranks.links.shared_buffers import BufferTurns, elements
+from fxdp.ranks.links.shared_buffers import BufferTurns, chunk, elements
 from fxdp.torch_compat import Work
 
 _UNDER_WAY = 2
@@ -134,7 +134,7 @@ class HostSums:
         shared = begun.shared = {place: elements(data, flat) for place, data in found.items()}
         share = self._mates.index(self._rank)
         if share < self._shares:
-            own = self._share(flat, share)
+            own = chunk(flat, share, self._shares)
             terms = [flat[own] if place == self._rank else shared[place][own] for place in self._mates]
             # nobody else reads the own share of this rank's buffer before it is the sum
             begun.across = self._sum_across(_added(terms, shared[self._rank][own]))
@@ -158,13 +158,8 @@ class HostSums:
         assert begun.shared is not None
         flat = begun.value.view(-1)
         for share in range(self._shares):
-            part = self._share(flat, share)
+            part = chunk(flat, share, self._shares)
             flat[part] = begun.shared[self._mates[share]][part]
-
-    def _share(self, value: Tensor, share: int) -> slice:
-        """The elements of a share."""
-        count = value.numel()
-        return slice(count * share // self._shares, count * (share + 1) // self._shares)
 
     def close(self) -> None:
         """Give connections and buffers back."""

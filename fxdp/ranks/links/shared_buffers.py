@@ -168,6 +168,12 @@ def elements(data: Tensor, value: Tensor) -> Tensor:
     return data[: value.nbytes].view(value.dtype)
 
 
+def chunk(value: Tensor, part: int, parts: int) -> slice:
+    """The elements of a value that one of several ranks sums."""
+    count = value.numel()
+    return slice(count * part // parts, count * (part + 1) // parts)
+
+
 def check_size(rank: int, size: int, own: Tensor) -> None:
     """Refuse to sum this rank's value with another rank's of another size, in bytes.
 

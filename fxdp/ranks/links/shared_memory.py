@@ -19,43 +19,26 @@ finished the one before that. No rank ever needs more than two buffers of its la
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from fxdp.ir.adjoining import line_of
-from fxdp.ranks.links.direct_sums import DirectSum, DirectSums, Reduction
+from fxdp.ranks.links.direct_sums import DirectSums, Reduction
 from fxdp.ranks.links.messages import Messages, Round
-from fxdp.ranks.links.shared_buffers import BufferTurns, elements
+from fxdp.ranks.links.shared_buffers import BufferTurns, chunk, elements
 
 _BUFFERS = 2
 
 
 @dataclass(eq=False)
-class Sum:
-    """A reduction under way; `value` holds the result once it is finished."""
+class Begun:
+    """A collective under way; `complete` waits for all ranks' values and puts the result where it belongs."""
 
-    value: Tensor
-    function: Reduction
-    turn: int
-    ready: Round
-    packed: int = 0
-    """Elements of this rank's own value, if all of it is in its buffer: until then `value` is empty."""
-    finished: bool = False
-
-
-@dataclass(eq=False)
-class RowExchange:
-    """A gather or a scatter under way; `outputs` hold the result once it is finished."""
-
-    value: Tensor
-    """This rank's own, as it lies in its buffer where all of it is wanted."""
-    outputs: Sequence[Tensor]
-    scatters: bool
-    turn: int
-    ready: Round
+    complete: Callable[[], None]
     finished: bool = False
 
 
@@ -78,14 +61,14 @@ class SharedMemory:
         self._size = size
         self._direct = DirectSums(messages, size) if direct else None
         self._buffers = BufferTurns(_BUFFERS)
-        self._under_way: Sum | DirectSum | RowExchange | None = None
+        self._under_way: Begun | None = None
 
     @property
     def direct(self) -> bool:
         """Whether all-reduces need no buffers."""
         return self._direct is not None
 
-    def start(self, value: Tensor, function: Reduction) -> Sum | DirectSum:
+    def start(self, value: Tensor, function: Reduction) -> Begun:
         """Write this rank's value where the others find it; `finish` must follow.
 
         Raises
@@ -94,13 +77,11 @@ class SharedMemory:
         """
         if self._direct is not None:
             self._finish_last()
-            self._under_way = self._direct.start(value, function)
-            return self._under_way
-        begun = Sum(value, function, *self._write_what_others_sum(value))
-        self._under_way = begun
-        return begun
+            return self._begin(partial(self._direct.finish, self._direct.start(value, function)))
+        turn, ready = self._write_what_others_sum(value)
+        return self._begin(lambda: self._sum(value.view(-1), function, turn, ready))
 
-    def start_packed(self, values: Sequence[Tensor], total: Tensor) -> Sum | DirectSum:
+    def start_packed(self, values: Sequence[Tensor], total: Tensor) -> Begun:
         """The same for the sum of flat values, end to end; `total` will hold it, and is empty before."""
         count = sum(value.numel() for value in values)
         if self._direct is not None:
@@ -108,10 +89,10 @@ class SharedMemory:
         turn, data = self._next(count * total.itemsize)
         shared = data[: count * total.itemsize].view(total.dtype)
         torch.cat(list(values), out=shared)
-        self._under_way = Sum(total, torch.add, turn, self._say(turn, shared), packed=count)
-        return self._under_way
+        ready = self._say(turn, shared)
+        return self._begin(lambda: self._sum(total, torch.add, turn, ready, packed=count))
 
-    def start_gather(self, values: Sequence[Tensor], outputs: Sequence[Tensor]) -> RowExchange:
+    def start_gather(self, values: Sequence[Tensor], outputs: Sequence[Tensor]) -> Begun:
         """The same for values of which all ranks want everybody's: of each all ranks' in one output."""
         counts = [value.numel() for value in values]
         size = sum(counts) * values[0].itemsize
@@ -121,9 +102,8 @@ class SharedMemory:
             torch.cat([value.view(-1) for value in values], out=shared)
         else:
             shared.copy_(line)
-        begun = RowExchange(shared, outputs, False, turn, self._say(turn, shared))
-        self._under_way = begun
-        return begun
+        ready = self._say(turn, shared)
+        return self._begin(lambda: put_together(self._shared(shared, turn, ready), outputs))
 
     def room(self, size: int) -> Tensor:
         """So many bytes where the others will look: for the value of the collective that starts next.
@@ -135,16 +115,27 @@ class SharedMemory:
         self._finish_last()
         return self._buffers.coming(size).data[:size]
 
-    def start_scatter(self, value: Tensor, output: Tensor) -> RowExchange:
+    def start_scatter(self, value: Tensor, output: Tensor) -> Begun:
         """The same for a sum of which a rank wants in `output` the chunk of its number."""
-        begun = RowExchange(value, (output,), True, *self._write_what_others_sum(value))
-        self._under_way = begun
-        return begun
+        turn, ready = self._write_what_others_sum(value)
+
+        def complete() -> None:
+            own = chunk(value, self._rank, self._size)
+            first, second, *others = [part[own] for part in self._shared(value.view(-1), turn, ready)]
+            torch.add(first, second, out=output.view(-1))
+            for other in others:
+                output.view(-1).add_(other)
+
+        return self._begin(complete)
+
+    def _begin(self, complete: Callable[[], None]) -> Begun:
+        self._under_way = Begun(complete)
+        return self._under_way
 
     def _write_what_others_sum(self, value: Tensor) -> tuple[int, Round]:
         """Put all but the own chunk into the next buffer, and say so; the buffer's turn, and the round."""
         turn, data = self._next(value.nbytes)
-        own, flat, shared = self._chunk(value, self._rank), value.view(-1), elements(data, value)
+        own, flat, shared = chunk(value, self._rank, self._size), value.view(-1), elements(data, value)
         if shared.data_ptr() != flat.data_ptr():  # else it was written into `room`
             shared[: own.start] = flat[: own.start]
             shared[own.stop :] = flat[own.stop :]
@@ -164,7 +155,7 @@ class SharedMemory:
         """Tell the others that a value is there."""
         return self._messages.start(self._buffers.note(turn, value))
 
-    def finish(self, begun: Sum | DirectSum | RowExchange) -> None:
+    def finish(self, begun: Begun) -> None:
         """Wait for all ranks' values and put the result where it belongs.
 
         Raises
@@ -172,64 +163,48 @@ class SharedMemory:
         LinkBrokenError : a connection ended.
         RankFailedError : a rank did not come in time, or with a value of another size.
         """
-        if begun.finished:
-            return
-        if isinstance(begun, DirectSum):
-            assert self._direct is not None
-            self._direct.finish(begun)
-        else:
-            self._finish_in_buffers(begun)
-        begun.finished = True
-        self._under_way = None
+        if not begun.finished:
+            begun.complete()
+            begun.finished = True
+            self._under_way = None
 
-    def _finish_in_buffers(self, begun: Sum | RowExchange) -> None:
-        found = self._messages.finish(begun.ready)
-        if isinstance(begun, Sum) and begun.packed:
-            begun.value.resize_(begun.packed)
-        flat, turn, buffers = begun.value.view(-1), begun.turn, self._buffers
-        shared = {r: elements(buffers.theirs(r, turn, note, flat), flat) for r, note in found.items()}
-        if isinstance(begun, Sum):
-            shared[self._rank] = elements(buffers.own(turn).data, flat)
-            self._finish_sum(begun, shared, flat)
-        elif begun.scatters:
-            shared[self._rank] = flat
-            own, output = self._chunk(flat, self._rank), begun.outputs[0].view(-1)
-            torch.add(shared[0][own], shared[1][own], out=output)
-            for r in range(2, self._size):
-                output += shared[r][own]
-        else:
-            shared[self._rank] = flat
-            put_together([shared[r] for r in range(self._size)], begun.outputs)
+    def _shared(self, own: Tensor, turn: int, ready: Round) -> list[Tensor]:
+        """All ranks' values in rank order, once they are there: this rank's own, and the others' buffers."""
+        notes = self._messages.finish(ready)
+        return [
+            elements(self._buffers.theirs(r, turn, notes[r], own), own) if r in notes else own
+            for r in range(self._size)
+        ]
 
-    def _finish_sum(self, begun: Sum, shared: dict[int, Tensor], flat: Tensor) -> None:
-        """Sum this rank's chunk, and read those of the others."""
-        own = self._chunk(flat, self._rank)
-        inside = shared[self._rank][own]  # nobody else reads it before it is summed
+    def _sum(self, flat: Tensor, function: Reduction, turn: int, ready: Round, packed: int = 0) -> None:
+        """Sum this rank's chunk into the flat value, and read those of the others.
+
+        `packed` are its elements, if all of it is in this rank's buffer: until now it is empty then.
+        """
+        if packed:
+            flat.resize_(packed)
+        shared, own = self._shared(flat, turn, ready), chunk(flat, self._rank, self._size)
+        inside = elements(self._buffers.own(turn).data, flat)[own]  # nobody else reads it before it is summed
         # the own value is in one of both, so the sum begins in the other
-        mine, total = (inside, flat[own]) if begun.packed else (flat[own], inside)
-        first, *others = [mine if r == self._rank else shared[r][own] for r in range(self._size)]
+        mine, total = (inside, flat[own]) if packed else (flat[own], inside)
+        first, *others = [mine if r == self._rank else part[own] for r, part in enumerate(shared)]
         for other in others:
-            begun.function(first, other, out=total)
+            function(first, other, out=total)
             first = total
-        if begun.packed:
+        if packed:
             inside.copy_(total)
         summed = self._messages.start(memoryview(b"summed"))
-        if not begun.packed:
+        if not packed:
             flat[own] = total
         self._messages.finish(summed)
-        for r in range(self._size):
-            chunk = self._chunk(flat, r)
+        for r, part in enumerate(shared):
             if r != self._rank:
-                flat[chunk] = shared[r][chunk]
+                theirs = chunk(flat, r, self._size)
+                flat[theirs] = part[theirs]
 
     def close(self) -> None:
         """Give the buffers back."""
         self._buffers.close()
-
-    def _chunk(self, value: Tensor, rank: int) -> slice:
-        """The elements that a rank sums."""
-        count = value.numel()
-        return slice(count * rank // self._size, count * (rank + 1) // self._size)
 
 
 def put_together(parts: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:

@@ -54,11 +54,12 @@ def test_sums_in_rank_order_of_growing_and_shrinking_values(size: int) -> None:
         for index, length in enumerate(lengths):
             terms = _terms(length, size, dtypes[index % 4])
             wanted = terms[0] + terms[1] if size == 2 else (terms[0] + terms[1]) + terms[2]
-            begun.append((memory.start(terms[messages.rank], torch.add), wanted))
+            own = terms[messages.rank]
+            begun.append((memory.start(own, torch.add), own, wanted))
             if index % 3 == 2:  # several under way, the last one finished first
-                for sum_, right in begun[::-1]:
+                for sum_, found, right in begun[::-1]:
                     memory.finish(sum_)
-                    equal.append(torch.equal(sum_.value, right))
+                    equal.append(torch.equal(found, right))
                 begun.clear()
         return equal
 
