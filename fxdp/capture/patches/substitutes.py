@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from fxdp import torch_compat
 from fxdp.capture.patches.patch import Patch
-from fxdp.ir.ops.ctc import ctc_losses
+from fxdp.ir.ops.ctc import CTC_OP
 
 _eager_embedding_bag = F.embedding_bag
 _eager_masked_select = torch.masked_select
@@ -174,7 +174,7 @@ def ctc_loss(
     if log_probs.dim() != 3 or not all(isinstance(length, Tensor) for length in lengths):
         eager: Tensor = _eager_ctc_loss(log_probs, targets, *lengths, blank, reduction, zero_infinity)
         return eager
-    losses: Tensor = ctc_losses(log_probs, targets, *lengths, blank, zero_infinity)
+    losses: Tensor = CTC_OP(log_probs, targets, *lengths, blank, zero_infinity)
     if zero_infinity:
         losses = torch.where(losses == float("inf"), 0.0, losses)
     if reduction == "mean":

@@ -17,7 +17,7 @@ the backward for the equal one of the forward and keeping its result.
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import prod
 from typing import Any
 
@@ -25,8 +25,8 @@ import torch
 from torch import Tensor
 
 from fxdp.ir.adjoining import line_of
-from fxdp.ir.ops.library import aten, library
-from fxdp.torch_compat import OpOverload, room_to_send, start_gathers, start_scatter, start_shown
+from fxdp.ir.ops.library import aten, opaque
+from fxdp.torch_compat import room_to_send, start_gathers, start_scatter, start_shown
 
 
 def rows_each(rows: int, ranks: int) -> int:
@@ -132,18 +132,7 @@ def _scatter_shape(
     return values[0].new_empty(sum(sizes))
 
 
-def _define(schema: str, run: Callable[..., Tensor], shape: Callable[..., Tensor]) -> OpOverload:
-    name = schema.partition("(")[0]
-    library.define(schema)  # type: ignore[no-untyped-call]
-    library.impl(name, run, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
-    torch.library.register_fake(f"fxdp::{name}", shape, lib=library)
-    op: OpOverload = getattr(torch.ops.fxdp, name).default
-    # a rank without samples has no use for the whole parameter, but the others wait for its rows
-    torch.fx.node.has_side_effect(op)
-    return op
-
-
-start_gather_rows = _define(
+start_gather_rows = opaque(
     "start_gather_rows(Tensor[] rows, int[] sizes, int world, str group, Tensor[] after) -> Tensor",
     _start_gather, _gather_shape,
 )  # fmt: skip
@@ -151,7 +140,7 @@ start_gather_rows = _define(
 
 What is waited for are the whole parameters one after another, each with its padding at its end.
 """
-start_scatter_rows = _define(
+start_scatter_rows = opaque(
     "start_scatter_rows(Tensor[] values, int[] sizes, int world, str group, Tensor[] after) -> Tensor",
     _start_scatter, _scatter_shape,
 )  # fmt: skip
@@ -160,7 +149,7 @@ start_scatter_rows = _define(
 What is waited for are this rank's rows of the sums, one after another, padded.
 """
 
-show_rows = _define(
+show_rows = opaque(
     "show_rows(Tensor[] rows, int[] sizes, int world, str group, Tensor[] after) -> Tensor",
     _show, _gather_shape,
 )  # fmt: skip
@@ -169,19 +158,20 @@ show_rows = _define(
 What is waited for can only be read, and holds what the parameters are while one forward or backward runs.
 """
 
-library.define("take_rows(Tensor value, int ranks, int rank) -> Tensor")  # type: ignore[no-untyped-call]
-library.impl("take_rows", lambda *args: padded_rows(*args), "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
-torch.library.register_fake(
-    "fxdp::take_rows",
+take_rows = opaque(
+    "take_rows(Tensor value, int ranks, int rank) -> Tensor",
+    lambda *args: padded_rows(*args),
     lambda value, ranks, rank: value.new_empty(rows_each(value.shape[0], ranks), *value.shape[1:]),
-    lib=library,
 )
-take_rows = torch.ops.fxdp.take_rows.default
 """`padded_rows`, of which no compiler makes a view: that would keep the whole value."""
 
 GATHERS = frozenset({start_gather_rows, show_rows})
 STARTS = frozenset({*GATHERS, start_scatter_rows})
 """What begins a collective among these ops."""
+
+for _start in STARTS:
+    # a rank without samples has no use for the whole parameter, but the others wait for its rows
+    torch.fx.node.has_side_effect(_start)
 
 
 def fills_pages(shape: Sequence[int], itemsize: int, ranks: int) -> bool:
