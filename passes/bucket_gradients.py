@@ -14,8 +14,9 @@ from fxdp.ir.graphs import reachable, results_of
 from fxdp.ir.level import Level
 from fxdp.ir.link_cost import LARGEST, bucket_of, in_memory
 from fxdp.ir.mesh import Mesh
-from fxdp.ir.notes import Cause, members_of, note, tensor_type
+from fxdp.ir.notes import Cause, note, tensor_type
 from fxdp.ir.packing import Packing, elements
+from fxdp.ir.row_buckets import gradients_cause
 from fxdp.ir.slots import Gradient
 from fxdp.ir.types import TensorType, is_static
 from fxdp.pipeline.cut.cost import node_flops
@@ -68,8 +69,7 @@ class _Reduction:
 
     @property
     def axis(self) -> str | None:
-        found = conversions.conversion_of(self.pending)
-        return None if found is None else found.axis
+        return conversions.axis_of(self.pending)
 
 
 def _deferrable(graph: fx.Graph) -> set[fx.Node]:
@@ -238,12 +238,7 @@ def _whole(packing: Packing, reduction: _Reduction, pieces: list[fx.Node] | None
 def _bucket_cause(chosen: _Chosen) -> Cause:
     """The causes of the bucket's gradients in one line, at the source line of the first."""
     causes = [cause for reduction, piece in chosen if (cause := _cause(reduction, piece)) is not None]
-    first, last = causes[0], causes[-1]
-    if len(causes) == 1:
-        return replace(first, gradient=True)
-    text = f"{len(causes)} gradients: {first.text} to {last.text.removeprefix('gradient of ')}"
-    members = members_of(causes)
-    return Cause("output", first.producer, first.site, text, gradient=True, members=members)
+    return replace(gradients_cause(causes), gradient=True)
 
 
 def _cause(reduction: _Reduction, piece: Piece) -> Cause | None:

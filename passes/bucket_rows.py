@@ -19,7 +19,15 @@ from fxdp.ir.notes import Cause, Note, note, tensor_operands, tensor_type
 from fxdp.ir.ops.parameter_rows import elements_each, rows_each
 from fxdp.ir.packing import elements
 from fxdp.ir.placements import Placement
-from fxdp.ir.row_buckets import gathers_cause, parameter_of, readers, scatters_cause, wait_of
+from fxdp.ir.row_buckets import (
+    causes_of,
+    gathers_cause,
+    gradients_cause,
+    parameter_of,
+    readers,
+    scatter_steps,
+    wait_of,
+)
 from fxdp.ir.shown_rows import lies_in_pages
 from fxdp.ir.slots import Gradient, Parameter
 from fxdp.ir.types import TensorType, type_bytes
@@ -49,8 +57,7 @@ class _Member:
 
     @property
     def axis(self) -> str | None:
-        found = conversions.conversion_of(self.steps[0])
-        return None if found is None else found.axis
+        return conversions.axis_of(self.steps[0])
 
 
 _Key: TypeAlias = "tuple[torch.dtype, bool, str | None, bool, bool]"
@@ -79,13 +86,9 @@ def _scatters(graph: fx.Graph) -> list[_Member]:
     position = {node: i for i, node in enumerate(graph.nodes)}
     found = []
     for start in graph.find_nodes(op="call_function", target=conversions.scatter_rows):
-        steps = [start, wait_of(start)]
-        following = list(steps[-1].users)
-        # on two axes the rows are summed along the other one next, which has as good a use for buckets
-        if len(following) == 1 and following[0].target is conversions.sum_rows:
-            steps += [following[0], wait_of(following[0])]
         made = position[start.args[0]]
-        found.append(_Member(start.args[0], tuple(steps), made, made))
+        # those along another axis, too, which have as good a use for buckets
+        found.append(_Member(start.args[0], tuple(scatter_steps(start)), made, made))
     return sorted(found, key=lambda member: member.first)
 
 
@@ -283,7 +286,7 @@ class BucketRows:
         end = _to_the_end(graph, {m.steps[-1] for m in scatters})
         place = _places(graph, {m.steps[-1] for m in scatters}, mesh)
         for bucket in _cut(scatters, self._room(scatters, mesh), self.kept, mesh):
-            made, cause = bucket[-1].value, scatters_cause([m.steps[0] for m in bucket])
+            made, cause = bucket[-1].value, gradients_cause(causes_of([m.steps[0] for m in bucket]))
             # side by side as the parameters are, so an optimizer may step all of them as one
             bucket.sort(key=lambda m: place[m.steps[-1]])
             with graph.inserting_before(made.next):

@@ -51,8 +51,7 @@ def _is_small(node: fx.Node, limit: int) -> bool:
 
 
 def _key(node: fx.Node) -> _Key:
-    found = conversions.conversion_of(node)
-    return tensor_type(node).dtype, note(node).backward, None if found is None else found.axis
+    return tensor_type(node).dtype, note(node).backward, conversions.axis_of(node)
 
 
 def _coalesce(graph: fx.Graph, members: list[fx.Node]) -> None:

@@ -12,6 +12,7 @@ from torch import fx
 
 from fxdp.errors import InputError
 from fxdp.ir.draws import node_draws
+from fxdp.ir.graphs import spread
 from fxdp.ir.level import Level
 from fxdp.ir.mesh import Mesh
 from fxdp.ir.notes import copy_note, is_host_size, note, tensor_operands
@@ -90,17 +91,6 @@ def _repeatable(graph: fx.Graph, regions: _Regions) -> set[fx.Node]:
     return found
 
 
-def _needed(reader: fx.Node, repeatable: set[fx.Node]) -> set[fx.Node]:
-    """What must be computed again for a node."""
-    pending = [s for s in reader.all_input_nodes if s in repeatable]
-    found = set(pending)
-    while pending:
-        new = [s for s in pending.pop().all_input_nodes if s in repeatable and s not in found]
-        found.update(new)
-        pending += new
-    return found
-
-
 def _repeat(graph: fx.Graph, repeatable: set[fx.Node]) -> None:
     """Let the backward read copies, made right before the first op that reads one."""
     copies: dict[fx.Node, fx.Node] = {}
@@ -108,7 +98,8 @@ def _repeat(graph: fx.Graph, repeatable: set[fx.Node]) -> None:
     for reader in list(graph.nodes):
         if not note(reader).backward or reader.op != "call_function":
             continue
-        for node in sorted(_needed(reader, repeatable) - copies.keys(), key=position.__getitem__):
+        needed = spread([reader], lambda node: repeatable.intersection(node.all_input_nodes)) - {reader}
+        for node in sorted(needed - copies.keys(), key=position.__getitem__):
             with graph.inserting_before(reader):
                 made = graph.node_copy(node, lambda source: copies.get(source, source))
             copies[node] = made

@@ -12,7 +12,7 @@ from fxdp.ir.graphs import reachable
 from fxdp.ir.level import Level
 from fxdp.ir.mesh import Mesh
 from fxdp.ir.notes import note
-from fxdp.ir.row_buckets import gather_starts, pieces, wait_of
+from fxdp.ir.row_buckets import gather_starts, pieces, scatter_steps, wait_of
 from fxdp.ir.slots import Tangent
 from fxdp.ir.types import TensorType
 
@@ -87,7 +87,7 @@ class _Schedule:
         """Wait for each bucket of gradients when the next one has started, for the last at the end."""
         starts = self._graph.find_nodes(op="call_function", target=conversions.scatter_rows)
         for start, following in zip(starts, [*starts[1:], None], strict=False):
-            steps = _steps(start)
+            steps = scatter_steps(start)[1:]
             where = following if following is not None else self._graph.output_node().prev
             # a bucket of gradients is under way while the next is filled: a wait at once would hide nothing
             for step in steps:
@@ -99,7 +99,7 @@ class _Schedule:
     def _finish_last(self, starts: Sequence[fx.Node]) -> None:
         """What is cut out of the buckets, and casts of it, stands at the end, after the last wait."""
         output = self._graph.output_node()
-        waits = {_steps(start)[-1] for start in starts}
+        waits = {scatter_steps(start)[-1] for start in starts}
         later = reachable(waits) - waits - {output}
         for node in [node for node in self._graph.nodes if node in later]:
             output.prepend(node)
@@ -122,15 +122,6 @@ def _move_after(place: fx.Node, start: fx.Node) -> fx.Node:
         place.append(node)
         place = node
     return place
-
-
-def _steps(start: fx.Node) -> list[fx.Node]:
-    """The conversions and waits that follow a start."""
-    found = [wait_of(start)]
-    following = list(found[-1].users)
-    if len(following) == 1 and following[0].target is conversions.sum_rows:
-        found += [following[0], wait_of(following[0])]
-    return found
 
 
 def _is_tensor(node: fx.Node) -> bool:

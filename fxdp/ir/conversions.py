@@ -265,8 +265,13 @@ LOCAL = frozenset(c.target for c in TABLE if not c.communicates)
 def conversion_of(node: fx.Node) -> Conversion | None:
     """The entry of the conversion that `node` is, along its axis; None for a `wait` and all other nodes."""
     found = _BY_TARGET.get(node.target)  # type: ignore[arg-type]
-    axis = node.kwargs.get("axis") if found is not None else None
-    return replace(found, axis=axis) if found is not None and isinstance(axis, str) else found
+    return replace(found, axis=axis) if found is not None and (axis := axis_of(node)) else found
+
+
+def axis_of(conversion: fx.Node) -> str | None:
+    """The data axis along which a conversion goes; None: all."""
+    axis = conversion.kwargs.get("axis")
+    return axis if isinstance(axis, str) else None
 
 
 @lru_cache(maxsize=65536)

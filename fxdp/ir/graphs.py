@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import operator
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import fx
@@ -46,21 +46,20 @@ def subgraph(
 
 def ancestors(roots: Iterable[fx.Node | None]) -> set[fx.Node]:
     """The roots and all that they are computed from; None, an absent result, is no root."""
-    pending = [root for root in roots if root is not None]
-    found = set(pending)
-    while pending:
-        new = [source for source in pending.pop().all_input_nodes if source not in found]
-        found.update(new)
-        pending += new
-    return found
+    return spread((root for root in roots if root is not None), lambda node: node.all_input_nodes)
 
 
 def reachable(roots: Iterable[fx.Node]) -> set[fx.Node]:
     """The roots and all that is computed from them, the output node among it."""
+    return spread(roots, lambda node: node.users)
+
+
+def spread(roots: Iterable[fx.Node], beside: Callable[[fx.Node], Iterable[fx.Node]]) -> set[fx.Node]:
+    """The roots, those beside them, those beside these, and so on."""
     pending = list(roots)
     found = set(pending)
     while pending:
-        new = [user for user in pending.pop().users if user not in found]
+        new = [node for node in beside(pending.pop()) if node not in found]
         found.update(new)
         pending += new
     return found

@@ -32,6 +32,16 @@ def wait_of(start: fx.Node) -> fx.Node:
     return next(user for user in start.users if user.target is conversions.wait)
 
 
+def scatter_steps(start: fx.Node) -> list[fx.Node]:
+    """The start of a sum of gradients, and the conversions and waits that follow it."""
+    found = [start, wait_of(start)]
+    following = list(found[-1].users)
+    # on two axes the rows are summed along the other one next
+    if len(following) == 1 and following[0].target is conversions.sum_rows:
+        found += [following[0], wait_of(following[0])]
+    return found
+
+
 def pieces(flat: fx.Node) -> set[fx.Node]:
     """The slices and views that are cut out of a bucket's flat value."""
     return {view for piece in flat.users for view in piece.users} | set(flat.users)
@@ -82,15 +92,14 @@ def _gathered(part: fx.Node) -> fx.Node:
 
 def gathers_cause(starts: Sequence[fx.Node]) -> Cause:
     """Why gathers of a parameter each travel together: the parameters, and the op that first needs one."""
-    causes = _causes(starts)
+    causes = causes_of(starts)
     names = [parameter_of(start.args[0]).name for start in starts]  # type: ignore[arg-type]
     listed = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
     return replace(causes[0], text=f"{listed} for {causes[0].text}", members=members_of(causes))
 
 
-def scatters_cause(starts: Sequence[fx.Node]) -> Cause:
-    """The same for sums of a gradient each."""
-    causes = _causes(starts)
+def gradients_cause(causes: Sequence[Cause]) -> Cause:
+    """The same for sums of gradients, of which these are the causes."""
     first, last = causes[0], causes[-1]
     if len(causes) == 1:
         return first
@@ -98,5 +107,6 @@ def scatters_cause(starts: Sequence[fx.Node]) -> Cause:
     return replace(first, text=text, members=members_of(causes))
 
 
-def _causes(starts: Sequence[fx.Node]) -> list[Cause]:
+def causes_of(starts: Sequence[fx.Node]) -> list[Cause]:
+    """Why each of these travels, where that is known."""
     return [cause for start in starts if (cause := note(start).cause) is not None]
