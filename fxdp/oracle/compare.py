@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, fx
 
-from fxdp.ir.op_kinds import mixes
 from fxdp.ir.tensor_difference import largest_size
 
 aten = torch.ops.aten
@@ -52,8 +51,3 @@ def scaled_floor(node: fx.Node, floors: Sequence[float], operands: Sequence[Tens
 def _largest(value: Tensor) -> float:
     """Of masks and counts, too."""
     return float(value.abs().max()) if value.numel() and value.dtype != torch.bool else 1.0
-
-
-def adds_or_moves(node: fx.Node) -> bool:
-    """Whether a node puts values together that may be what is left of larger terms."""
-    return mixes(node.target)

@@ -9,7 +9,6 @@ from torch import fx
 
 from fxdp.ir.graph_text import node_text, type_text
 from fxdp.ir.notes import note
-from fxdp.ir.placements import Partial, Placement, Replicate, Rows, Shard
 from fxdp.reports.by_line import place
 
 COLOURS = {"shard": "#0072b2", "partial": "#d55e00", "replicate": "#767676"}
@@ -36,12 +35,11 @@ _TEMPLATE = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).f
 )
 
 
-def lies(placement: Placement | tuple[Placement | None, ...] | None) -> str:
-    """Which of the three kinds a placement is; empty for what is not placed."""
-    first = placement[0] if isinstance(placement, tuple) and placement else placement
-    if isinstance(first, (Shard, Rows)):
+def lies(placement: str) -> str:
+    """Which of the three kinds a placement's text is: `S(0)` and `Rows`, `P(sum)`, `R`."""
+    if placement.startswith("Rows"):
         return "shard"
-    return {Partial: "partial", Replicate: "replicate"}.get(type(first), "")
+    return {"S": "shard", "P": "partial", "R": "replicate", "w": "replicate"}.get(placement[:1], "")
 
 
 def displayed(gm: fx.GraphModule, title: str) -> fx.GraphModule:
@@ -72,7 +70,7 @@ def _row(node: fx.Node) -> dict[str, Any]:
         "name": node.name,
         "type": type_text(known.type) if known.type is not None else "",
         "placement": ", ".join(str(p) for p in placements if p is not None),
-        "colour": COLOURS.get(lies(known.placement), "transparent"),
+        "colour": COLOURS.get(lies(str(next(iter(placements), ""))), "transparent"),
         "call": call or node.format_node() or "",
         "at": place(site) if site.file else "",
     }

@@ -13,17 +13,9 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from fxdp.reports.graph_display import COLOURS, lies
 from fxdp.reports.plan_data.collective import Need
 from fxdp.reports.plan_data.details import Details
-
-KINDS = ("shard", "partial", "replicate")
-
-
-def lies(placement: str) -> str:
-    """Which of the three kinds a placement's text is: `S(0)` and `Rows`, `P(sum)`, `R`."""
-    if placement.startswith("Rows"):
-        return "shard"
-    return {"S": "shard", "P": "partial", "R": "replicate", "w": "replicate"}.get(placement[:1], "")
 
 
 @dataclass
@@ -56,7 +48,7 @@ class Branch:
     def shares(self) -> list[tuple[str, float]]:
         """Of each kind the percentage of all values."""
         total = sum(self.values.values()) or 1
-        return [(kind, 100 * self.values[kind] / total) for kind in KINDS if self.values[kind]]
+        return [(kind, 100 * self.values[kind] / total) for kind in COLOURS if self.values[kind]]
 
     def shape(self) -> tuple[object, ...]:
         """What layers have in common that count as alike."""

@@ -13,8 +13,9 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
 from fxdp.errors import InputError
 from fxdp.reports.by_line import lines_of, place, short_path
+from fxdp.reports.graph_display import lies
 from fxdp.reports.page.charts import memory_svg, stages_svg
-from fxdp.reports.page.module_tree import lies, module_tree
+from fxdp.reports.page.module_tree import module_tree
 from fxdp.reports.plan_summary import headline, totals
 from fxdp.reports.rows import format_bytes
 from fxdp.reports.tables import timings_line

@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-import sympy
 import torch
 from torch.utils import _pytree as pytree
 
@@ -54,16 +53,9 @@ class Case:
     stand_in: Callable[..., Any] | None = None  # computes what an op without a CPU kernel does
 
     def __post_init__(self) -> None:
-        leaves, spec = pytree.tree_flatten((self.args, self.kwargs))
+        self._given = pytree.tree_map(expression, samples.as_tuples((self.args, self.kwargs)))
+        leaves = pytree.tree_leaves(self._given)
         self.tensors: list[Sample] = [leaf for leaf in leaves if isinstance(leaf, Sample)]
-        counter = itertools.count()
-        self._template = pytree.tree_unflatten(
-            [
-                next(counter) if isinstance(leaf, Sample) else samples.Leaf(expression(leaf))
-                for leaf in leaves
-            ],
-            spec,
-        )
         self.outputs: tuple[TensorType | None, ...] = self._fit_outputs()
         self._globals: dict[int, tuple[list[torch.Tensor], tuple[Any, ...]]] = {}
         self._calls: dict[Alternative, LocalCall] = {}
@@ -75,8 +67,16 @@ class Case:
             Operand(i, TensorType(t.dtype, t.shape), tuple(p), t.iota)
             for i, (t, p) in enumerate(zip(self.tensors, given, strict=True))
         )
-        args, kwargs = samples.fill_template(self._template, operands)
+        args, kwargs = self._filled(operands)
         return Op(self.target, args, tuple(kwargs.items()), operands, self.outputs)
+
+    def _filled(self, values: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments with these in the place of the tensors."""
+        rest = iter(values)
+        filled: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_map_only(
+            Sample, lambda _: next(rest), self._given
+        )
+        return filled
 
     def alternatives(self) -> list[Alternative]:
         """All that the rule answers over all placements of the operands, in order, without repeats."""
@@ -184,10 +184,7 @@ class Case:
         return self._globals[batch]
 
     def _evaluate(self, operands: Sequence[torch.Tensor], batch: int) -> tuple[Any, ...]:
-        args, kwargs = samples.fill_template(self._template, operands)
-        args, kwargs = pytree.tree_map_only(
-            sympy.Expr, lambda e: samples.on_rank(e, rank_sizes((batch,), 0)), (args, kwargs)
-        )
+        args, kwargs = samples.concrete(self._filled(operands), batch)
         return self._call(self.target, args, kwargs)
 
     def _call(self, target: OpOverload, args: Any, kwargs: Any) -> tuple[Any, ...]:

@@ -67,31 +67,15 @@ def expression(size: Any) -> Any:
     return int(value) if value.is_Integer else value
 
 
-@dataclass(frozen=True)
-class Leaf:
-    """An argument that is no tensor."""
-
-    value: Any
-
-
 class NoSizeError(ValueError):
     """A result's size is no polynomial in the batch."""
 
 
-def fill_template(template: Any, tensors: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments from a template of tensor numbers and `Leaf`s; lists become tuples."""
-
-    def visit(node: Any) -> Any:
-        if isinstance(node, Leaf):
-            return node.value
-        if isinstance(node, int):
-            return tensors[node]
-        if isinstance(node, dict):
-            return {name: visit(value) for name, value in node.items()}
-        return tuple(visit(value) for value in node)
-
-    args, kwargs = visit(template)
-    return args, kwargs
+def as_tuples(value: Any) -> Any:
+    """Arguments with tuples in the place of lists, so that they can be compared and kept in sets."""
+    if isinstance(value, dict):
+        return {name: as_tuples(one) for name, one in value.items()}
+    return tuple(map(as_tuples, value)) if isinstance(value, (tuple, list)) else value
 
 
 def on_rank(leaf: Any, sizes: Mapping[str, int]) -> Any:

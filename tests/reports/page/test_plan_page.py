@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import fxdp
-from fxdp.reports.page.module_tree import Branch, lies, module_tree
+from fxdp.reports.graph_display import lies
+from fxdp.reports.page.module_tree import Branch, module_tree
 from fxdp.reports.page.plan_page import plan_page
 from tests.reports.page.browser import tab
 
