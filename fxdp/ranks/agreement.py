@@ -8,23 +8,22 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from fxdp.errors import AgreementError, RankFailedError
 from fxdp.ir.model_tensors import held
-from fxdp.ir.raw_bytes import as_bytes, pack, plain, unpack
+from fxdp.ir.raw_bytes import as_bytes, plain
 from fxdp.ir.types import dtype_name
 from fxdp.ranks.failure import convert
 from fxdp.ranks.joined import Joined
 from fxdp.ranks.links import harmless, not_understood
 from fxdp.ranks.plain_values import decode, encode
 from fxdp.ranks.tree.rank_parts import RankParts
+from fxdp.torch_compat import broadcast_coalesced
 
 _BUCKET_BYTES = 25 * 1024 * 1024
 _SPEAKERS = 16  # ranks that say all their lines, where some differ
@@ -167,16 +166,19 @@ def broadcast_tensors(joined: Joined, tensors: Sequence[Tensor], bucket_bytes: i
     ------
     RankFailedError : another rank failed or died.
     """
-    if joined.links is None or joined.links.whole_group is None:
+    links, distinct = joined.links, _distinct(map(held, tensors))
+    if links is None or links.whole_group is None or not distinct:
         return
-    with torch.no_grad():
-        for bucket in _buckets(_distinct(map(held, tensors)), bucket_bytes):
-            flat = pack(bucket)
-            _guarded(joined, lambda flat=flat: _broadcast(joined, flat))  # type: ignore[misc]
-            if joined.links.rank != 0:
-                values = unpack(flat, [t.shape for t in bucket], [t.dtype for t in bucket])
-                for tensor, value in zip(bucket, values, strict=True):
-                    tensor.copy_(value)
+    rows = [as_bytes(plain(tensor)) for tensor in distinct]  # the tensor's own memory, but of one with gaps
+    try:
+        broadcast_coalesced(links.whole_group, rows, bucket_bytes)
+    except RankFailedError:
+        raise
+    except RuntimeError as error:
+        raise convert(links, error) from error
+    for tensor, row in zip(distinct, rows, strict=True):
+        if row.data_ptr() != tensor.data_ptr():
+            tensor.copy_(row.view(tensor.dtype).view(tensor.shape))
 
 
 def tensor_lines(tensors: Mapping[str, Tensor]) -> list[str]:
@@ -208,11 +210,6 @@ def content_digest(tensor: Tensor) -> str:
     return hashlib.sha256(as_bytes(plain(tensor.detach())).cpu().numpy().tobytes()).hexdigest()[:16]
 
 
-def _broadcast(joined: Joined, flat: Tensor) -> None:
-    assert joined.links is not None
-    dist.broadcast(flat, src=joined.links.ranks[0], group=joined.links.whole_group)
-
-
 def _distinct(tensors: Iterable[Tensor]) -> list[Tensor]:
     """`tensors` without empty ones and without repetitions of the same memory."""
     seen: set[tuple[Any, ...]] = set()
@@ -223,31 +220,6 @@ def _distinct(tensors: Iterable[Tensor]) -> list[Tensor]:
             seen.add(key)
             distinct.append(tensor.detach())
     return distinct
-
-
-def _buckets(tensors: Sequence[Tensor], limit: int) -> Iterator[list[Tensor]]:
-    """Consecutive `tensors` of one device in buckets of at most `limit` bytes, or of one tensor."""
-    bucket: list[Tensor] = []
-    size = 0
-    for tensor in tensors:
-        bytes_ = tensor.numel() * tensor.element_size()
-        if bucket and (size + bytes_ > limit or tensor.device != bucket[0].device):
-            yield bucket
-            bucket, size = [], 0
-        bucket.append(tensor)
-        size += bytes_
-    if bucket:
-        yield bucket
-
-
-def _guarded(joined: Joined, action: Callable[[], None]) -> None:
-    assert joined.links is not None
-    try:
-        action()
-    except RankFailedError:
-        raise
-    except RuntimeError as error:
-        raise convert(joined.links, error) from error
 
 
 def _difference(lines: Mapping[int, Sequence[str]], what: str) -> str:

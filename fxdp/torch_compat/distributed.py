@@ -14,6 +14,7 @@ from torch._C._distributed_c10d import (
     ProcessGroup,
     TCPStore,
     Work,
+    _broadcast_coalesced,
     _register_process_group,
     _register_work,
     _resolve_process_group,
@@ -22,9 +23,15 @@ from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.distributed_c10d import _new_process_group_helper, _world
 
 __all__ = [
-    "PrefixStore", "TCPStore", "Work", "collectives_begun", "flatten_state_dict", "new_named_group",
-    "register_group", "room_to_send", "start_gathers", "start_scatter", "start_shown", "start_sum",
+    "PrefixStore", "TCPStore", "Work", "broadcast_coalesced", "collectives_begun", "flatten_state_dict",
+    "new_named_group", "register_group", "room_to_send", "start_gathers", "start_scatter", "start_shown",
+    "start_sum",
 ]  # fmt: skip
+
+
+def broadcast_coalesced(group: ProcessGroup, tensors: Sequence[Tensor], bucket_bytes: int) -> None:
+    """Overwrite tensors by those of the group's first rank, in broadcasts of about so many bytes."""
+    _broadcast_coalesced(group, list(tensors), bucket_bytes, 0)
 
 
 def collectives_begun(group: ProcessGroup) -> int:

@@ -109,11 +109,15 @@ def test_ranks_compare_whole_shapes_and_exchange_shards(model: Any, monkeypatch:
         "buffer scale float32[4] as (Shard(dim=0),)",
     ]
     sent: list[Tensor] = []
-    monkeypatch.setattr(agreement, "_broadcast", lambda mesh, flat: sent.append(flat.clone()) or flat.zero_())
+
+    def from_rank_0(group: object, rows: list[Tensor], bucket_bytes: int) -> None:
+        sent.extend(row.zero_() for row in rows)
+
+    monkeypatch.setattr(agreement, "broadcast_coalesced", from_rank_0)
     ranks: Any = SimpleNamespace(links=SimpleNamespace(whole_group=object(), rank=1))
     agreement.broadcast_tensors(ranks, [model.weight, model.bias])
     assert type(sent[0]) is Tensor
-    assert sent[0].numel() == 4 * (12 + 4)
+    assert [row.numel() for row in sent] == [4 * 12, 4 * 4]
     assert not _shard(model.weight).any()
     assert not model.bias.any()
 
