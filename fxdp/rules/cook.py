@@ -12,7 +12,7 @@ it into the graph where it was chosen, and the conversions between its steps bec
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,6 +24,7 @@ from fxdp.ir.placements import Dim, P, Partial, Placement, R, Shard
 from fxdp.ir.recipes import Recipe, RecipeStep, Term
 from fxdp.ir.sizes import LOCAL, OFFSET, B, exact_quotient, product
 from fxdp.ir.types import TensorType, type_bytes
+from fxdp.rules.dims import offered
 from fxdp.rules.registry import Alternative, Op, Operand
 from fxdp.torch_compat import OpOverload
 
@@ -108,6 +109,16 @@ class Cook:
         chosen = tuple(self.inputs.get(o.index, R) for o in self.op.operands)
         outputs = tuple(None if r is None else r.at for r in results)
         return Alternative(chosen, outputs, None, Recipe(tuple(self.steps), results, price))
+
+
+def in_parts(
+    op: Op, dims: Collection[int], cooked: Callable[[Op, list[int], Shard], Alternative]
+) -> Iterator[Alternative]:
+    """A recipe for each way in which floating-point operands lie in parts along one of these dims."""
+    if op.operands[0].type.dtype.is_floating_point:
+        for shard in offered(op.operands):
+            if shard.dim in dims:
+                yield cooked(op, sorted(dims), shard)
 
 
 def _whole(term: Term) -> Term:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fxdp.ir.ops.library import aten, existing
+from fxdp.rules.cook import in_parts
 from fxdp.rules.dims import offered, together, widens, wrap_all
 from fxdp.rules.families.softmax import softmax_backward_in_parts, softmax_in_parts
 from fxdp.rules.labels import linear
@@ -34,7 +35,7 @@ def along(op: Op) -> Iterator[Alternative]:
 def softmax(op: Op) -> Iterator[Alternative]:
     """Shares along `dim`, or their logarithms."""
     yield from together(op, _named(op))
-    yield from softmax_in_parts(op)
+    yield from in_parts(op, _named(op), softmax_in_parts)
 
 
 @rule("along-dim", aten.cumsum.default)
@@ -53,7 +54,7 @@ def softmax_backward(op: Op) -> Iterator[Alternative]:
     """The gradient and the saved value agree on the other dims; linear in the gradient."""
     yield from together(op, _named(op))
     yield from linear(op, op.operands[:1])
-    yield from softmax_backward_in_parts(op)
+    yield from in_parts(op, _named(op), softmax_backward_in_parts)
 
 
 @rule("along-dim", aten.glu_backward.default)

@@ -97,17 +97,8 @@ def selected_gradient_in_parts(op: Op) -> Iterator[Alternative]:
     yield cook.serves(cook.pointwise(aten.where.ScalarOther, hit, grad, 0, dtype=op.output.dtype))
 
 
-def norm_in_parts(op: Op, reduced: frozenset[int]) -> Iterator[Alternative]:
+def norm_in_parts(op: Op, dims: list[int], shard: Shard) -> Alternative:
     """`linalg_vector_norm` over a sharded dim."""
-    (x,) = op.operands
-    if not x.type.dtype.is_floating_point:
-        return
-    for shard in offered(op.operands):
-        if shard.dim in reduced:
-            yield _norm(op, sorted(reduced), shard)
-
-
-def _norm(op: Op, dims: list[int], shard: Shard) -> Alternative:
     cook, order = Cook(op), op.arg("ord")
     half = op.output.dtype in (torch.float16, torch.bfloat16)
     x = cook.cast(cook.operand(op.operands[0], shard), torch.float32 if half else op.output.dtype)

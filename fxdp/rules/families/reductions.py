@@ -13,6 +13,7 @@ from typing import Any
 
 from fxdp.ir.ops.library import aten, existing
 from fxdp.ir.placements import P, Shard
+from fxdp.rules.cook import in_parts
 from fxdp.rules.dims import has_argument, keeps_dims, moved, widens, wrap, wrap_all
 from fxdp.rules.families.extrema import (
     extremum_in_parts,
@@ -91,14 +92,14 @@ def extremum_with_position(op: Op) -> Iterator[Alternative]:
 def vector_norm(op: Op) -> Iterator[Alternative]:
     """A norm of order `ord`."""
     yield from _over_whole_dims(op)
-    yield from norm_in_parts(op, _reduced(op))
+    yield from in_parts(op, _reduced(op), norm_in_parts)
 
 
 @rule("reduction", aten.logsumexp.default)
 def logsumexp(op: Op) -> Iterator[Alternative]:
     """The logarithm of a sum of powers."""
     yield from _over_whole_dims(op)
-    yield from logsumexp_in_parts(op)
+    yield from in_parts(op, wrap_all(op.arg("dim"), op.operands[0].ndim), logsumexp_in_parts)
 
 
 def _reduced(op: Op) -> frozenset[int]:

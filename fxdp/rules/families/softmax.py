@@ -13,8 +13,6 @@ where gathering would send the whole operand. Half precision is reduced in float
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 
 from fxdp.ir.ops.library import aten
@@ -22,7 +20,6 @@ from fxdp.ir.ops.local_ops import amax
 from fxdp.ir.placements import Shard
 from fxdp.ir.recipes import Term
 from fxdp.rules.cook import MAX, SUM, Cook
-from fxdp.rules.dims import offered, wrap, wrap_all
 from fxdp.rules.registry import Alternative, Op
 
 _INFINITY = float("inf")
@@ -33,24 +30,16 @@ def _wide(cook: Cook, term: Term) -> Term:
     return cook.cast(term, torch.float32) if half else term
 
 
-def softmax_in_parts(op: Op) -> Iterator[Alternative]:
+def softmax_in_parts(op: Op, dims: list[int], shard: Shard) -> Alternative:
     """`_softmax`, `_log_softmax` and `_safe_softmax` of a value sharded along their dim."""
-    x = op.operands[0]
-    dim = wrap(op.arg("dim"), x.ndim)
-    for shard in offered([x]):
-        if shard.dim == dim and x.type.dtype.is_floating_point:
-            yield _softmax(op, dim, shard)
-
-
-def _softmax(op: Op, dim: int, shard: Shard) -> Alternative:
     cook = Cook(op)
     given = cook.operand(op.operands[0], shard)
     x = _wide(cook, cook.cast(given, op.output.dtype))
     # the same `m` on all ranks: each with its own would scale its terms otherwise, and their sum mean nothing
-    top = cook.reduce(amax, x, [dim], MAX)
+    top = cook.reduce(amax, x, dims, MAX)
     small = cook.pointwise(aten.sub.Tensor, x, top)
     powers = cook.pointwise(aten.exp.default, small)
-    total = cook.reduce(aten.sum.dim_IntList, powers, [dim], SUM)
+    total = cook.reduce(aten.sum.dim_IntList, powers, dims, SUM)
     if op.target is aten._log_softmax.default:
         result = cook.pointwise(aten.sub.Tensor, small, cook.pointwise(aten.log.default, total))
     else:
@@ -61,38 +50,22 @@ def _softmax(op: Op, dim: int, shard: Shard) -> Alternative:
     return cook.serves(cook.cast(result, op.output.dtype))
 
 
-def softmax_backward_in_parts(op: Op) -> Iterator[Alternative]:
+def softmax_backward_in_parts(op: Op, dims: list[int], shard: Shard) -> Alternative:
     """`out * (grad - sum(grad * out))`, or for the logarithm `grad - exp(out) * sum(grad)`."""
-    grad = op.operands[0]
-    dim = wrap(op.arg("dim"), grad.ndim)
-    for shard in offered(op.operands):
-        if shard.dim == dim and grad.type.dtype.is_floating_point:
-            yield _softmax_backward(op, dim, shard)
-
-
-def _softmax_backward(op: Op, dim: int, shard: Shard) -> Alternative:
     cook = Cook(op)
     grad, out = (_wide(cook, cook.operand(o, shard)) for o in op.operands)
     if op.target is aten._log_softmax_backward_data.default:
-        total = cook.reduce(aten.sum.dim_IntList, grad, [dim], SUM)
+        total = cook.reduce(aten.sum.dim_IntList, grad, dims, SUM)
         share = cook.pointwise(aten.mul.Tensor, cook.pointwise(aten.exp.default, out), total)
         result = cook.pointwise(aten.sub.Tensor, grad, share)
     else:
-        total = cook.reduce(aten.sum.dim_IntList, cook.pointwise(aten.mul.Tensor, grad, out), [dim], SUM)
+        total = cook.reduce(aten.sum.dim_IntList, cook.pointwise(aten.mul.Tensor, grad, out), dims, SUM)
         result = cook.pointwise(aten.mul.Tensor, out, cook.pointwise(aten.sub.Tensor, grad, total))
     return cook.serves(cook.cast(result, op.output.dtype))
 
 
-def logsumexp_in_parts(op: Op) -> Iterator[Alternative]:
+def logsumexp_in_parts(op: Op, dims: list[int], shard: Shard) -> Alternative:
     """`log(sum(exp(x - m))) + m`, where an infinite `m` is not subtracted."""
-    x = op.operands[0]
-    dims = sorted(wrap_all(op.arg("dim"), x.ndim))
-    for shard in offered([x]):
-        if shard.dim in dims and x.type.dtype.is_floating_point:
-            yield _logsumexp(op, dims, shard)
-
-
-def _logsumexp(op: Op, dims: list[int], shard: Shard) -> Alternative:
     cook = Cook(op)
     x = _wide(cook, cook.operand(op.operands[0], shard))
     top = cook.reduce(amax, x, dims, MAX)
