@@ -16,8 +16,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from fxdp.ir.graphs import copy_graph
 from fxdp.ir.mesh import REGATHER, Mesh
 from fxdp.ir.notes import note
-from fxdp.ir.placements import Dim, Placement, Replicate, Rows, Shard, per_axis
-from fxdp.ir.sizes import B, evaluate, hint
+from fxdp.ir.placements import Placement, Replicate, Rows, Shard, per_axis
+from fxdp.ir.sizes import B, evaluate
 from fxdp.ir.types import TensorType
 from fxdp.torch_compat.dtensor import dtensor_spec, mesh_on_paper, tensor_metadata
 
@@ -51,14 +51,14 @@ def data_mesh(mesh: Mesh, device_mesh: DeviceMesh | None = None) -> DeviceMesh:
     return device_mesh if tuple(names) == mesh.axes else device_mesh[mesh.axes]
 
 
-def spec_of(node: fx.Node, mesh: DeviceMesh, sizes: Mapping[str, int] | None = None) -> Any:
+def spec_of(node: fx.Node, mesh: DeviceMesh, sizes: Mapping[str, int]) -> Any:
     """The node's `DTensorSpec` (a tuple of them for several results), or None for what is no placed tensor.
 
     Parameters
     ----------
     mesh : a mesh of data axes only.
-    sizes : the values of `B` and further symbols, for the spec's shape, which is that of the whole tensor;
-        typical values by default. Sizes that only the data decides count as the batch.
+    sizes : the values of `B` and further symbols, for the spec's shape, which is that of the whole tensor.
+        Sizes that only the data decides count as the batch.
     """
     type_, placement = note(node).type, note(node).placement
     if isinstance(type_, tuple) and isinstance(placement, tuple):
@@ -66,7 +66,7 @@ def spec_of(node: fx.Node, mesh: DeviceMesh, sizes: Mapping[str, int] | None = N
     return _spec(type_, placement, mesh, sizes)
 
 
-def set_specs(graph: fx.Graph, mesh: DeviceMesh, sizes: Mapping[str, int] | None = None) -> None:
+def set_specs(graph: fx.Graph, mesh: DeviceMesh, sizes: Mapping[str, int]) -> None:
     """Put each tensor node's spec into `node.meta["spec"]`, for tools that read DTensor's annotations."""
     for node in graph.nodes:
         spec = spec_of(node, mesh, sizes)
@@ -74,7 +74,7 @@ def set_specs(graph: fx.Graph, mesh: DeviceMesh, sizes: Mapping[str, int] | None
             node.meta["spec"] = spec
 
 
-def _spec(type_: object, placement: object, mesh: DeviceMesh, sizes: Mapping[str, int] | None) -> Any:
+def _spec(type_: object, placement: object, mesh: DeviceMesh, sizes: Mapping[str, int]) -> Any:
     if not isinstance(type_, TensorType) or placement is None:
         return None
     if isinstance(placement, Rows) and placement.axis == REGATHER:
@@ -82,17 +82,13 @@ def _spec(type_: object, placement: object, mesh: DeviceMesh, sizes: Mapping[str
     axes = mesh.mesh_dim_names or tuple(map(str, range(mesh.ndim)))
     along = per_axis(placement, axes)  # type: ignore[arg-type]
     spelled = [_spelled(p, sizes) for p in along.values() if p is not None]
-    shape = [_number(n, sizes) for n in type_.shape]
+    shape = [evaluate(n, sizes, unknown=sizes[B.name]) for n in type_.shape]
     return dtensor_spec(mesh, spelled, shape, type_.dtype)
 
 
-def _spelled(placement: Placement, sizes: Mapping[str, int] | None) -> tuple[str, int, int]:
+def _spelled(placement: Placement, sizes: Mapping[str, int]) -> tuple[str, int, int]:
     if isinstance(placement, Rows):
         return "S", 0, 1
     if isinstance(placement, Shard):
-        return "S", placement.dim, _number(placement.outer, sizes)
+        return "S", placement.dim, evaluate(placement.outer, sizes, unknown=sizes[B.name])
     return ("R" if isinstance(placement, Replicate) else f"P({placement.op})"), 0, 1
-
-
-def _number(size: Dim, sizes: Mapping[str, int] | None) -> int:
-    return hint(size) if sizes is None else evaluate(size, sizes, unknown=sizes[B.name])

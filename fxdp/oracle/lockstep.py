@@ -20,11 +20,12 @@ from fxdp.ir.draws import graph_draws, node_draws
 from fxdp.ir.graphs import attribute_of, results_of
 from fxdp.ir.mesh import Mesh
 from fxdp.ir.notes import is_host_size, note
+from fxdp.ir.op_kinds import mixes
 from fxdp.ir.placements import Partial, Placement, Replicate, Rows, Shard
 from fxdp.ir.slots import Input, ResultSlot, Size, Slot, Tangent
 from fxdp.ir.tensor_difference import difference
 from fxdp.ir.types import ScalarType, TensorType, local_shape
-from fxdp.oracle.compare import adds_or_moves, cancelled, magnitude, scaled_floor
+from fxdp.oracle.compare import cancelled, magnitude, scaled_floor
 from fxdp.oracle.fault import Fault, make_fault
 from fxdp.oracle.rank_draws import RankGenerators, draw_alike, repeated_draw
 from fxdp.oracle.reference import Reference, execute
@@ -55,7 +56,6 @@ class LockStep:
     sizes: Sequence[int]
     symbols: Mapping[str, int] = field(default_factory=dict)
     tolerance: float = 1e-9
-    stop_at_first: bool = True
     single_device_rng: bool = False
     tolerances: Mapping[str, float] = field(default_factory=dict)
     mesh: Mesh | None = None
@@ -82,7 +82,7 @@ class LockStep:
             except _ERRORS as error:
                 self._fault(node, f"cannot run: {error}")
                 return {}
-            if self.faults and self.stop_at_first:
+            if self.faults:
                 return {}
         raise AssertionError("a graph ends in an output node")
 
@@ -257,7 +257,7 @@ class LockStep:
             floor = cancelled(self._tolerance(node)) * max(terms, default=0.0)
             if not tensors:  # one of several results
                 floor = max([0.0, *map(self._floor, node.all_input_nodes)])
-            elif len(tensors) == 1 or adds_or_moves(node) or self._one.node(node) is None:
+            elif len(tensors) == 1 or mixes(node.target) or self._one.node(node) is None:
                 floor = max([floor, *map(self._floor, tensors)])
             else:
                 floors = [self._floor(n) for n in tensors]

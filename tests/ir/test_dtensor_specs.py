@@ -45,9 +45,9 @@ def test_an_outer_factor_is_a_strided_shard(mesh: DeviceMesh) -> None:
     assert (strided.dim, strided.split_factor) == (0, 3)
 
 
-def test_sizes_are_typical_unless_given(mesh: DeviceMesh) -> None:
+def test_sizes_are_those_given_and_others_the_batch(mesh: DeviceMesh) -> None:
     node = Sketch().call(aten.ones.default, type="f32[B, s0]", at=S(0))
-    assert spec_of(node, mesh).shape == (64, 32)
+    assert spec_of(node, mesh, {"B": 5}).shape == (5, 5)
     assert spec_of(node, mesh, {"B": 5, "s0": 9}).shape == (5, 9)
 
 
@@ -60,12 +60,12 @@ def test_each_tensor_node_gets_its_spec(mesh: DeviceMesh) -> None:
     first = g.call(operator.getitem, best, 0, type="f32[B]", at=S(0))
     unplaced = g.call(aten.relu.default, x, type="f32[B, 2]")
     gm = g.returns({Output(0): first})
-    set_specs(gm.graph, mesh)
+    set_specs(gm.graph, mesh, {"B": 6})
     assert [n.name for n in gm.graph.nodes if "spec" in n.meta] == ["x", "w", "max_dim", "getitem"]
     assert [s.placements[1] for s in best.meta["spec"]] == [Shard(0), Shard(0)]
     assert w.meta["spec"].is_replicated()
-    assert spec_of(size, mesh) is None
-    assert spec_of(unplaced, mesh) is None
+    assert spec_of(size, mesh, {"B": 6}) is None
+    assert spec_of(unplaced, mesh, {"B": 6}) is None
 
 
 def test_the_users_mesh_is_taken_where_it_has_the_data_axes(mesh: DeviceMesh) -> None:

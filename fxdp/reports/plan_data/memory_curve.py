@@ -119,7 +119,7 @@ def state_of_optimizer(values: object) -> float:
 
 
 def curve(
-    gm: fx.GraphModule, mesh_ranks: Mapping[str | None, int], sizes: Mapping[str, int], rank: int = 0,
+    gm: fx.GraphModule, mesh_ranks: Mapping[str | None, int], sizes: Mapping[str, int],
     shared: int = 0, gather: fx.GraphModule | None = None,
     shown: Callable[[fx.Node], bool] = lambda node: False,
 ) -> RankMemory:  # fmt: skip
@@ -145,7 +145,7 @@ def curve(
         live.subtract(moment.freed)
     by_kind = _named(highest)
     return RankMemory(
-        rank, **sums, **state, gradients=gradients, points=thinned(points), at_peak=by_kind
+        0, **sums, **state, gradients=gradients, points=thinned(points), at_peak=by_kind
     )  # fmt: skip
 
 
