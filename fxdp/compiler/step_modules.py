@@ -167,7 +167,7 @@ def _transport_modules(joined: Joined, streams: Streams) -> dict[str, nn.Module]
         return {}
     device = torch.device(joined.mesh.device_type)
     ranks = [links.ranks[i] for i in pipeline.column]
-    forward, backward = links.whole_group, links.backward_group
+    forward, backward = links.whole_group, links.find("backward")
     assert forward is not None
     assert backward is not None
     return {

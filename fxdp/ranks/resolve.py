@@ -263,8 +263,9 @@ def _join(mesh: Mesh, links: Links | None, device_mesh: DeviceMesh | None = None
     if links is None:
         return Joined(mesh, None, device_mesh)
     groups = [Group(links.message_group_name, "messages")]
-    if links.group is not None and links.reduce_group is not None:
-        groups += [Group(links.group.group_name), Group(links.reduce_group.group_name, "reduce")]
+    data, reduce = links.find("data"), links.find("reduce")
+    if data is not None and reduce is not None:
+        groups += [Group(data.group_name), Group(reduce.group_name, "reduce")]
     # one axis alone is what the groups above join; of several torch has made one each with the DeviceMesh
     if device_mesh is not None and len(mesh.axes) > 1:
         groups += [Group(device_mesh.get_group(axis).group_name, axis=axis) for axis in mesh.axes]

@@ -36,7 +36,7 @@ def _wait(joined: Joined, where: str) -> None:
                 pending = torch.ops._c10d_functional.all_reduce(torch.ones(1000), "sum", name)
                 torch.ops._c10d_functional.wait_tensor(pending)
         if where == "reduce":
-            work = dist.all_reduce(torch.ones(4), group=joined.links.reduce_group, async_op=True)
+            work = dist.all_reduce(torch.ones(4), group=joined.links.find("reduce"), async_op=True)
             assert work is not None
             work.wait()
         if where == "asleep":
@@ -61,7 +61,7 @@ def _sleep_and_tidy_up() -> None:
 def _fail(joined: Joined, how: str) -> None:
     if how == "raises inside":
         with guard(joined):
-            pending = dist.all_reduce(torch.ones(1000), group=joined.links.group, async_op=True)  # noqa: F841
+            pending = dist.all_reduce(torch.ones(1000), group=joined.links.find("data"), async_op=True)  # noqa: F841
             raise ValueError("the reason")
     if how == "raises outside":
         raise ValueError("the reason")

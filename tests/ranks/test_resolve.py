@@ -105,7 +105,7 @@ def test_of_many_that_are_missing_the_first_are_named() -> None:
 
 def _describe(joined: Joined) -> tuple[Any, ...]:
     mesh, links = joined.mesh, joined.links
-    groups = () if links is None else (links.group, links.reduce_group)
+    groups = () if links is None else (links.find("data"), links.find("reduce"))
     sizes = [group.size() for group in groups if group is not None]
     return mesh.axes, mesh.size, mesh.rank, mesh.ranks, sizes, mesh.group() != mesh.group("reduce")
 

@@ -109,7 +109,7 @@ class MessageGroup(dist.ProcessGroup):
                 return _Large(self, lambda: memory.start(tensor, function), memory.finish)
             if hosts is not None and function is torch.add:
                 return _Large(self, lambda: hosts.start(tensor), hosts.finish)
-        return _Reduction(self, tensor, function)
+        return _Pending(self, tensor, lambda parts: tensor.copy_(reduce(function, parts)), function)
 
     def all_gather_single_coalesced(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
@@ -119,7 +119,8 @@ class MessageGroup(dist.ProcessGroup):
         self.handed_bytes += size
         memory = self._memory
         if memory is None or fits_messages(size, self._size, summed=False):
-            return _Gather(self, inputs, outputs)
+            own = torch.cat([tensor.reshape(-1) for tensor in inputs])
+            return _Pending(self, own, lambda parts: put_together(parts, outputs))
         return _Large(self, lambda: memory.start_gather(inputs, outputs), memory.finish)
 
     def reduce_scatter_single_coalesced(
@@ -130,7 +131,12 @@ class MessageGroup(dist.ProcessGroup):
         self.handed_bytes += tensor.nbytes
         memory = self._memory
         if memory is None or fits_messages(tensor.nbytes, self._size, summed=True):
-            return _Scatter(self, tensor, output)
+            own, size = self.rank(), self._size
+
+            def complete(parts: list[Tensor]) -> None:
+                output.copy_(reduce(torch.add, [part.chunk(size)[own] for part in parts]))
+
+            return _Pending(self, tensor, complete, torch.add)
         return _Large(self, lambda: memory.start_scatter(tensor, output), memory.finish)
 
     def show_rows(self, values: Sequence[Tensor]) -> tuple[Tensor, Work]:
@@ -204,51 +210,24 @@ class _Large(Work):
 
 
 class _Pending(Work):
-    """A collective that was started; `wait` finishes it."""
+    """A collective by messages that was started; `wait` completes it with all ranks' values."""
 
-    def __init__(self, group: MessageGroup, tensor: Tensor, function: Reduction | None = None) -> None:
+    def __init__(
+        self, group: MessageGroup, tensor: Tensor, complete: Callable[[list[Tensor]], object],
+        function: Reduction | None = None,
+    ) -> None:  # fmt: skip
         super().__init__()
         self._group = group
         self._tensor = tensor
+        self._complete = complete
         self._begun = group.start(tensor, function)
         self._finished = False
 
     def wait(self, timeout: Any = None) -> bool:
         if not self._finished:
-            self._finish(self._group.finish(self._begun, self._tensor))
+            self._complete(self._group.finish(self._begun, self._tensor))
             self._finished = True
         return True
-
-    def _finish(self, parts: list[Tensor]) -> None:
-        raise NotImplementedError
-
-
-class _Reduction(_Pending):
-    def __init__(self, group: MessageGroup, tensor: Tensor, function: Reduction) -> None:
-        super().__init__(group, tensor, function)
-        self._function = function
-
-    def _finish(self, parts: list[Tensor]) -> None:
-        self._tensor.copy_(reduce(self._function, parts))
-
-
-class _Gather(_Pending):
-    def __init__(self, group: MessageGroup, tensors: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
-        super().__init__(group, torch.cat([t.reshape(-1) for t in tensors]))
-        self._outputs = outputs
-
-    def _finish(self, parts: list[Tensor]) -> None:
-        put_together(parts, self._outputs)
-
-
-class _Scatter(_Pending):
-    def __init__(self, group: MessageGroup, tensor: Tensor, output: Tensor) -> None:
-        super().__init__(group, tensor, torch.add)
-        self._output = output
-
-    def _finish(self, parts: list[Tensor]) -> None:
-        own, size = self._group.rank(), self._group.size()
-        self._output.copy_(reduce(torch.add, [part.chunk(size)[own] for part in parts]))
 
 
 def _adder(like: Tensor, function: Reduction) -> Adder:

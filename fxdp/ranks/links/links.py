@@ -1,6 +1,6 @@
 """All that joins the ranks of one mesh.
 
-    main thread     collectives on `group` and `reduce_group`, small ones on `messages`, rounds on `control`
+    main thread     collectives on its groups, small ones on `messages`, rounds on `control`
     watch thread    sleeps until another rank ends (`links/watch.py`)
 
 A rank that fails says so on the control channel first and cuts its groups after, so every other rank knows
@@ -32,6 +32,9 @@ from fxdp.ranks.links.watch import Watch
 from fxdp.torch_compat import collectives_begun, register_group
 
 _PURPOSES = ("data", "reduce", "rows", "forward", "backward")
+"""Of groups: over all data axes, for the forward, for gradients, which have a stream of their own on CUDA,
+and for sharded parameters; over all ranks of a mesh with a pipeline axis, for what each phase sends.
+"""
 
 
 class Links:
@@ -108,16 +111,6 @@ class Links:
         found = self._groups.get(purpose)
         return None if found is None else found()
 
-    @property
-    def group(self) -> dist.ProcessGroup | None:
-        """The process group over all data axes; None once it was destroyed, or where they have one rank."""
-        return self.find("data")
-
-    @property
-    def reduce_group(self) -> dist.ProcessGroup | None:
-        """A second group for gradient reductions: its own stream on CUDA."""
-        return self.find("reduce")
-
     def add(self, purpose: str, group: dist.ProcessGroup, sockets: set[OpenSocket]) -> None:
         """One more group, to be cut with the others."""
         self._groups[purpose] = weakref.ref(group)
@@ -126,12 +119,7 @@ class Links:
     @property
     def whole_group(self) -> dist.ProcessGroup | None:
         """A group over all ranks of the mesh: the data axes' own where there is no pipeline axis."""
-        return self.find("forward") or self.group
-
-    @property
-    def backward_group(self) -> dist.ProcessGroup | None:
-        """A group over all ranks of a mesh with a pipeline axis, for what its backwards send."""
-        return self.find("backward")
+        return self.find("forward") or self.find("data")
 
     @property
     def alive(self) -> bool:

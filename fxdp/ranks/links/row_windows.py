@@ -83,7 +83,6 @@ class Showing:
     """The bytes of a rank's rows, value by value."""
     where: bytes
     ready: Round
-    finished: bool = False
 
 
 @dataclass(eq=False)
@@ -148,14 +147,11 @@ class RowWindows:
         RankFailedError : a rank did not come in time.
         StateError : this process shows too many pages already.
         """
-        if begun.finished:
-            return
         found = {rank: bytes(part) for rank, part in self.messages.finish(begun.ready).items()}
         found[self.messages.rank] = begun.where
         for rank, where in found.items():
             if begun.window.shown.get(rank) != where:
                 self._show(begun, rank, where)
-        begun.finished = True
 
     def settle(self) -> None:
         """Wait until all ranks have read what was shown: from here on rows may be written.

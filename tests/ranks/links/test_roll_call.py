@@ -46,14 +46,14 @@ def _late_in_every_way(folder: Path) -> list[str]:
         joined = resolve_mesh(None, "cpu", short)
         value = torch.ones(1000)
 
-        def reduce(group: Any = joined.links.group, value: torch.Tensor = value) -> None:
-            dist.all_reduce(value, group=group)
+        def reduce(joined: Joined = joined, value: torch.Tensor = value) -> None:
+            dist.all_reduce(value, group=joined.links.find("data"))
 
         def late(way: str = way, joined: Joined = joined, value: torch.Tensor = value) -> None:
             if way == "elsewhere":
                 _sleep_elsewhere(joined)
             elif way == "another collective":
-                dist.all_reduce(value, group=joined.links.reduce_group)
+                dist.all_reduce(value, group=joined.links.find("reduce"))
             else:
                 (folder / "stopped").write_text(str(os.getpid()))
                 os.kill(os.getpid(), signal.SIGSTOP)
@@ -96,7 +96,7 @@ def test_they_hear_it_through_a_tree(ranks: RankPool) -> None:
 def _late_by_tree() -> str:
     joined = resolve_mesh(None, "cpu", Settings(timeout_s=2.0, tree_above=1))
     value = torch.ones(1000)
-    group = joined.links.group
+    group = joined.links.find("data")
     return _hear(joined, lambda: _sleep_elsewhere(joined), lambda: dist.all_reduce(value, group=group))
 
 
