@@ -14,7 +14,7 @@ others whole; outputs that have it are sharded, outputs that lack it are partial
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from string import ascii_letters
 from typing import TypeAlias
 
@@ -28,9 +28,9 @@ Labelled: TypeAlias = Iterable[tuple[Operand | None, str]]
 _Places: TypeAlias = list[tuple[Operand, int]]
 
 
-def letters(count: int) -> str:
-    """The first `count` letters."""
-    return ascii_letters[:count]
+def letters(count: int, whole: Collection[int] = ()) -> str:
+    """The first `count` letters, `_` in the place of dims that must stay whole."""
+    return "".join("_" if dim in whole else name for dim, name in enumerate(ascii_letters[:count]))
 
 
 def filled(labels: str, ndim: int) -> str:

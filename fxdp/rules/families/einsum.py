@@ -91,13 +91,11 @@ def trilinear(op: Op) -> Iterator[Alternative]:
     """`(a * b * c).sum(sumdim)` of operands that each lack the dims in their `expand` list."""
     expands = [op.arg(f"expand{i}") for i in (1, 2, 3)]
     total = op.operands[0].ndim + len(expands[0])
-    names = letters(total)
     inputs = [
-        (operand, "".join(names[d] for d in range(total) if d not in expand))
+        (operand, letters(total, expand).replace("_", ""))
         for operand, expand in zip(op.operands, expands, strict=True)
     ]
-    summed = op.arg("sumdim")
-    result = "".join(names[d] for d in range(total) if d not in summed)
+    result = letters(total, op.arg("sumdim")).replace("_", "")
     yield from by_labels(op, inputs, [result], broadcast=True)
     yield from linear(op, *([o] for o in op.operands))
 

@@ -107,8 +107,7 @@ def sums_of_parts(op: Op, target: Operand, source: Operand) -> Iterator[Alternat
 def _kept_labels(op: Op, operand: Operand) -> tuple[int, str]:
     """The op's `dim`, and labels for all dims but that one."""
     dim = int(op.arg("dim")) % operand.ndim
-    names = letters(operand.ndim)
-    return dim, names[:dim] + "_" + names[dim + 1 :]
+    return dim, letters(operand.ndim, whole={dim})
 
 
 def _with(labels: str, dim: int) -> str:

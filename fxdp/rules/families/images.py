@@ -123,7 +123,7 @@ def constant_padding(op: Op) -> Iterator[Alternative]:
     pad = op.arg("pad")
     amounts = list(zip(pad[::2], pad[1::2], strict=True))  # from the last dim to the first
     padded = {x.ndim - 1 - i for i, amount in enumerate(amounts) if amount != (0, 0)}
-    names = "".join("_" if d in padded else c for d, c in enumerate(letters(x.ndim)))
+    names = letters(x.ndim, whole=padded)
     yield from by_labels(op, [(x, names)], names)
     if op.arg("value") == 0:
         yield from linear(op, [x])

@@ -47,13 +47,13 @@ def _layout(source: Operand, indices: tuple[Operand | None, ...]) -> _Layout | N
         return None
     dims = [d for d, _ in indexed]
     broadcast = _IN_BROADCAST[: max(o.ndim for _, o in indexed)]
-    labels = ["_" if d in dims else name for d, name in enumerate(letters(source.ndim))]
+    labels = letters(source.ndim, whole=dims)
     kept = [name for name in labels if name != "_"]
     # x[i, j] keeps the index dims in place; x[i, :, j] has no one place for them, and puts them in front
     adjacent = dims[-1] - dims[0] == len(dims) - 1
     at = dims[0] if adjacent else 0
     result = "".join([*kept[:at], broadcast, *kept[at:]])
-    return _Layout("".join(labels), result, broadcast, indexed)
+    return _Layout(labels, result, broadcast, indexed)
 
 
 def _own_rows(source: Operand, layout: _Layout) -> Iterator[tuple[str, str, Rewrite]]:

@@ -63,9 +63,7 @@ def pseudo_inverse(op: Op) -> Iterator[Alternative]:
 def cross_product(op: Op) -> Iterator[Alternative]:
     """Vectors along `dim`; all other dims broadcast and split."""
     a, b = op.operands
-    dim = op.arg("dim") % a.ndim
-    names = letters(a.ndim)
-    names = names[:dim] + "_" + names[dim + 1 :]
+    names = letters(a.ndim, whole={op.arg("dim") % a.ndim})
     inputs = [(a, names), (b, trailing(names, b.ndim))]
     yield from by_labels(op, inputs, names, broadcast=True)
 
@@ -74,8 +72,7 @@ def cross_product(op: Op) -> Iterator[Alternative]:
 def transform(op: Op) -> Iterator[Alternative]:
     """Real or complex transforms over `dim`."""
     (x,) = op.operands
-    mixed = {d % x.ndim for d in op.arg("dim")}
-    names = "".join("_" if d in mixed else c for d, c in enumerate(letters(x.ndim)))
+    names = letters(x.ndim, whole={d % x.ndim for d in op.arg("dim")})
     # MKL refuses empty parts, though a transform of no rows is no rows
     rewrite = Rewrite(target=local_op(op.target))
     yield from by_labels(op, [(x, names)], [names], rewrite=rewrite)

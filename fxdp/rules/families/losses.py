@@ -60,19 +60,13 @@ def elementwise_loss_backward(op: Op) -> Iterator[Alternative]:
     yield from by_labels(op, inputs, [names], broadcast=True)
 
 
-def _samples(prediction: Operand) -> str:
-    """Labels of `[N, C, ...]`: all but the classes."""
-    names = letters(prediction.ndim)
-    return names[0] + "_" + names[2:]
-
-
 @rule("losses", aten.nll_loss_forward.default, aten.nll_loss2d_forward.default, kind="contracted")
 def nll_loss(op: Op) -> Iterator[Alternative]:
     """The loss and the total weight of the targets; the latter is zero unless the loss is reduced."""
     prediction, target = op.arg("self"), op.arg("target")
     if op.arg("reduction") == _MEAN or prediction.ndim < 2:
         return
-    names = _samples(prediction)
+    names = letters(prediction.ndim, whole={1})  # `[N, C, ...]`: all but the classes
     chosen = names.replace("_", "")
     # of losses that stay apart the total weight is zero, the same on all ranks
     outputs: list[str | Placement] = ["", ""] if op.arg("reduction") == _SUM else [chosen, R]
@@ -86,7 +80,7 @@ def nll_loss_backward(op: Op) -> Iterator[Alternative]:
     prediction, target, grad = op.arg("self"), op.arg("target"), op.arg("grad_output")
     if op.arg("reduction") == _MEAN or prediction.ndim < 2:
         return
-    names = _samples(prediction)
+    names = letters(prediction.ndim, whole={1})  # `[N, C, ...]`: all but the classes
     chosen = names.replace("_", "")
     inputs = [(prediction, names), (target, chosen), (grad, chosen if grad.ndim else "")]
     yield from by_labels(op, inputs, [names], unread=[op.arg("total_weight")])

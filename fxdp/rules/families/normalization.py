@@ -58,11 +58,6 @@ def group_norm_backward(op: Op) -> Iterator[Alternative]:
     yield from by_labels(op, inputs, ["n...", "_", "_"], rewrite=Rewrite(local=("N",)))
 
 
-def _all_but_channels(ndim: int) -> str:
-    names = letters(ndim)
-    return names[:1] + "_" + names[2:]
-
-
 @rule(
     "normalization",
     aten._native_batch_norm_legit_no_training.default, aten._batch_norm_no_update.default,
@@ -75,7 +70,7 @@ def batch_norm_by_running_statistics(op: Op) -> Iterator[Alternative]:
     # the trap: in training the same op couples all samples, and a rank's own statistics look plausible
     if (has_argument(op, "training") and op.arg("training")) or x.ndim < 2:
         return
-    names = _all_but_channels(x.ndim)
+    names = letters(x.ndim, whole={1})  # the channels
     yield from by_labels(op, [(x, names)], [names, *(R for _ in op.outputs[1:])])
 
 
@@ -88,7 +83,7 @@ def batch_norm_backward_by_running_statistics(op: Op) -> Iterator[Alternative]:
     grad, x = op.operands[:2]
     if op.arg("train") or x.ndim < 2:
         return
-    names = _all_but_channels(x.ndim)
+    names = letters(x.ndim, whole={1})  # the channels
     unread = [op.arg("save_mean"), op.arg("save_invstd")]
     rewrite = Rewrite(target=local_op(op.target))
     yield from by_labels(op, [(grad, names), (x, names)], [names, "_", "_"], unread=unread, rewrite=rewrite)

@@ -15,11 +15,8 @@ from fxdp.rules.registry import Alternative, Op, Operand, rule
 
 def _elements(op: Op, x: Operand) -> str:
     """Labels of all dims but the channels that have scales of their own."""
-    names = letters(x.ndim)
-    if "per_channel" not in op.target._schema.name:
-        return names
-    axis = int(op.arg("axis")) % x.ndim
-    return names[:axis] + "_" + names[axis + 1 :]
+    channels = {op.arg("axis") % x.ndim} if "per_channel" in op.target._schema.name else ()
+    return letters(x.ndim, channels)
 
 
 @rule(
