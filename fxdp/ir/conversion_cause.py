@@ -9,7 +9,7 @@ from torch import fx
 
 from fxdp.ir.graph_text import target_text
 from fxdp.ir.notes import Cause, note
-from fxdp.ir.slots import Gradient, Mutation, Output, Parameter
+from fxdp.ir.slots import Gradient, Parameter, result_words
 
 
 def cause_of(consumer: fx.Node, producer: fx.Node, position: int) -> Cause:
@@ -20,19 +20,8 @@ def cause_of(consumer: fx.Node, producer: fx.Node, position: int) -> Cause:
         consumer, position = result, values.index(consumer)
     if consumer.op == "output":
         slot = note(consumer).results[position]
-        match slot:
-            case Gradient(Parameter(name)):
-                text = f"gradient of {name}"
-            case Gradient(of):
-                text = f"gradient of input {getattr(of, 'path', '') or getattr(of, 'name', '')}"
-            case Mutation(of):
-                text = f"new value of {getattr(of, 'name', '') or getattr(of, 'path', '')}"
-            case Output(index):
-                text = f"output {index}"
-            case _:
-                text = "result"
         gradient = isinstance(slot, Gradient) and isinstance(slot.of, Parameter)
-        return Cause("output", producer.name, note(producer).site, text, gradient)
+        return Cause("output", producer.name, note(producer).site, result_words(slot), gradient)
     site = note(consumer).site
     where = f" in `{site.code}`" if site.code else ""
     name = note(consumer).spells or target_text(consumer.target)

@@ -85,3 +85,20 @@ class Gradient:
 
 
 ResultSlot: TypeAlias = Output | Mutation | Gradient | Crossing
+
+
+def result_words(slot: ResultSlot | None) -> str:
+    """A result in a user's words: `gradient of fc.weight`, `new value of bn.running_mean`, `output 0`."""
+    match slot:
+        case Output(index):
+            return f"output {index}"
+        case Gradient(Input(index, path)):
+            return f"gradient of input {path or index}"
+        case Gradient(Parameter(name)):
+            return f"gradient of {name}"
+        case Mutation(Input(index, path)):
+            return f"new value of {path or index}"
+        case Mutation(Parameter(name) | Buffer(name)):
+            return f"new value of {name}"
+        case _:
+            return "result"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fxdp.ir.slots import Buffer, Gradient, Input, Mutation, Output, Parameter, ResultSlot
+from fxdp.ir.slots import Buffer, Gradient, Input, Mutation, Parameter, ResultSlot, result_words
 from fxdp.ir.tensor_difference import difference
 from fxdp.oracle.compare import cancelled, magnitude
 
@@ -63,12 +63,6 @@ def compare_results(
 def result_name(slot: ResultSlot) -> str:
     """`output 0`, `gradient of fc.weight`, `buffer bn.running_mean` or `input x`."""
     match slot:
-        case Output(index):
-            return f"output {index}"
-        case Gradient(Input(index, path)):
-            return f"gradient of input {path or index}"
-        case Gradient(Parameter(name)):
-            return f"gradient of {name}"
         case Mutation(Buffer(name)):
             return f"buffer {name}"
         case Mutation(Parameter(name)):
@@ -76,7 +70,7 @@ def result_name(slot: ResultSlot) -> str:
         case Mutation(Input(index, path)):
             return f"input {path or index}"
         case _:
-            raise AssertionError(f"a result is no {slot}")
+            return result_words(slot)
 
 
 def _key(slot: ResultSlot) -> ResultSlot:

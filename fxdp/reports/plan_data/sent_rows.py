@@ -13,7 +13,7 @@ from fxdp.ir import conversions
 from fxdp.ir.graph_text import type_text
 from fxdp.ir.graphs import results_of
 from fxdp.ir.notes import Site, note
-from fxdp.ir.slots import Gradient, Mutation, Parameter, ResultSlot
+from fxdp.ir.slots import Parameter, ResultSlot, result_words
 from fxdp.ir.types import TensorType, dtype_name
 from fxdp.pipeline.cut.partition import CutEdge, Partition
 from fxdp.pipeline.write.dealt_parameters import PARAMETERS
@@ -22,15 +22,6 @@ from fxdp.reports.plan_data.collective import Collective, Hidden, Need
 from fxdp.reports.plan_data.collective_rows import Reader, described
 
 _TRANSFERS = frozenset({"send_forward", "send_backward", "receive_forward", "receive_backward"})
-
-
-def slot_words(slot: ResultSlot | None) -> str:
-    """A result in a user's words: `gradient of fc.weight`."""
-    of: Any = getattr(slot, "of", None)
-    name = getattr(of, "path", "") or getattr(of, "name", "")
-    if isinstance(slot, Gradient):
-        return f"gradient of {name}"
-    return f"new value of {name}" if isinstance(slot, Mutation) else f"output {getattr(slot, 'index', '')}"
 
 
 @dataclass(frozen=True)
@@ -106,7 +97,7 @@ class Transfers:
             value=name,
             conversion="",
             consumer=reads,
-            text=f"{reads} for {slot_words(slot)}" if slot is not None else reads,
+            text=f"{reads} for {result_words(slot)}" if slot is not None else reads,
             has=f"{placement} on pipeline rank {item.source}",
             wants=f"{placement} on pipeline rank {item.target}",
             made="" if made is None else described(made),
