@@ -12,6 +12,11 @@ def can_draw() -> bool:
     return find_spec("matplotlib") is not None
 
 
+def differences(losses: Sequence[float], reference: Sequence[float]) -> list[float]:
+    """How far each loss is from the reference's, relative to that."""
+    return [abs(loss - expected) / abs(expected) for loss, expected in zip(losses, reference, strict=True)]
+
+
 def draw_curves(
     path: Path,
     names: tuple[str, str],
@@ -34,9 +39,8 @@ def draw_curves(
     above.set_ylabel("loss")
     above.set_title(title)
     above.legend()
-    pairs = zip(losses, reference, strict=True)
-    differences = [abs(loss - expected) / abs(expected) for loss, expected in pairs]
-    below.plot(steps, [max(difference, floor) for difference in differences], color="#555555", marker=marker)
+    shown = [max(difference, floor) for difference in differences(losses, reference)]
+    below.plot(steps, shown, color="#555555", marker=marker)
     below.set_yscale("log")
     below.set_ylim(bottom=floor / 2)
     below.set_ylabel("relative difference")

@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from math import isnan
 from statistics import median
 
 import torch
 from torch import nn
 
+from fxdp.demo.curves import differences
 from fxdp.demo.data import VOCABULARY, TextBatch
 from fxdp.demo.model import GPT, GPTConfig
 from fxdp.demo.options import DemoOptions
@@ -45,13 +47,8 @@ class Curve:
 
 def largest_difference(curve: Curve, reference: Curve) -> float:
     """The largest difference of two runs' losses, relative to the reference's."""
-    pairs = zip(curve.losses, reference.losses, strict=True)
-    return max(_relative(loss, expected) for loss, expected in pairs)
-
-
-def _relative(loss: float, expected: float) -> float:
-    difference = abs(loss - expected) / abs(expected)
-    return difference if difference == difference else float("inf")  # nan is no agreement
+    found = differences(curve.losses, reference.losses)
+    return float("inf") if any(map(isnan, found)) else max(found)  # nan is no agreement
 
 
 def make_model(options: DemoOptions, device: torch.device) -> nn.Module:

@@ -99,12 +99,6 @@ def _start_gather(
     return whole
 
 
-def _show(
-    rows: Sequence[Tensor], sizes: Sequence[int], world: int, group: str, after: Sequence[Tensor]
-) -> Tensor:
-    return start_shown(_with_paddings(rows, sizes), group)
-
-
 def _start_scatter(
     values: Sequence[Tensor], sizes: Sequence[int], world: int, group: str, after: Sequence[Tensor]
 ) -> Tensor:
@@ -120,16 +114,8 @@ def _deal_rows(values: Sequence[Tensor], packed: Tensor) -> Tensor:
     return packed
 
 
-def _gather_shape(
-    rows: Sequence[Tensor], sizes: Sequence[int], world: int, group: str, after: Sequence[Tensor]
-) -> Tensor:
+def _gather_shape(rows: Sequence[Tensor], sizes: Sequence[int], world: int, *_: Any) -> Tensor:
     return rows[0].new_empty(world * sum(sizes))
-
-
-def _scatter_shape(
-    values: Sequence[Tensor], sizes: Sequence[int], world: int, group: str, after: Sequence[Tensor]
-) -> Tensor:
-    return values[0].new_empty(sum(sizes))
 
 
 start_gather_rows = opaque(
@@ -142,7 +128,7 @@ What is waited for are the whole parameters one after another, each with its pad
 """
 start_scatter_rows = opaque(
     "start_scatter_rows(Tensor[] values, int[] sizes, int world, str group, Tensor[] after) -> Tensor",
-    _start_scatter, _scatter_shape,
+    _start_scatter, lambda values, sizes, *_: values[0].new_empty(sum(sizes)),
 )  # fmt: skip
 """Start summing several values over the ranks, each of which gets `sizes` elements: its rows.
 
@@ -151,7 +137,7 @@ What is waited for are this rank's rows of the sums, one after another, padded.
 
 show_rows = opaque(
     "show_rows(Tensor[] rows, int[] sizes, int world, str group, Tensor[] after) -> Tensor",
-    _show, _gather_shape,
+    lambda rows, sizes, world, group, after: start_shown(_with_paddings(rows, sizes), group), _gather_shape,
 )  # fmt: skip
 """The same as `start_gather_rows` where the ranks see each other's rows: nothing is copied.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-from collections import Counter
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -105,14 +104,13 @@ def _tiles(plan: Plan, size: int) -> list[tuple[str, str]]:
 
 def _kinds(rows: tuple[Collective, ...]) -> list[dict[str, Any]]:
     """The collectives by kind, phase and carrier."""
-    count: Counter[tuple[str, str, str, str]] = Counter()
-    size: Counter[tuple[str, str, str, str]] = Counter()
+    found: dict[tuple[str, ...], dict[str, Any]] = {}
     for row in rows:
-        key = (row.kind, row.phase, row.axis, row.carrier)
-        count[key] += row.count
-        size[key] += row.bytes
-    names = ("kind", "phase", "axis", "carrier")
-    return [dict(zip(names, key, strict=True)) | {"count": count[key], "bytes": size[key]} for key in count]
+        key = {"kind": row.kind, "phase": row.phase, "axis": row.axis, "carrier": row.carrier}
+        one = found.setdefault(tuple(key.values()), {**key, "count": 0, "bytes": 0})
+        one["count"] += row.count
+        one["bytes"] += row.bytes
+    return list(found.values())
 
 
 def _options(lines: tuple[str, ...]) -> list[tuple[str, str]]:
