@@ -41,15 +41,6 @@ def _computed_as(target: OpOverload) -> _Rewrite:
     return rewrite
 
 
-def _view_or_ordered(node: fx.Node) -> bool:
-    return _say_what_strides_mean(node) or _lay_in_order(node)
-
-
-def _view_or_unchanged(node: fx.Node) -> bool:
-    _say_what_strides_mean(node)
-    return True  # what is left runs whole, as it is written
-
-
 def _say_what_strides_mean(node: fx.Node) -> bool:
     """Row-major strides over the whole of a contiguous value take its elements in order: whether they do.
 
@@ -164,8 +155,9 @@ _REWRITES: dict[Any, _Rewrite] = {
     aten._conj.default: _computed_as(aten._conj_physical.default),
     aten._neg_view.default: _computed_as(aten.neg.default),
     aten.cat.default: _drop_empty_operands,
-    aten.as_strided.default: _view_or_ordered,
-    aten.as_strided_scatter.default: _view_or_unchanged,
+    aten.as_strided.default: lambda node: _say_what_strides_mean(node) or _lay_in_order(node),
+    # what is left runs whole, as it is written
+    aten.as_strided_scatter.default: lambda node: _say_what_strides_mean(node) or True,
 }
 """The ops that have a form of their own, and what brings them into it."""
 

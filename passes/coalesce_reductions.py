@@ -32,13 +32,9 @@ def groups(graph: fx.Graph, limit: int) -> Iterator[list[fx.Node]]:
         elif node.target is conversions.wait:
             for key, members in started.items():
                 if node.args[0] in members:
-                    yield from _several(started.pop(key))
+                    del started[key]
+                    yield from [members] if len(members) > 1 else []
                     break
-
-
-def _several(members: list[fx.Node]) -> Iterator[list[fx.Node]]:
-    if len(members) > 1:
-        yield members
 
 
 def _is_small(node: fx.Node, limit: int) -> bool:

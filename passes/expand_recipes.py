@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from torch import fx
 
 from fxdp.ir.graph_text import target_text
+from fxdp.ir.graphs import spread
 from fxdp.ir.level import Level
 from fxdp.ir.mesh import Mesh
 from fxdp.ir.notes import copy_note, note, tensor_operands
@@ -65,14 +67,11 @@ def _finals(node: fx.Node, recipe: Recipe) -> dict[int, fx.Node]:
     return found
 
 
-def _needed(recipe: Recipe, finals: dict[int, fx.Node]) -> set[int]:
-    needed, open_ = set[int](), list(finals)
-    while open_:
-        index = open_.pop()
-        if index < 0 and index not in needed:
-            needed.add(index)
-            open_ += [a.index for a in recipe.steps[-index - 1].args if isinstance(a, Term)]
-    return needed
+def _needed(recipe: Recipe, finals: Iterable[int]) -> set[int]:
+    def read(index: int) -> list[int]:
+        return [a.index for a in recipe.steps[-index - 1].args if isinstance(a, Term) and a.index < 0]
+
+    return spread((index for index in finals if index < 0), read)
 
 
 def _describe(node: fx.Node, step: RecipeStep, name: str) -> None:

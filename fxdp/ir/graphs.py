@@ -6,12 +6,14 @@ import contextlib
 import gc
 import operator
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import fx
 
 from fxdp.ir.notes import copy_note, note
 from fxdp.torch_compat import graph_module
+
+T = TypeVar("T")
 
 
 def copy_graph(gm: fx.GraphModule) -> fx.GraphModule:
@@ -54,7 +56,7 @@ def reachable(roots: Iterable[fx.Node]) -> set[fx.Node]:
     return spread(roots, lambda node: node.users)
 
 
-def spread(roots: Iterable[fx.Node], beside: Callable[[fx.Node], Iterable[fx.Node]]) -> set[fx.Node]:
+def spread(roots: Iterable[T], beside: Callable[[T], Iterable[T]]) -> set[T]:
     """The roots, those beside them, those beside these, and so on."""
     pending = list(roots)
     found = set(pending)
