@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from typing import TypeVar
 
 _LOOK_S = 0.5
@@ -18,24 +19,20 @@ def made_while_looking(make: Callable[[], T], look: Callable[[], None]) -> T:
 
     A thread that is left behind ends with torch's timeout or with the process.
     """
-    made: list[T] = []
-    failed: list[BaseException] = []
-    done = threading.Event()
+    made: Future[T] = Future()
 
     def run() -> None:
         try:
-            made.append(make())
+            made.set_result(make())
         except BaseException as error:
-            failed.append(error)
-        done.set()
+            made.set_exception(error)
 
+    # of a pool the process would wait for threads that are left behind
     threading.Thread(target=run, name="fxdp-opening", daemon=True).start()
-    while not done.wait(_LOOK_S):
+    while not wait([made], _LOOK_S).done:
         look()
-    if failed:
-        end = time.monotonic() + _CAUSE_S
-        while time.monotonic() < end:
-            look()
-            time.sleep(_LOOK_S / 10)
-        raise failed[0]
-    return made[0]
+    end = time.monotonic() + _CAUSE_S
+    while made.exception() is not None and time.monotonic() < end:
+        look()
+        time.sleep(_LOOK_S / 10)
+    return made.result()

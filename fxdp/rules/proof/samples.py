@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -22,7 +21,6 @@ TOLERANCE = 1e-9
 _SIZE = re.compile(r"[-+*/() 0-9]*B[-+*/() 0-9B]*")
 
 
-@dataclass(frozen=True, eq=False, repr=False)
 class Sample:
     """A tensor argument: its shape in `B` (or strings like `"2*B"`) and how to fill it.
 
@@ -30,19 +28,13 @@ class Sample:
     the value from the concrete shape and a generator. `iota=d` is `arange(B)` along `d`, broadcast.
     """
 
-    shape: tuple[Dim, ...]
-    dtype: torch.dtype = torch.float64
-    low: Dim | float | None = None
-    high: Dim | float | None = None
-    fill: Callable[[tuple[int, ...], torch.Generator], torch.Tensor] | None = None
-    iota: int | None = None
-
-    def __init__(self, *shape: Dim | str, dtype: torch.dtype = torch.float64, **options: Any) -> None:
-        object.__setattr__(self, "shape", tuple(expression(n) for n in shape))
-        object.__setattr__(self, "dtype", dtype)
-        for name in ("low", "high", "fill", "iota"):
-            object.__setattr__(self, name, options.pop(name, None))
-        assert not options, f"unknown options {sorted(options)}"
+    def __init__(
+        self, *shape: Dim | str, dtype: torch.dtype = torch.float64, low: Dim | float | None = None,
+        high: Dim | float | None = None, iota: int | None = None,
+        fill: Callable[[tuple[int, ...], torch.Generator], torch.Tensor] | None = None,
+    ) -> None:  # fmt: skip
+        self.shape: tuple[Dim, ...] = tuple(map(expression, shape))
+        self.dtype, self.low, self.high, self.iota, self.fill = dtype, low, high, iota, fill
 
     def __repr__(self) -> str:
         return f"{str(self.dtype).removeprefix('torch.')}{list(self.shape)}"
