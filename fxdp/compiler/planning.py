@@ -20,12 +20,11 @@ from fxdp.ir.types import type_bytes
 from fxdp.pipeline.schedule.transfers import Edge
 from fxdp.pipeline.write.microbatches import MicrobatchSizes
 from fxdp.pipeline.write.step_graph import Sent, StepGraph
-from fxdp.reports.communication import communication
 from fxdp.reports.coverage import coverage
 from fxdp.reports.explain import explain
 from fxdp.reports.plan import Plan, replicated_ops
 from fxdp.reports.plan_data.collective import Collective
-from fxdp.reports.plan_data.collective_rows import Reader, collectives_of
+from fxdp.reports.plan_data.collective_rows import Reader, collectives_of, communication
 from fxdp.reports.plan_data.details import Details
 from fxdp.reports.plan_data.held_values import HeldValues, exchange_buffers
 from fxdp.reports.plan_data.memory_curve import ADAM, RankMemory, curve, scheduled_curves

@@ -8,7 +8,7 @@ import torch
 from fxdp.compiler.planning import Planning
 from fxdp.compiler.program import Program
 from fxdp.options import Options
-from fxdp.reports.communication import communication
+from fxdp.reports.plan_data.collective_rows import communication
 from tests.lockstep import subject
 
 from . import zoo

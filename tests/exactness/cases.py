@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fxdp.compiler.program import Program
-from fxdp.reports.communication import communication
+from fxdp.reports.plan_data.collective_rows import communication
 from fxdp.reports.rows import CommRow
 from tests.lockstep import check
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from fxdp.module.dry_run import local_program
 from fxdp.options import Options
-from fxdp.reports.communication import communication
+from fxdp.reports.plan_data.collective_rows import communication
 from tests.capture.zoo import _BERT, _LLAMA, TOKENS, _causal, _masked, keep_float64
 
 LLAMA = {**_LLAMA, "head_dim": 8, "sliding_window": 4}

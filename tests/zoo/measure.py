@@ -21,8 +21,8 @@ from fxdp.oracle.verified_capture import broken_conditions, capture_at, holds_na
 from fxdp.oracle.verify import prepare_subject
 from fxdp.oracle.virtual_run import Subject
 from fxdp.oracle.ways import on_way, ways_at
-from fxdp.reports.communication import communication
 from fxdp.reports.plan import replicated_ops
+from fxdp.reports.plan_data.collective_rows import communication
 from tests.capture.zoo import keep_float64
 from tests.zoo.entry import Entry
 

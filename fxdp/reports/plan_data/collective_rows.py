@@ -1,4 +1,4 @@
-"""The collectives of a program as data, read off its graphs: see `Collective`."""
+"""The collectives of a program as data, read off its graphs: see `Collective`, and `CommRow` for less."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ from fxdp.ir.carriers import carrier_name
 from fxdp.ir.graph_text import target_text, type_text
 from fxdp.ir.mesh import Mesh
 from fxdp.ir.notes import Cause, Site, is_host_size, note
+from fxdp.ir.sizes import B
 from fxdp.ir.types import dtype_name, tensor_types, type_bytes
 from fxdp.reports.plan_data.collective import Collective, Hidden, Need
+from fxdp.reports.rows import CommRow
 from fxdp.rules.registry import registry
 
 _PACKING = frozenset({"bucket", "coalesce", "rows"})
@@ -97,6 +99,28 @@ def described(node: fx.Node) -> str:
     rule = registry.get(node.target)
     family = "" if rule is None else f" of {rule.family}"
     return name if known.reason is None else f"{name} (rule {known.reason}{family})"
+
+
+def communication(
+    gm: fx.GraphModule, sizes: Mapping[str, int], mesh: Mesh | None = None, origin: Origin | None = None
+) -> tuple[CommRow, ...]:
+    """One row per collective in the graph, in order; bytes at the given sizes; carriers on the given mesh.
+
+    With an `origin` a row's line is the user's own, where torch's modules run the op.
+    """
+    nodes = (node for node in gm.graph.nodes if node.target in conversions.COLLECTIVES)
+    return tuple(_comm_row(node, sizes, mesh, origin) for node in nodes)
+
+
+def _comm_row(node: fx.Node, sizes: Mapping[str, int], mesh: Mesh | None, origin: Origin | None) -> CommRow:
+    known = note(node)
+    cause = known.cause or Cause("", "", known.site)
+    phase = "backward" if known.backward else "forward"
+    by = "" if mesh is None else carrier_name(node, mesh)
+    op, site = target_text(node.target), str(cause.site if origin is None else origin.of(cause.site))
+    # a size that only the data knows counts as the batch's
+    size = type_bytes(known.type, sizes, unknown=sizes.get(B.name))
+    return CommRow(op, size, 1, cause.text, site, phase, cause.gradient, by)
 
 
 def collectives_of(
