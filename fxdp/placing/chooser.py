@@ -29,14 +29,9 @@ def conversion_cost(
     return min(price(p, want, n, gathered) for p in have)
 
 
-def replicated(op: Op) -> Alternative:
-    """Every operand whole, every result whole: exact for any deterministic op."""
-    return op.alternative()
-
-
 def choose(op: Op, alternatives: Iterable[Alternative]) -> tuple[Alternative, float]:
     """The cheapest alternative with its conversion bytes; "all R" is always among them."""
-    return cheapest(op, [replicated(op), *alternatives])
+    return cheapest(op, [op.alternative(), *alternatives])
 
 
 def cheapest(op: Op, candidates: Sequence[Alternative]) -> tuple[Alternative, float]:

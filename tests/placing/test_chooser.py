@@ -6,7 +6,7 @@ import torch
 from fxdp.ir.placements import P, Placement, R, S
 from fxdp.ir.sizes import B
 from fxdp.ir.types import TensorType, type_bytes
-from fxdp.placing.chooser import choose, conversion_cost, replicated
+from fxdp.placing.chooser import choose, conversion_cost
 from fxdp.rules.registry import Alternative, Op, Operand
 
 aten = torch.ops.aten
@@ -47,7 +47,7 @@ def _op(*operands: tuple[tuple[Placement, ...], int], outputs: int = 1) -> Op:
 def test_all_replicated_is_always_there() -> None:
     op = _op(((S(0),), 4))
     chosen, cost = choose(op, [])
-    assert chosen == replicated(op) == Alternative((R,), (R,))
+    assert chosen == op.alternative() == Alternative((R,), (R,))
     assert cost == pytest.approx(64 * 4 * 4, abs=0.01)
 
 
@@ -63,7 +63,7 @@ def test_ties_go_to_less_work_per_rank() -> None:
     op = _op(((R, S(0)), 4))
     partial, sharded = op.alternative({0: R}, P), op.alternative({0: S(0)}, S(0))
     assert choose(op, [partial, sharded])[0] == sharded
-    assert choose(op, [partial])[0] == replicated(op)
+    assert choose(op, [partial])[0] == op.alternative()
 
 
 def test_an_alternative_that_reads_no_value_costs_nothing() -> None:

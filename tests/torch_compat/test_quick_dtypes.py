@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 from unittest import mock
 
+import torch._inductor.lowering  # noqa: F401 - fills the tables of ops
 from torch._inductor import utils
 from torch._inductor.dtype_propagation import DtypePropagationOpsHandler
 
