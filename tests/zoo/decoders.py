@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any
-
 import transformers as hf
 from torch import nn
 
-from tests.zoo.entry import TOKENS, Entry, causal, masked
+from tests.zoo.entry import TOKENS, Entry, built, causal, masked
 from tests.zoo.sizes import GROUPED, TEXT
 
 _GPT = {
@@ -16,10 +13,6 @@ _GPT = {
     "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
 _MOE = {"experts_implementation": "batched_mm", "output_router_logits": True}
-
-
-def _make(model: Any, config: Any, **sizes: Any) -> nn.Module:
-    return model(config(**sizes))  # type: ignore[no-any-return]
 
 
 def _deepseek_v3() -> nn.Module:
@@ -123,37 +116,29 @@ def _ctrl() -> nn.Module:
 
 
 DECODERS: dict[str, Entry] = {
-    "gemma2": Entry(
-        partial(_make, hf.Gemma2ForCausalLM, hf.Gemma2Config, **GROUPED, head_dim=8, sliding_window=4), causal
-    ),
+    "gemma2": Entry(built("Gemma2ForCausalLM", **GROUPED, head_dim=8, sliding_window=4), causal),
     "gemma3": Entry(
-        partial(_make, hf.Gemma3ForCausalLM, hf.Gemma3TextConfig, **GROUPED, head_dim=8, sliding_window=4),
+        built("Gemma3ForCausalLM", **GROUPED, head_dim=8, sliding_window=4),
         causal,
     ),
-    "qwen2": Entry(partial(_make, hf.Qwen2ForCausalLM, hf.Qwen2Config, **GROUPED), masked),
-    "qwen3": Entry(partial(_make, hf.Qwen3ForCausalLM, hf.Qwen3Config, **GROUPED, head_dim=8), causal),
-    "phi": Entry(partial(_make, hf.PhiForCausalLM, hf.PhiConfig, **TEXT), causal),
-    "phi3": Entry(partial(_make, hf.Phi3ForCausalLM, hf.Phi3Config, **GROUPED), causal),
-    "mistral": Entry(
-        partial(_make, hf.MistralForCausalLM, hf.MistralConfig, **GROUPED, sliding_window=4), masked
-    ),
+    "qwen2": Entry(built("Qwen2ForCausalLM", **GROUPED), masked),
+    "qwen3": Entry(built("Qwen3ForCausalLM", **GROUPED, head_dim=8), causal),
+    "phi": Entry(built("PhiForCausalLM", **TEXT), causal),
+    "phi3": Entry(built("Phi3ForCausalLM", **GROUPED), causal),
+    "mistral": Entry(built("MistralForCausalLM", **GROUPED, sliding_window=4), masked),
     "falcon": Entry(_falcon, causal),
     "opt": Entry(_opt, masked),
     "bloom": Entry(_bloom, masked),
-    "gptj": Entry(partial(_make, hf.GPTJForCausalLM, hf.GPTJConfig, **_GPT, rotary_dim=4), causal),
-    "gpt_neox": Entry(partial(_make, hf.GPTNeoXForCausalLM, hf.GPTNeoXConfig, **TEXT), causal),
-    "gpt_bigcode": Entry(partial(_make, hf.GPTBigCodeForCausalLM, hf.GPTBigCodeConfig, **_GPT), causal),
-    "codegen": Entry(
-        partial(_make, hf.CodeGenForCausalLM, hf.CodeGenConfig, **{**_GPT, "n_head": 4}, rotary_dim=2), causal
-    ),
+    "gptj": Entry(built("GPTJForCausalLM", **_GPT, rotary_dim=4), causal),
+    "gpt_neox": Entry(built("GPTNeoXForCausalLM", **TEXT), causal),
+    "gpt_bigcode": Entry(built("GPTBigCodeForCausalLM", **_GPT), causal),
+    "codegen": Entry(built("CodeGenForCausalLM", **{**_GPT, "n_head": 4}, rotary_dim=2), causal),
     "ctrl": Entry(_ctrl, causal),
     "mpt": Entry(_mpt, masked),
-    "olmo": Entry(partial(_make, hf.OlmoForCausalLM, hf.OlmoConfig, **GROUPED), causal),
+    "olmo": Entry(built("OlmoForCausalLM", **GROUPED), causal),
     "olmoe": Entry(
-        partial(
-            _make,
-            hf.OlmoeForCausalLM,
-            hf.OlmoeConfig,
+        built(
+            "OlmoeForCausalLM",
             **GROUPED,
             num_experts=4,
             num_experts_per_tok=2,
@@ -162,10 +147,8 @@ DECODERS: dict[str, Entry] = {
         causal,
     ),
     "qwen2_moe": Entry(
-        partial(
-            _make,
-            hf.Qwen2MoeForCausalLM,
-            hf.Qwen2MoeConfig,
+        built(
+            "Qwen2MoeForCausalLM",
             **GROUPED,
             num_experts=4,
             num_experts_per_tok=2,
@@ -175,11 +158,11 @@ DECODERS: dict[str, Entry] = {
         ),
         masked,
     ),
-    "granite": Entry(partial(_make, hf.GraniteForCausalLM, hf.GraniteConfig, **GROUPED), causal),
-    "cohere": Entry(partial(_make, hf.CohereForCausalLM, hf.CohereConfig, **GROUPED), causal),
-    "stablelm": Entry(partial(_make, hf.StableLmForCausalLM, hf.StableLmConfig, **GROUPED), causal),
-    "starcoder2": Entry(partial(_make, hf.Starcoder2ForCausalLM, hf.Starcoder2Config, **GROUPED), causal),
-    "nemotron": Entry(partial(_make, hf.NemotronForCausalLM, hf.NemotronConfig, **GROUPED), causal),
+    "granite": Entry(built("GraniteForCausalLM", **GROUPED), causal),
+    "cohere": Entry(built("CohereForCausalLM", **GROUPED), causal),
+    "stablelm": Entry(built("StableLmForCausalLM", **GROUPED), causal),
+    "starcoder2": Entry(built("Starcoder2ForCausalLM", **GROUPED), causal),
+    "nemotron": Entry(built("NemotronForCausalLM", **GROUPED), causal),
     "deepseek_v3": Entry(_deepseek_v3, causal),
     "gpt_oss": Entry(_gpt_oss, causal),
     "mamba2": Entry(_mamba2, causal),

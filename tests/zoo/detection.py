@@ -9,13 +9,8 @@ import torch
 import transformers as hf
 from torch import nn
 
-from tests.zoo.entry import SIDE, Entry, Inputs, pixels
+from tests.zoo.entry import SIDE, Entry, Inputs, built, pixels
 from tests.zoo.sizes import IMAGE
-
-
-def _make(model: Any, config: Any, **sizes: Any) -> nn.Module:
-    return model(config(**sizes))  # type: ignore[no-any-return]
-
 
 _DETR = {
     "d_model": 16, "encoder_layers": 1, "decoder_layers": 2, "encoder_attention_heads": 2,
@@ -31,10 +26,10 @@ def _backbone() -> Any:
     )  # fmt: skip
 
 
-def _detr(model: Any, config: Any, **more: Any) -> nn.Module:
-    return _make(
-        model, config, **_DETR, use_timm_backbone=False, backbone=None, backbone_config=_backbone(), **more
-    )
+def _detr(model: str, **more: Any) -> nn.Module:
+    return built(
+        model, **_DETR, use_timm_backbone=False, backbone=None, backbone_config=_backbone(), **more
+    )()
 
 
 def _objects(batch: int) -> Inputs:
@@ -48,24 +43,22 @@ def _objects(batch: int) -> Inputs:
 
 DETECTION: dict[str, Entry] = {
     "yolos": Entry(
-        partial(
-            _make,
-            hf.YolosForObjectDetection,
-            hf.YolosConfig,
+        built(
+            "YolosForObjectDetection",
             **{**IMAGE, "image_size": [SIDE, SIDE]},
             num_detection_tokens=5,
             num_labels=3,
         ),
         pixels,
     ),
-    "detr": Entry(partial(_detr, hf.DetrForObjectDetection, hf.DetrConfig), partial(pixels, side=32)),
+    "detr": Entry(partial(_detr, "DetrForObjectDetection"), partial(pixels, side=32)),
     "conditional_detr": Entry(
-        partial(_detr, hf.ConditionalDetrForObjectDetection, hf.ConditionalDetrConfig),
+        partial(_detr, "ConditionalDetrForObjectDetection"),
         partial(pixels, side=32),
     ),
-    "detr_loss": Entry(partial(_detr, hf.DetrForObjectDetection, hf.DetrConfig), _objects),
+    "detr_loss": Entry(partial(_detr, "DetrForObjectDetection"), _objects),
     "table_transformer": Entry(
-        partial(_detr, hf.TableTransformerForObjectDetection, hf.TableTransformerConfig),
+        partial(_detr, "TableTransformerForObjectDetection"),
         partial(pixels, side=32),
     ),
 }

@@ -9,12 +9,8 @@ import torch
 import transformers as hf
 from torch import nn
 
-from tests.zoo.entry import LENGTH, TOKENS, Entry, Inputs, labels, mask, masked, tokens
+from tests.zoo.entry import LENGTH, TOKENS, Entry, Inputs, built, labels, mask, masked, tokens
 from tests.zoo.sizes import SEQ2SEQ, TEXT
-
-
-def _make(model: Any, config: Any, **sizes: Any) -> nn.Module:
-    return model(config(**sizes))  # type: ignore[no-any-return]
 
 
 def _classes(batch: int) -> Inputs:
@@ -46,14 +42,14 @@ def _distilbert() -> nn.Module:
 
 
 def deberta() -> nn.Module:
-    return _deberta(hf.DebertaForMaskedLM, hf.DebertaConfig)
+    return _deberta("DebertaForMaskedLM")
 
 
-def _deberta(model: Any, config: Any) -> nn.Module:
-    return _make(
-        model, config, **TEXT, relative_attention=True, pos_att_type=["c2p", "p2c"], position_buckets=4,
+def _deberta(model: str) -> nn.Module:
+    return built(
+        model, **TEXT, relative_attention=True, pos_att_type=["c2p", "p2c"], position_buckets=4,
         max_relative_positions=8, type_vocab_size=0,
-    )  # fmt: skip
+    )()  # fmt: skip
 
 
 def _funnel() -> nn.Module:
@@ -119,9 +115,9 @@ def _big_bird(kind: str) -> nn.Module:
     return hf.BigBirdForMaskedLM(config)
 
 
-def _t5(model: Any, config: Any, **more: Any) -> nn.Module:
+def _t5(model: str, **more: Any) -> nn.Module:
     sizes = {"d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 2, "num_heads": 2}
-    return _make(model, config, vocab_size=TOKENS, decoder_start_token_id=0, **sizes, **more)
+    return built(model, vocab_size=TOKENS, decoder_start_token_id=0, **sizes, **more)()
 
 
 def _led() -> nn.Module:
@@ -155,51 +151,41 @@ def _bert_to_bert() -> nn.Module:
 
 
 ENCODERS: dict[str, Entry] = {
-    "roberta": Entry(partial(_make, hf.RobertaForSequenceClassification, hf.RobertaConfig, **TEXT), _classes),
-    "electra": Entry(
-        partial(_make, hf.ElectraForMaskedLM, hf.ElectraConfig, **TEXT, embedding_size=8), masked
-    ),
-    "albert": Entry(partial(_make, hf.AlbertForMaskedLM, hf.AlbertConfig, **TEXT, embedding_size=8), masked),
+    "roberta": Entry(built("RobertaForSequenceClassification", **TEXT), _classes),
+    "electra": Entry(built("ElectraForMaskedLM", **TEXT, embedding_size=8), masked),
+    "albert": Entry(built("AlbertForMaskedLM", **TEXT, embedding_size=8), masked),
     "distilbert": Entry(_distilbert, masked),
-    "deberta_v2": Entry(partial(_deberta, hf.DebertaV2ForMaskedLM, hf.DebertaV2Config), masked),
-    "longformer": Entry(
-        partial(_make, hf.LongformerForMaskedLM, hf.LongformerConfig, **TEXT, attention_window=4), _long
-    ),
+    "deberta_v2": Entry(partial(_deberta, "DebertaV2ForMaskedLM"), masked),
+    "longformer": Entry(built("LongformerForMaskedLM", **TEXT, attention_window=4), _long),
     "big_bird": Entry(partial(_big_bird, "original_full"), _long),
     "big_bird_sparse": Entry(partial(_big_bird, "block_sparse"), _long),
     "funnel": Entry(_funnel, masked),
     "mobilebert": Entry(_mobilebert, masked),
     "convbert": Entry(
-        partial(_make, hf.ConvBertForMaskedLM, hf.ConvBertConfig, **TEXT, embedding_size=16, head_ratio=1),
+        built("ConvBertForMaskedLM", **TEXT, embedding_size=16, head_ratio=1),
         masked,
     ),
-    "squeezebert": Entry(
-        partial(_make, hf.SqueezeBertForMaskedLM, hf.SqueezeBertConfig, **TEXT, embedding_size=16), masked
-    ),
-    "layoutlm": Entry(partial(_make, hf.LayoutLMForMaskedLM, hf.LayoutLMConfig, **TEXT), _boxes),
-    "mpnet": Entry(partial(_make, hf.MPNetForMaskedLM, hf.MPNetConfig, **TEXT), masked),
-    "camembert": Entry(partial(_make, hf.CamembertForQuestionAnswering, hf.CamembertConfig, **TEXT), _spans),
+    "squeezebert": Entry(built("SqueezeBertForMaskedLM", **TEXT, embedding_size=16), masked),
+    "layoutlm": Entry(built("LayoutLMForMaskedLM", **TEXT), _boxes),
+    "mpnet": Entry(built("MPNetForMaskedLM", **TEXT), masked),
+    "camembert": Entry(built("CamembertForQuestionAnswering", **TEXT), _spans),
     "rembert": Entry(
-        partial(
-            _make,
-            hf.RemBertForMaskedLM,
-            hf.RemBertConfig,
+        built(
+            "RemBertForMaskedLM",
             **TEXT,
             input_embedding_size=8,
             output_embedding_size=8,
         ),
         masked,
     ),
-    "roformer": Entry(partial(_make, hf.RoFormerForMaskedLM, hf.RoFormerConfig, **TEXT), masked),
+    "roformer": Entry(built("RoFormerForMaskedLM", **TEXT), masked),
     "fnet": Entry(
-        partial(_make, hf.FNetForMaskedLM, hf.FNetConfig, **TEXT),
+        built("FNetForMaskedLM", **TEXT),
         lambda n: {"input_ids": tokens(n), "labels": labels(n)},
     ),
     "nystromformer": Entry(
-        partial(
-            _make,
-            hf.NystromformerForMaskedLM,
-            hf.NystromformerConfig,
+        built(
+            "NystromformerForMaskedLM",
             **TEXT,
             num_landmarks=6,
             segment_means_seq_len=6,
@@ -213,15 +199,13 @@ ENCODERS: dict[str, Entry] = {
 }
 
 SEQ2SEQS: dict[str, Entry] = {
-    "bart": Entry(partial(_make, hf.BartForConditionalGeneration, hf.BartConfig, **SEQ2SEQ), masked),
-    "pegasus": Entry(partial(_make, hf.PegasusForConditionalGeneration, hf.PegasusConfig, **SEQ2SEQ), masked),
-    "mbart": Entry(partial(_make, hf.MBartForConditionalGeneration, hf.MBartConfig, **SEQ2SEQ), masked),
-    "marian": Entry(partial(_make, hf.MarianMTModel, hf.MarianConfig, **SEQ2SEQ), masked),
+    "bart": Entry(built("BartForConditionalGeneration", **SEQ2SEQ), masked),
+    "pegasus": Entry(built("PegasusForConditionalGeneration", **SEQ2SEQ), masked),
+    "mbart": Entry(built("MBartForConditionalGeneration", **SEQ2SEQ), masked),
+    "marian": Entry(built("MarianMTModel", **SEQ2SEQ), masked),
     "m2m_100": Entry(
-        partial(
-            _make,
-            hf.M2M100ForConditionalGeneration,
-            hf.M2M100Config,
+        built(
+            "M2M100ForConditionalGeneration",
             **SEQ2SEQ,
             encoder_layerdrop=0.0,
             decoder_layerdrop=0.0,
@@ -229,21 +213,16 @@ SEQ2SEQS: dict[str, Entry] = {
         masked,
     ),
     "m2m_100_layerdrop": Entry(  # skips layers by random numbers
-        partial(_make, hf.M2M100ForConditionalGeneration, hf.M2M100Config, **SEQ2SEQ), masked
+        built("M2M100ForConditionalGeneration", **SEQ2SEQ), masked
     ),
-    "blenderbot": Entry(
-        partial(_make, hf.BlenderbotForConditionalGeneration, hf.BlenderbotConfig, **SEQ2SEQ), masked
-    ),
+    "blenderbot": Entry(built("BlenderbotForConditionalGeneration", **SEQ2SEQ), masked),
     "led": Entry(_led, masked),
-    "mt5": Entry(partial(_t5, hf.MT5ForConditionalGeneration, hf.MT5Config), masked),
-    "long_t5": Entry(
-        partial(_t5, hf.LongT5ForConditionalGeneration, hf.LongT5Config, local_radius=3), masked
-    ),
+    "mt5": Entry(partial(_t5, "MT5ForConditionalGeneration"), masked),
+    "long_t5": Entry(partial(_t5, "LongT5ForConditionalGeneration", local_radius=3), masked),
     "switch_transformers": Entry(
         partial(
             _t5,
-            hf.SwitchTransformersForConditionalGeneration,
-            hf.SwitchTransformersConfig,
+            "SwitchTransformersForConditionalGeneration",
             num_experts=3,
             num_sparse_encoder_layers=1,
             num_sparse_decoder_layers=1,

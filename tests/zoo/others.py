@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import torch
 import transformers as hf
 from torch import nn
 
-from tests.zoo.entry import LENGTH, TOKENS, Entry, Inputs, labels, mask, pairs, pixels, tokens
+from tests.zoo.entry import LENGTH, TOKENS, Entry, Inputs, built, labels, mask, pairs, pixels, tokens
 from tests.zoo.sizes import GROUPED, IMAGE, SEQ2SEQ, TEXT
-
-
-def _make(model: Any, config: Any, **sizes: Any) -> nn.Module:
-    return model(config(**sizes))  # type: ignore[no-any-return]
 
 
 def _siglip() -> nn.Module:
@@ -245,12 +240,10 @@ MULTIMODAL: dict[str, Entry] = {
 }
 
 SPEECH: dict[str, Entry] = {
-    "wav2vec2": Entry(partial(_make, hf.Wav2Vec2ForCTC, hf.Wav2Vec2Config, **_SPEECH), _speech),
-    "wav2vec2_classes": Entry(
-        partial(_make, hf.Wav2Vec2ForSequenceClassification, hf.Wav2Vec2Config, **_SPEECH), _speech_classes
-    ),
-    "hubert": Entry(partial(_make, hf.HubertForCTC, hf.HubertConfig, **_SPEECH), _speech),
-    "wavlm": Entry(partial(_make, hf.WavLMForCTC, hf.WavLMConfig, **_SPEECH), _speech),
+    "wav2vec2": Entry(built("Wav2Vec2ForCTC", **_SPEECH), _speech),
+    "wav2vec2_classes": Entry(built("Wav2Vec2ForSequenceClassification", **_SPEECH), _speech_classes),
+    "hubert": Entry(built("HubertForCTC", **_SPEECH), _speech),
+    "wavlm": Entry(built("WavLMForCTC", **_SPEECH), _speech),
     "whisper": Entry(_whisper, _mel),
     "speech_to_text": Entry(_speech_to_text, _filters),
     "ast": Entry(_ast, _spectrum),
@@ -259,18 +252,16 @@ SPEECH: dict[str, Entry] = {
 
 OTHERS: dict[str, Entry] = {
     "time_series_transformer": Entry(
-        partial(_make, hf.TimeSeriesTransformerForPrediction, hf.TimeSeriesTransformerConfig, **_SERIES),
+        built("TimeSeriesTransformerForPrediction", **_SERIES),
         _series,
     ),
     "informer": Entry(  # of few keys it may sample one alone: then its queries are ranked by rounding errors
-        partial(_make, hf.InformerForPrediction, hf.InformerConfig, **(_SERIES | {"prediction_length": 7})),
+        built("InformerForPrediction", **(_SERIES | {"prediction_length": 7})),
         partial(_series, future=7),
     ),
     "autoformer": Entry(
-        partial(
-            _make,
-            hf.AutoformerForPrediction,
-            hf.AutoformerConfig,
+        built(
+            "AutoformerForPrediction",
             **_SERIES,
             moving_average=3,
             label_length=5,

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import torch
 import transformers as hf
 from torch import nn
 
-from tests.zoo.entry import Entry, Inputs, images, pixels
+from tests.zoo.entry import Entry, Inputs, built, images, pixels
 from tests.zoo.sizes import IMAGE
 
 _WIDE = partial(images, side=32)
-
-
-def _make(model: Any, config: Any, **sizes: Any) -> nn.Module:
-    return model(config(**sizes))  # type: ignore[no-any-return]
 
 
 def _segments(batch: int) -> Inputs:
@@ -33,21 +28,20 @@ def _noise(batch: int) -> Inputs:
     return {**pixels(batch), "noise": torch.rand(batch, 4)}
 
 
-def _swin(model: Any, config: Any) -> nn.Module:
-    return _make(
+def _swin(model: str) -> nn.Module:
+    return built(
         model,
-        config,
         image_size=32,
         patch_size=4,
         embed_dim=8,
         depths=[2, 1],
         num_heads=[2, 2],
         window_size=4,
-    )
+    )()
 
 
-def _convnext(model: Any, config: Any) -> nn.Module:
-    return _make(model, config, hidden_sizes=[8, 12], depths=[1, 1], num_stages=2, patch_size=2)
+def _convnext(model: str) -> nn.Module:
+    return built(model, hidden_sizes=[8, 12], depths=[1, 1], num_stages=2, patch_size=2)()
 
 
 def _segformer() -> nn.Module:
@@ -120,7 +114,7 @@ def _pvt() -> nn.Module:
 
 
 def _dinov2() -> nn.Module:
-    return _make(hf.Dinov2ForImageClassification, hf.Dinov2Config, **IMAGE, mlp_ratio=2)
+    return built("Dinov2ForImageClassification", **IMAGE, mlp_ratio=2)()
 
 
 def _dpt() -> nn.Module:
@@ -156,33 +150,27 @@ def _vit_mae() -> nn.Module:
 
 
 VISION: dict[str, Entry] = {
-    "beit": Entry(partial(_make, hf.BeitForImageClassification, hf.BeitConfig, **IMAGE), images),
+    "beit": Entry(built("BeitForImageClassification", **IMAGE), images),
     "beit_relative": Entry(
-        partial(
-            _make, hf.BeitForImageClassification, hf.BeitConfig, **IMAGE, use_relative_position_bias=True
-        ),
+        built("BeitForImageClassification", **IMAGE, use_relative_position_bias=True),
         images,
     ),
-    "deit": Entry(partial(_make, hf.DeiTForImageClassification, hf.DeiTConfig, **IMAGE), images),
+    "deit": Entry(built("DeiTForImageClassification", **IMAGE), images),
     "dinov2": Entry(_dinov2, images),
-    "vit_mim": Entry(
-        partial(_make, hf.ViTForMaskedImageModeling, hf.ViTConfig, **IMAGE, encoder_stride=8), _masked_patches
-    ),
+    "vit_mim": Entry(built("ViTForMaskedImageModeling", **IMAGE, encoder_stride=8), _masked_patches),
     "vit_mae": Entry(_vit_mae, _noise),
-    "vit_msn": Entry(partial(_make, hf.ViTMSNForImageClassification, hf.ViTMSNConfig, **IMAGE), images),
-    "swin": Entry(partial(_swin, hf.SwinForImageClassification, hf.SwinConfig), _WIDE),
-    "swinv2": Entry(partial(_swin, hf.Swinv2ForImageClassification, hf.Swinv2Config), _WIDE),
-    "convnext": Entry(partial(_convnext, hf.ConvNextForImageClassification, hf.ConvNextConfig), images),
-    "convnextv2": Entry(partial(_convnext, hf.ConvNextV2ForImageClassification, hf.ConvNextV2Config), images),
+    "vit_msn": Entry(built("ViTMSNForImageClassification", **IMAGE), images),
+    "swin": Entry(partial(_swin, "SwinForImageClassification"), _WIDE),
+    "swinv2": Entry(partial(_swin, "Swinv2ForImageClassification"), _WIDE),
+    "convnext": Entry(partial(_convnext, "ConvNextForImageClassification"), images),
+    "convnextv2": Entry(partial(_convnext, "ConvNextV2ForImageClassification"), images),
     "segformer": Entry(_segformer, _segments),
     "mobilevit": Entry(_mobilevit, _WIDE),
     "mobilenet_v2": Entry(_mobilenet_v2, _WIDE),
     "efficientnet": Entry(_efficientnet, _WIDE),
     "regnet": Entry(
-        partial(
-            _make,
-            hf.RegNetForImageClassification,
-            hf.RegNetConfig,
+        built(
+            "RegNetForImageClassification",
             embedding_size=8,
             hidden_sizes=[8, 16],
             depths=[1, 1],
