@@ -11,8 +11,10 @@ Nothing here talks to a rank, so a mesh of any size is a value that a plan can b
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import count, product
 from math import prod
 from typing import Literal, TypeAlias
 
@@ -214,7 +216,10 @@ def mesh_of(shape: Mapping[str, int], device_type: str, index: int = 0) -> Mesh:
             "are, or may be one day"
         )
     axes = {name: size for name, size in shape.items() if name != _PIPELINE} or {"dp": 1}
-    places = [_place(shape, i) for i in range(prod(shape.values()))]
+    axis = list(shape).index(_PIPELINE) if _PIPELINE in shape else None
+    stages = [0 if axis is None else at[axis] for at in product(*map(range, shape.values()))]
+    along = defaultdict[int, Iterator[int]](count)  # the data axes, for each stage: the first axis slowest
+    places = [(stage, next(along[stage])) for stage in stages]
     stage, data = places[index]
     column = tuple(places.index((p, data)) for p in range(shape.get(_PIPELINE, 1)))
     pipeline = PipelineAxis(len(column), stage, column, tuple(place for _, place in places))
@@ -224,19 +229,6 @@ def mesh_of(shape: Mapping[str, int], device_type: str, index: int = 0) -> Mesh:
 
 def _is_size(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
-
-
-def _place(shape: Mapping[str, int], index: int) -> tuple[int, int]:
-    """A rank's index along the pipeline axis, and along the flattened data axes."""
-    stage, data, stride = 0, 0, 1
-    for name, size in reversed(list(shape.items())):
-        index, here = divmod(index, size)
-        if name == _PIPELINE:
-            stage = here
-        else:
-            data += here * stride
-            stride *= size
-    return stage, data
 
 
 def check_axes(names: Sequence[str]) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
-from types import CodeType
+from types import CodeType, FrameType
 from typing import TypeAlias
 
 Place: TypeAlias = "tuple[CodeType, int]"
@@ -103,7 +103,7 @@ class History:
         if self._names.count(name) > 1:
             name += f" (the compiled module number {number})"
         place = self._places.get(moment & ~_BACKWARD)
-        line = "" if place is None else f" (called at {_words_of(place)})"
+        line = "" if place is None else f" (called at {place[0].co_filename}:{place[1]})"
         return f"{'the backward of ' if moment & _BACKWARD else ''}call {call} of {name}{line}"
 
 
@@ -129,12 +129,12 @@ def _at(history: Sequence[int], at: int) -> int:
 
 def _user_place() -> Place:
     """The innermost line that is neither fxdp's nor torch's."""
-    frame = sys._getframe(2)
-    while frame.f_globals.get("__name__", "").partition(".")[0] in _OWN and frame.f_back is not None:
-        frame = frame.f_back
+    frame = user_frame(sys._getframe(2))
     return frame.f_code, frame.f_lineno
 
 
-def _words_of(place: Place) -> str:
-    code, line = place
-    return f"{code.co_filename}:{line}"
+def user_frame(frame: FrameType) -> FrameType:
+    """The innermost frame, from this one on, that is neither fxdp's nor torch's; else the outermost."""
+    while frame.f_globals.get("__name__", "").partition(".")[0] in _OWN and frame.f_back is not None:
+        frame = frame.f_back
+    return frame

@@ -24,7 +24,7 @@ from typing import NamedTuple
 from fxdp.ranks.links.channel import Channel
 from fxdp.ranks.links.ending import as_bytes, as_text
 from fxdp.ranks.links.frames import PLACE_BYTES
-from fxdp.ranks.links.history import History
+from fxdp.ranks.links.history import History, user_frame
 from fxdp.ranks.links.interrupt import Caller, in_collective
 
 _ANSWER_S = 1.5  # from neighbour to neighbour, as watches look once a second
@@ -36,7 +36,6 @@ _TEXT = 600  # bytes of a place
 _STATE = struct.Struct("<?6q")  # whether it waits, how many collectives it has begun in each group
 assert _STATE.size == PLACE_BYTES
 _LINKS = ("fxdp/ranks/links/", "fxdp/ranks/tree/")
-_OWN = ("fxdp", "torch")
 _DEPTH = 4
 
 
@@ -164,8 +163,6 @@ def _place(frame: FrameType | None) -> str:
     # this thread itself may be the one that says it
     while _LINKS[0] in frame.f_code.co_filename and frame.f_back is not None:
         frame = frame.f_back
-    here, user = frame, frame
-    while user.f_globals.get("__name__", "").partition(".")[0] in _OWN and user.f_back is not None:
-        user = user.f_back
+    here, user = frame, user_frame(frame)
     words = f"at {here.f_code.co_filename}:{here.f_lineno} in {here.f_code.co_name}"
     return words if user is here else f"{words}, called at {user.f_code.co_filename}:{user.f_lineno}"
