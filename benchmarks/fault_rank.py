@@ -36,7 +36,7 @@ from benchmarks.fault_case import AT_TRACE, Fault, Net
 from benchmarks.fault_strikes import REFUSED, STRIKES
 from fxdp.module.checkpoint import saving
 from fxdp.ranks.links.group import MessageGroup
-from fxdp.runtime.stage_calls import Backward, Forward, InputGradient, WeightGradient
+from fxdp.runtime.stage_calls import Code
 from tests.rank_host import know_inductor
 
 STEP = 3  # in which most faults happen
@@ -258,11 +258,10 @@ class _Rank:
         if not (self.guilty and self.fault.kind in STRIKES):
             return []
         stages = self.fault.stages
-        back = [(each, "forward") for each in (Backward, InputGradient, WeightGradient)]
         found: dict[str, list[tuple[Any, str]]] = {
             "lowering": [(fxdp.compiler.lowered_parts, "lower_part")],
-            "forward": [(Forward, "forward")] if stages else [(MessageGroup, "allreduce")],
-            "backward": back if stages else [(MessageGroup, "allreduce")],
+            "forward": [(Code, "forward")] if stages else [(MessageGroup, "allreduce")],
+            "backward": [(Code, "backward_arguments")] if stages else [(MessageGroup, "allreduce")],
             "saving": [(saving, "_write")],
             "loading": [(saving, "_read")],
         }

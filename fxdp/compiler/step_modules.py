@@ -19,18 +19,17 @@ from fxdp.pipeline.schedule.action import Kind
 from fxdp.pipeline.write.dealt_parameters import ROWS, held_rows
 from fxdp.pipeline.write.events import RECORD, WAIT
 from fxdp.ranks.joined import Joined
-from fxdp.runtime.p2p import Receive, Send
+from fxdp.runtime.p2p import Transport
 from fxdp.runtime.stage_calls import (
-    Backward,
     Code,
-    Forward,
-    HeldRows,
-    InputGradient,
-    Once,
-    Sums,
-    WeightGradient,
+    StepModule,
+    backward,
+    forward,
+    input_gradient,
+    once,
+    weight_gradient,
 )
-from fxdp.runtime.streams import RecordEvent, Streams, WaitEvent
+from fxdp.runtime.streams import Streams
 from fxdp.runtime.template import Template
 
 _MOST_PARTS = 4096
@@ -84,22 +83,16 @@ def step_modules(
         codes.setdefault(wanted.name, {})[wanted.index] = _code(program, module, wanted, lowered, rows)
     made: dict[str, nn.Module] = {}
     for stage in _own_stages(program):
-        part, last = cut.parts[stage], cut.epilogues[stage]
         made |= _stage_modules(program, stage, codes[f"stage {stage}"])
-        if part.summed:
-            made[f"sums_{stage}"] = _sums(program, part, sizes, device)
-        if f"gather {stage}" in codes:
-            gather = cut.gathers[stage]
-            names = [s.name for s in gather.parameters] if gather is not None and dealt else []
-            made[f"gather_{stage}"] = Once(codes[f"gather {stage}"][None], names, streams)
-        if last is not None:
-            names = [c.name for c in last.reads]
-            made[f"finish_{stage}"] = Once(codes[f"finish {stage}"][None], names, streams)
+        if cut.parts[stage].summed:
+            made[f"sums_{stage}"] = _sums(program, cut.parts[stage], sizes, device)
+    for name, code in codes.items():
+        if not name.startswith("stage "):
+            made[name.replace(" ", "_")] = once(code[None], streams)
     if dealt:
-        made[ROWS] = HeldRows([held(module.get_parameter(slot.name)) for slot in dealt])
-    if cut.prologue is not None:
-        made["prologue"] = Once(codes["prologue"][None], (), streams)
-    made |= {RECORD: RecordEvent(streams), WAIT: WaitEvent(streams)}
+        rows_held = tuple(held(module.get_parameter(slot.name)) for slot in dealt)
+        made[ROWS] = StepModule(lambda: rows_held)
+    made |= {RECORD: StepModule(streams.record), WAIT: StepModule(streams.wait)}
     return made | _transport_modules(joined, streams)
 
 
@@ -127,38 +120,37 @@ def _code(
     program: Program, module: nn.Module, wanted: WantedPart, lowered: Lowered, rows: Callable[[], Tensor]
 ) -> Code:
     values: Mapping[Slot, Tensor] = slot_values(lowered.gm.graph, module, program.captured.constants)
+    ahead = tuple(c.name for c in wanted.part.reads if not c.backward)
+    behind = tuple(c.name for c in wanted.part.reads if c.backward)
     if wanted.part in program.partition.gathers and held_rows(program.partition, program.mesh.dealing):
         # other pipeline ranks hold some of the rows, which the step brings
         values = {slot: value for slot, value in values.items() if not isinstance(slot, Parameter)}
+        ahead = tuple(slot.name for slot in wanted.part.parameters)
     template = Template.of(lowered.gm, values)
     numbers = None if template.rows is None else rows()
     seed = None
     if graph_draws(wanted.part.gm.graph):
         seed = program.mesh.rank * _MOST_PARTS + _number(wanted.name)
-    code = Code(lowered.halves, template.with_numbers(wanted.sizes, numbers), seed)
-    if wanted.first is not None:
-        code.halve(wanted.first)
-    return code
+    template = template.with_numbers(wanted.sizes, numbers)
+    return Code(lowered.halves, template, ahead, behind, seed, wanted.first or ())
 
 
 def _stage_modules(program: Program, stage: int, codes: Mapping[int | None, Code]) -> dict[str, nn.Module]:
-    part, kinds = program.partition.parts[stage], _kinds(program, stage)
-    first = _first_results(program, stage)
-    ahead = [c.name for c in part.reads if not c.backward]
-    behind = [c.name for c in part.reads if c.backward]
-    made: dict[str, nn.Module] = {f"forward_{stage}": Forward(codes, ahead)}
+    kinds = _kinds(program, stage)
+    made: dict[str, nn.Module] = {f"forward_{stage}": forward(codes)}
     if Kind.BACKWARD in kinds:  # for some micro-batches; others may have it in two halves
-        made[f"backward_{stage}"] = Backward(codes, behind)
-    if first is not None:
-        made[f"input_gradient_{stage}"] = InputGradient(codes, behind, len(first))
-        made[f"weight_gradient_{stage}"] = WeightGradient()
+        made[f"backward_{stage}"] = StepModule(backward)
+    if Kind.INPUT_GRADIENT in kinds:
+        made[f"input_gradient_{stage}"] = StepModule(input_gradient)
+        made[f"weight_gradient_{stage}"] = StepModule(weight_gradient)
     return made
 
 
-def _sums(program: Program, part: Part, sizes: Mapping[str, int], device: torch.device) -> Sums:
+def _sums(program: Program, part: Part, sizes: Mapping[str, int], device: torch.device) -> StepModule:
+    """Gives buffers of zeros for what the micro-batches of a stage add up; the step's own."""
     totals = [program.partition.totals[n] for n in backward_gives(part) if n in part.summed]
     types = [([evaluate(n, sizes) for n in local_shape(t.type, t.placement)], t.type.dtype) for t in totals]
-    return Sums(types, device)
+    return StepModule(lambda: tuple(torch.zeros(s, dtype=dtype, device=device) for s, dtype in types))
 
 
 def _transport_modules(joined: Joined, streams: Streams) -> dict[str, nn.Module]:
@@ -167,15 +159,14 @@ def _transport_modules(joined: Joined, streams: Streams) -> dict[str, nn.Module]
         return {}
     device = torch.device(joined.mesh.device_type)
     ranks = [links.ranks[i] for i in pipeline.column]
-    forward, backward = links.whole_group, links.find("backward")
-    assert forward is not None
-    assert backward is not None
-    return {
-        "send_forward": Send(forward, ranks, streams),
-        "receive_forward": Receive(forward, ranks, device, streams),
-        "send_backward": Send(backward, ranks, streams),
-        "receive_backward": Receive(backward, ranks, device, streams),
-    }
+    groups = {"forward": links.whole_group, "backward": links.find("backward")}
+    made: dict[str, nn.Module] = {}
+    for way, group in groups.items():
+        assert group is not None
+        transport = Transport(group, ranks, device, streams)
+        made[f"send_{way}"] = StepModule(transport.send)
+        made[f"receive_{way}"] = StepModule(transport.receive)
+    return made
 
 
 def _number(name: str) -> int:

@@ -1,6 +1,6 @@
 """What a staged program calls besides its stages: micro-batches, transfers between stages, sums over a step.
 
-Transfers are asynchronous: `Send` and `Receive` return at once, `wait` gives a received value, `wait_sent`
+Transfers are asynchronous: `send` and `receive` return at once, `wait` gives a received value, `wait_sent`
 lets go of a sent one. All values travel as bytes, so every dtype does. On CUDA they are issued on a stream of
 their own (`runtime/streams.py`), for which the process group's stream waits, and waited for by compute.
 """
@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from fxdp.errors import RankFailedError
 from fxdp.ir.ops.moments import combine
@@ -45,47 +45,34 @@ class Pending:
     """The other rank, by its number among all."""
 
 
-class Send(nn.Module):
-    """Start sending a value to another rank."""
+@dataclass(frozen=True)
+class Transport:
+    """One process group of the pipeline's ranks; what is issued on it goes one way through the stages."""
 
-    def __init__(self, group: dist.ProcessGroup, ranks: Sequence[int], streams: Streams) -> None:
-        super().__init__()
-        self._group = group
-        self._ranks = tuple(ranks)
-        self._streams = streams
+    group: dist.ProcessGroup
+    ranks: Sequence[int]
+    device: torch.device
+    streams: Streams
 
-    def forward(self, value: Tensor, peer: int, tag: int, *, stream: str) -> Pending:
-        """`peer` counts along the pipeline axis; issued on `stream`."""
+    def send(self, value: Tensor, peer: int, tag: int, *, stream: str) -> Pending:
+        """Start sending a value; `peer` counts along the pipeline axis; issued on `stream`."""
         if value.numel() == 0:
             return Pending(None, value)
-        with self._streams.on(stream):
+        with self.streams.on(stream):
             copy = plain(value)
-            work = dist.isend(as_bytes(copy), self._ranks[peer], group=self._group, tag=tag)
-        return Pending(work, value, copy, self._ranks[peer])
+            work = dist.isend(as_bytes(copy), self.ranks[peer], group=self.group, tag=tag)
+        return Pending(work, value, copy, self.ranks[peer])
 
-
-class Receive(nn.Module):
-    """Start receiving a value of known shape from another rank."""
-
-    def __init__(
-        self, group: dist.ProcessGroup, ranks: Sequence[int], device: torch.device, streams: Streams
-    ) -> None:
-        super().__init__()
-        self._group = group
-        self._ranks = tuple(ranks)
-        self._device = device
-        self._streams = streams
-
-    def forward(
+    def receive(
         self, shape: Sequence[int], dtype: torch.dtype, peer: int, tag: int, *, stream: str
     ) -> Pending:
         """A buffer of that shape, memory of compute's, filled when `wait` returns; issued on `stream`."""
-        value = torch.empty(tuple(shape), dtype=dtype, device=self._device)
+        value = torch.empty(tuple(shape), dtype=dtype, device=self.device)
         if value.numel() == 0:
             return Pending(None, value)
-        with self._streams.on(stream):
-            work = dist.irecv(as_bytes(value), self._ranks[peer], group=self._group, tag=tag)
-        return Pending(work, value, peer=self._ranks[peer])
+        with self.streams.on(stream):
+            work = dist.irecv(as_bytes(value), self.ranks[peer], group=self.group, tag=tag)
+        return Pending(work, value, peer=self.ranks[peer])
 
 
 def wait(pending: Pending) -> Tensor:

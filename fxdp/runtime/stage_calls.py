@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from fxdp.ir.draws import own_generator, part_seed
-from fxdp.lowering.halves import Boxed, Halves
+from fxdp.lowering.halves import Halves
 from fxdp.runtime.p2p import Microbatch
 from fxdp.runtime.streams import COMPUTE, Streams
 from fxdp.runtime.template import Template
@@ -23,40 +23,36 @@ class Code:
 
     halves: Halves
     template: Template
+    takes: tuple[str, ...] = ()
+    """What other parts give its forward, by name, in the order in which a call has it."""
+    takes_back: tuple[str, ...] = ()
+    """The same of its backward."""
     seed: int | None = None
     """Set where the part draws random numbers: differs between stages and ranks."""
-    input_half: Boxed | None = None
-    weight_half: Boxed | None = None
+    first: tuple[int, ...] = ()
+    """The results of its backward's first half, where that runs in two."""
 
-    def forward(self, batch: Microbatch, values: Mapping[str, Tensor]) -> tuple[Any, ...]:
+    def forward(self, batch: Microbatch, values: Sequence[Tensor]) -> tuple[Any, ...]:
         """The part's results, and after them everything that its backward needs, as one tuple."""
-        arguments = self.template.filled(batch.inputs, crossing=values)
+        crossing = dict(zip(self.takes, values, strict=True))
+        arguments = self.template.filled(batch.inputs, crossing=crossing)
         with self._generator(batch):
             results = self.halves.forward(arguments)
         count = self.halves.outputs
         return (*results[:count], (self, list(results[count:])))
 
-    def backward_arguments(self, saved: list[Any], values: Mapping[str, Tensor]) -> list[Any]:
-        """The backward's inputs: what was saved, then the loss's tangent or what other stages sent."""
+    def backward_arguments(self, saved: list[Any], values: Sequence[Tensor]) -> list[Any]:
+        """What was saved, which is let go of, then the loss's tangent or what other stages sent."""
         arguments = [saved[i] for i in self.halves.saved_order]
+        saved.clear()
+        sent = dict(zip(self.takes_back, values, strict=True))
         for tangent in self.template.tangents:
             if isinstance(tangent, str):
-                arguments.append(values[tangent].contiguous())
+                arguments.append(sent[tangent].contiguous())
             else:
                 device = next((v.device for v in self.template.values if isinstance(v, Tensor)), None)
                 arguments.append(torch.ones((), dtype=tangent.dtype, device=device))
         return arguments
-
-    @property
-    def backward(self) -> Boxed:
-        """The whole backward; of a stage that has none, nothing."""
-        return self.halves.backward(frozenset()).run if self.halves.trains else _nothing
-
-    def halve(self, first: tuple[int, ...]) -> None:
-        """Cut the backward in two: the results numbered `first`, then the others."""
-        self.input_half = self.weight_half = _nothing
-        if self.halves.trains:
-            self.input_half, self.weight_half = self.halves.halved(first)
 
     def _generator(self, batch: Microbatch) -> AbstractContextManager[None]:
         """Numbers of this stage's, rank's and micro-batch's own, the same in a repeated forward."""
@@ -65,107 +61,52 @@ class Code:
         return own_generator(part_seed(batch.seed, self.seed, batch.index or 0))
 
 
-def _nothing(_: list[Any]) -> tuple[()]:
-    return ()
+Saved: TypeAlias = tuple[Code, list[Any]]
+"""What one half of a part hands to the other, with the code that made it."""
 
 
-class _Call(nn.Module):
-    """A part's code by the number of the micro-batch; keeps the model's tensors out of nn.Module's sight."""
+class StepModule(nn.Module):
+    """A function as one of the modules of a step, to which the model's tensors in it are none of its own."""
 
-    def __init__(self, codes: Mapping[int | None, Code], names: Sequence[str]) -> None:
+    def __init__(self, run: Callable[..., Any]) -> None:
         super().__init__()
-        object.__setattr__(self, "codes", dict(codes))
-        self.names = tuple(names)
-
-    codes: dict[int | None, Code]
+        self.forward = run
 
 
-class Forward(_Call):
-    """A part's forward: `(micro-batch, *values from other parts) -> (*results, saved)`."""
-
-    def forward(self, batch: Microbatch, *values: Tensor) -> tuple[Any, ...]:
-        """Run it."""
-        return self.codes[batch.index].forward(batch, dict(zip(self.names, values, strict=True)))
+def forward(codes: Mapping[int | None, Code]) -> StepModule:
+    """A part's forward by the number of the micro-batch: `(micro-batch, *values) -> (*results, saved)`."""
+    return StepModule(lambda batch, *values: codes[batch.index].forward(batch, values))
 
 
-class Once(_Call):
-    """A part without backward that runs once per step: `(whole batch, *values) -> results`."""
+def once(code: Code, streams: Streams) -> StepModule:
+    """A part without backward that runs once per step: `(whole batch, *values) -> results`, on `stream`."""
 
-    def __init__(self, code: Code, names: Sequence[str], streams: Streams) -> None:
-        super().__init__({None: code}, names)
-        self._streams = streams
+    def run(batch: Microbatch, *values: Tensor, stream: str = COMPUTE) -> tuple[Tensor, ...]:
+        with streams.on(stream):
+            return code.forward(batch, values)[:-1]
 
-    def forward(self, batch: Microbatch, *values: Tensor, stream: str = COMPUTE) -> tuple[Tensor, ...]:
-        """Run it on `stream`."""
-        with self._streams.on(stream):
-            code = self.codes[None]
-            return tuple(code.forward(batch, dict(zip(self.names, values, strict=True)))[:-1])
+    return StepModule(run)
 
 
-class HeldRows(nn.Module):
-    """This rank's rows of sharded parameters, which the stages of other pipeline ranks read, too."""
-
-    def __init__(self, rows: Sequence[Tensor]) -> None:
-        super().__init__()
-        object.__setattr__(self, "_rows", tuple(rows))
-
-    _rows: tuple[Tensor, ...]
-
-    def forward(self) -> tuple[Tensor, ...]:
-        """As they are now."""
-        return self._rows
+def backward(saved: Saved, sums: Sequence[Tensor], *values: Tensor) -> tuple[Tensor, ...]:
+    """A part's whole backward: its results, those aside that it adds to `sums`."""
+    code, kept = saved
+    arguments = code.backward_arguments(kept, values)
+    arguments += sums
+    return tuple(code.halves.backward(frozenset()).run(arguments))
 
 
-class Backward(_Call):
-    """A part's whole backward: `(saved, sums, *values) -> results`, those aside that it adds to `sums`."""
-
-    def forward(
-        self, saved: tuple[Code, list[Any]], sums: tuple[Tensor, ...], *values: Tensor
-    ) -> tuple[Tensor, ...]:
-        """Run it; what was saved is let go of."""
-        code, kept = saved
-        arguments = code.backward_arguments(kept, dict(zip(self.names, values, strict=True)))
-        kept.clear()
-        arguments += sums
-        return tuple(code.backward(arguments))
+def input_gradient(saved: Saved, *values: Tensor) -> tuple[Any, ...]:
+    """The first half: what earlier stages wait for, and `rest`, which the second half needs."""
+    code, kept = saved
+    run, _ = code.halves.halved(code.first)
+    results, count = run(code.backward_arguments(kept, values)), len(code.first)
+    return (*results[:count], (code, list(results[count:])))
 
 
-class InputGradient(_Call):
-    """The first half of a backward: `(saved, *values) -> (*what earlier stages wait for, rest)`."""
-
-    def __init__(self, codes: Mapping[int | None, Code], names: Sequence[str], results: int) -> None:
-        super().__init__(codes, names)
-        self.results = results
-
-    def forward(self, saved: tuple[Code, list[Any]], *values: Tensor) -> tuple[Any, ...]:
-        """Run it; `rest` is what the second half needs."""
-        code, kept = saved
-        assert code.input_half is not None
-        arguments = code.backward_arguments(kept, dict(zip(self.names, values, strict=True)))
-        kept.clear()
-        results = code.input_half(arguments)
-        return (*results[: self.results], (code, list(results[self.results :])))
-
-
-class WeightGradient(nn.Module):
-    """The second half of a backward: `(rest, sums) -> results`, those aside that it adds to `sums`."""
-
-    def forward(self, rest: tuple[Code, list[Any]], sums: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Run it."""
-        code, arguments = rest
-        assert code.weight_half is not None
-        arguments += sums
-        return tuple(code.weight_half(arguments))
-
-
-class Sums(nn.Module):
-    """Buffers of zeros for what the micro-batches of a stage add up; the step's own."""
-
-    def __init__(self, types: Sequence[tuple[list[int], torch.dtype]], device: torch.device) -> None:
-        super().__init__()
-        self._types = tuple(types)
-        self._device = device
-
-    def forward(self) -> tuple[Tensor, ...]:
-        """New ones."""
-        return tuple(torch.zeros(shape, dtype=dtype, device=self._device) for shape, dtype in self._types)
+def weight_gradient(rest: Saved, sums: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """The second half: its results, those aside that it adds to `sums`."""
+    code, arguments = rest
+    _, run = code.halves.halved(code.first)
+    arguments += sums
+    return tuple(run(arguments))

@@ -22,18 +22,6 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import torch
-from torch import nn
-
-__all__ = [
-    "COMPUTE",
-    "P2P_BACKWARD",
-    "P2P_FORWARD",
-    "REDUCE",
-    "CudaStreams",
-    "RecordEvent",
-    "Streams",
-    "WaitEvent",
-]
 
 COMPUTE = "compute"
 P2P_FORWARD = "p2p_forward"
@@ -53,8 +41,11 @@ class Streams:
         """An event that has passed once all that the stream was given so far is done."""
         return None
 
-    def wait(self, stream: str, event: Any) -> None:
-        """What the stream is given from now on begins after the event; the host does not wait."""
+    def wait(self, stream: str, event: Any, *held: Any) -> None:
+        """What the stream is given from now on begins after the event; the host does not wait.
+
+        The caller keeps what is `held` until then, and lets go of it now.
+        """
 
     def on(self, stream: str) -> AbstractContextManager[Any]:
         """Give the stream what is called inside."""
@@ -64,7 +55,7 @@ class Streams:
 _HERE = nullcontext()
 
 
-class Cuda(Protocol):
+class _Cuda(Protocol):
     """What is used of `torch.cuda`; tests give a recorder instead."""
 
     def Stream(self, device: torch.device) -> Any: ...  # noqa: N802
@@ -82,7 +73,7 @@ class CudaStreams(Streams):
     `compute` is the stream that is current when it is named, so a model may be called on any stream.
     """
 
-    def __init__(self, device: torch.device, cuda: Cuda | None = None) -> None:
+    def __init__(self, device: torch.device, cuda: _Cuda | None = None) -> None:
         self._cuda: Any = torch.cuda if cuda is None else cuda
         self._device = device
         self._side = {name: self._cuda.Stream(device) for name in (P2P_FORWARD, P2P_BACKWARD, REDUCE)}
@@ -93,7 +84,7 @@ class CudaStreams(Streams):
         event.record(self._stream(stream))
         return event
 
-    def wait(self, stream: str, event: Any) -> None:
+    def wait(self, stream: str, event: Any, *held: Any) -> None:
         """See `Streams.wait`."""
         self._stream(stream).wait_event(event)
 
@@ -103,27 +94,3 @@ class CudaStreams(Streams):
 
     def _stream(self, name: str) -> Any:
         return self._cuda.current_stream(self._device) if name == COMPUTE else self._side[name]
-
-
-class RecordEvent(nn.Module):
-    """`(stream) -> event`, a node of a program."""
-
-    def __init__(self, streams: Streams) -> None:
-        super().__init__()
-        self._streams = streams
-
-    def forward(self, stream: str) -> Any:
-        """See `Streams.record`."""
-        return self._streams.record(stream)
-
-
-class WaitEvent(nn.Module):
-    """`(stream, event, *held)`, a node of a program."""
-
-    def __init__(self, streams: Streams) -> None:
-        super().__init__()
-        self._streams = streams
-
-    def forward(self, stream: str, event: Any, *held: Any) -> None:
-        """See `Streams.wait`; the program keeps what is `held` until this call, and then lets go of it."""
-        self._streams.wait(stream, event)

@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import fxdp
 from fxdp.ir.tensor_difference import difference
-from fxdp.runtime.streams import COMPUTE, REDUCE, RecordEvent, Streams, WaitEvent
+from fxdp.runtime.streams import COMPUTE, REDUCE, Streams
 from tests.pipeline.models import Skips, skips
 
 pytestmark = [
@@ -27,7 +27,7 @@ CYCLES = 20_000_000
 def test_another_stream_reads_what_compute_has_made() -> None:
     """And compute writes on only after that; memory is freed at once, and given out again."""
     streams = Streams.of(torch.device("cuda", torch.cuda.current_device()))
-    record, wait = RecordEvent(streams), WaitEvent(streams)
+    record, wait = streams.record, streams.wait
     for number in range(1, 6):
         torch.cuda._sleep(CYCLES)
         value = torch.full((1 << 20,), float(number), device="cuda")

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from fxdp.runtime import p2p
 from fxdp.runtime.p2p import Pending
-from fxdp.runtime.streams import COMPUTE, CudaStreams, RecordEvent, WaitEvent
+from fxdp.runtime.streams import COMPUTE, CudaStreams
 from tests.fake_cuda import FakeCuda, Value
 
 EVENTS = ("record_event", "wait_event")
@@ -26,7 +26,7 @@ class FakeStep(fx.Interpreter):
         super().__init__(fx.GraphModule({name: torch.nn.Module() for name in names}, graph))
         self.cuda = cuda
         self.streams = CudaStreams(torch.device("cuda"), cuda)
-        self.events = {"record_event": RecordEvent(self.streams), "wait_event": WaitEvent(self.streams)}
+        self.events: dict[str, Any] = {"record_event": self.streams.record, "wait_event": self.streams.wait}
 
     def call_module(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return self.events[target](*args) if target in EVENTS else self._call(target, args, kwargs)

@@ -21,10 +21,10 @@ def test_values_of_other_stages_lie_in_order() -> None:
     """Compiled code asserts it: what a stage of the same rank hands on may be channels last."""
     graph = fx.GraphModule({}, fx.Graph())
     template = Template((None,), crossing=((0, "h"),), tangents=("g",))
-    code = Code(Halves(_as_it_lies, 1, graph, graph), template)
+    code = Code(Halves(_as_it_lies, 1, graph, graph), template, ("h",), ("g",))
     value = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
-    found, _ = code.forward(Microbatch(0, (), 0), {"h": value})
-    (gradient,) = code.backward_arguments([], {"g": value})
+    found, _ = code.forward(Microbatch(0, (), 0), [value])
+    (gradient,) = code.backward_arguments([], [value])
     for given in (found, gradient):
         assert given.is_contiguous()
         assert torch.equal(given, value)

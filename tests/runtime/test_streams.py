@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from fxdp.runtime import p2p
-from fxdp.runtime.p2p import Receive, Send
-from fxdp.runtime.stage_calls import Once
-from fxdp.runtime.streams import COMPUTE, P2P_FORWARD, REDUCE, CudaStreams, RecordEvent, Streams, WaitEvent
+from fxdp.runtime.p2p import Transport
+from fxdp.runtime.stage_calls import once
+from fxdp.runtime.streams import COMPUTE, P2P_FORWARD, REDUCE, CudaStreams, Streams
 from tests.fake_cuda import FakeCuda
 
 CUDA = torch.device("cuda", 0)
@@ -32,9 +32,8 @@ class Work:
 def test_an_event_orders_two_streams() -> None:
     cuda = FakeCuda()
     streams = CudaStreams(CUDA, cuda)
-    record, wait = RecordEvent(streams), WaitEvent(streams)
-    wait(P2P_FORWARD, record(COMPUTE))
-    wait(COMPUTE, record(REDUCE))
+    streams.wait(P2P_FORWARD, streams.record(COMPUTE))
+    streams.wait(COMPUTE, streams.record(REDUCE))
     assert cuda.log == [
         "the caller's records event 0 of the caller's",
         "stream 0 waits for event 0 of the caller's",
@@ -71,16 +70,15 @@ def test_an_error_leaves_the_stream() -> None:
 def test_transfers_are_issued_on_their_stream_and_waited_for_by_compute() -> None:
     cuda = FakeCuda()
     streams: Any = CudaStreams(CUDA, cuda)
-    send = Send(mock.sentinel.group, [0, 1], streams)
-    receive = Receive(mock.sentinel.group, [0, 1], torch.device("cpu"), streams)
+    transport = Transport(mock.sentinel.group, [0, 1], torch.device("cpu"), streams)
 
     def issue(value: Tensor, peer: int, **options: Any) -> Work:
         cuda.log.append(f"{cuda.current.name} begins")
         return Work(cuda)
 
     with mock.patch.object(p2p, "dist", SimpleNamespace(isend=issue, irecv=issue)):
-        sent = send(torch.ones(2), 1, 0, stream=P2P_FORWARD)
-        coming = receive([2], torch.float32, 1, 0, stream=P2P_FORWARD)
+        sent = transport.send(torch.ones(2), 1, 0, stream=P2P_FORWARD)
+        coming = transport.receive([2], torch.float32, 1, 0, stream=P2P_FORWARD)
     assert cuda.current.name == "the caller's"
     p2p.wait(coming)
     p2p.wait_sent(sent)
@@ -90,10 +88,10 @@ def test_transfers_are_issued_on_their_stream_and_waited_for_by_compute() -> Non
 
 def test_a_sent_value_is_held_beside_its_copy() -> None:
     """The copy is made on another stream: the value must not be freed before that."""
-    send = Send(mock.sentinel.group, [0, 1], Streams())
+    transport = Transport(mock.sentinel.group, [0, 1], torch.device("cpu"), Streams())
     value = torch.arange(6.0).view(2, 3).t()
     with mock.patch.object(p2p, "dist", mock.Mock()):
-        pending = send(value, 1, 0, stream=P2P_FORWARD)
+        pending = transport.send(value, 1, 0, stream=P2P_FORWARD)
     assert pending.value is value
     assert pending.copy is not None
     assert pending.copy.is_contiguous()
@@ -103,16 +101,16 @@ def test_what_runs_once_runs_on_the_stream_that_the_program_names() -> None:
     cuda = FakeCuda()
     code = mock.Mock()
     code.forward.side_effect = lambda batch, values: (cuda.current.name, "saved")
-    once = Once(code, (), CudaStreams(CUDA, cuda))
-    assert once("batch") == ("the caller's",)
-    assert once("batch", stream=REDUCE) == ("stream 2",)
+    run = once(code, CudaStreams(CUDA, cuda))
+    assert run("batch") == ("the caller's",)
+    assert run("batch", stream=REDUCE) == ("stream 2",)
 
 
 def test_a_cpu_has_no_streams() -> None:
     streams = Streams.of(torch.device("cpu"))
     assert type(streams) is Streams
-    event = RecordEvent(streams)(COMPUTE)
+    event = streams.record(COMPUTE)
     assert event is None
-    assert WaitEvent(streams)(REDUCE, event, torch.ones(1)) is None
+    assert streams.wait(REDUCE, event, torch.ones(1)) is None  # type: ignore[func-returns-value]
     with streams.on(REDUCE):
         pass
