@@ -25,7 +25,7 @@ def gpipe(stages: int, ranks: int, microbatches: int) -> Schedule:
     def choice(rank: int, board: Board) -> Action | None:
         own = range(rank, stages, ranks)
         if any(board.forwards[stage] < microbatches for stage in own):
-            return next((board.forward(stage) for stage in own if board.can_forward(stage)), None)
-        return next((board.backward(stage) for stage in reversed(own) if board.can_backward(stage)), None)
+            return next(filter(None, map(board.forward, own)), None)
+        return next(filter(None, map(board.backward, reversed(own))), None)
 
     return play(NAME, stages, ranks, microbatches, choice)

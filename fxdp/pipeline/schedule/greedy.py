@@ -25,39 +25,31 @@ class Board:
 
     stages: int
     microbatches: int
-    forwards: tuple[int, ...]
-    backwards: tuple[int, ...]
-    weights: tuple[int, ...]
+    forwards: list[int]
+    backwards: list[int]
+    weights: list[int]
 
-    def can_forward(self, stage: int) -> bool:
-        """Whether the stage's next forward has its input."""
+    def forward(self, stage: int) -> Action | None:
+        """The stage's next forward, if it has its input."""
         available = self.forwards[stage - 1] if stage else self.microbatches
-        return self.forwards[stage] < available
+        return self._next(Kind.FORWARD, stage, self.forwards, available)
 
-    def can_backward(self, stage: int) -> bool:
-        """Whether the stage's next backward has its activations and its gradient."""
+    def backward(self, stage: int, kind: Kind = Kind.BACKWARD) -> Action | None:
+        """The stage's next backward or first half of one, if it has its activations and its gradient."""
         available = self.backwards[stage + 1] if stage + 1 < self.stages else self.microbatches
-        return self.backwards[stage] < min(available, self.forwards[stage])
+        return self._next(kind, stage, self.backwards, min(available, self.forwards[stage]))
 
-    def can_weight(self, stage: int) -> bool:
-        """Whether a backward of the stage has left its weight gradient to do."""
-        return self.weights[stage] < self.backwards[stage]
+    def weight_gradient(self, stage: int) -> Action | None:
+        """The stage's next weight gradient, if a backward has left one to do."""
+        return self._next(Kind.WEIGHT_GRADIENT, stage, self.weights, self.backwards[stage])
 
-    def forward(self, stage: int) -> Action:
-        """The stage's next forward."""
-        return Action(stage, Kind.FORWARD, self.forwards[stage])
+    def _next(self, kind: Kind, stage: int, done: list[int], available: int) -> Action | None:
+        return Action(stage, kind, done[stage]) if done[stage] < available else None
 
-    def backward(self, stage: int) -> Action:
-        """The stage's next whole backward."""
-        return Action(stage, Kind.BACKWARD, self.backwards[stage])
-
-    def input_gradient(self, stage: int) -> Action:
-        """The stage's next backward, without its weights."""
-        return Action(stage, Kind.INPUT_GRADIENT, self.backwards[stage])
-
-    def weight_gradient(self, stage: int) -> Action:
-        """The stage's next weight gradient."""
-        return Action(stage, Kind.WEIGHT_GRADIENT, self.weights[stage])
+    def count(self, action: Action) -> None:
+        """The action is done."""
+        done = {Kind.FORWARD: self.forwards, Kind.WEIGHT_GRADIENT: self.weights}.get(action.kind)
+        (self.backwards if done is None else done)[action.stage] += 1
 
 
 Choice: TypeAlias = Callable[[int, Board], Action | None]
@@ -75,13 +67,7 @@ def round_robin(stages: int, ranks: int) -> tuple[int, ...]:
 
 
 def play(
-    name: str,
-    stages: int,
-    ranks: int,
-    microbatches: int,
-    choice: Choice,
-    *,
-    splits: bool = False,
+    name: str, stages: int, ranks: int, microbatches: int, choice: Choice, *, splits: bool = False
 ) -> Schedule:
     """The schedule that comes of all ranks' choices; `splits` says that backwards are I and W.
 
@@ -91,7 +77,7 @@ def play(
     placement = round_robin(stages, ranks)
     if microbatches < 1:
         raise ScheduleError(f"schedule {name} got {microbatches} micro-batches: expected at least one")
-    board = Board(stages, microbatches, (0,) * stages, (0,) * stages, (0,) * stages)
+    board = Board(stages, microbatches, [0] * stages, [0] * stages, [0] * stages)
     rows: list[list[Action]] = [[] for _ in range(ranks)]
     while min(board.weights if splits else board.backwards) < microbatches:
         taken = [(rank, choice(rank, board)) for rank in range(ranks)]
@@ -99,23 +85,5 @@ def play(
         assert moves, f"schedule {name} is stuck at {board}"
         for rank, action in moves:
             rows[rank].append(action)
-        board = _after(board, [action for _, action in moves])
+            board.count(action)
     return Schedule(name, stages, microbatches, placement, tuple(map(tuple, rows)))
-
-
-def _after(board: Board, actions: list[Action]) -> Board:
-    counts = {
-        Kind.FORWARD: list(board.forwards),
-        Kind.INPUT_GRADIENT: list(board.backwards),
-        Kind.WEIGHT_GRADIENT: list(board.weights),
-    }
-    counts[Kind.BACKWARD] = counts[Kind.INPUT_GRADIENT]
-    for action in actions:
-        counts[action.kind][action.stage] += 1
-    return Board(
-        board.stages,
-        board.microbatches,
-        tuple(counts[Kind.FORWARD]),
-        tuple(counts[Kind.BACKWARD]),
-        tuple(counts[Kind.WEIGHT_GRADIENT]),
-    )

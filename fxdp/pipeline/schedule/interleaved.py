@@ -36,18 +36,14 @@ def interleaved(stages: int, ranks: int, microbatches: int) -> Schedule:
 
     def ahead(rank: int, board: Board) -> Action | None:
         done = sum(board.forwards[stage] for stage in own[rank])
-        if done == len(forwards[rank]) or not board.can_forward(forwards[rank][done]):
-            return None
-        return board.forward(forwards[rank][done])
+        return board.forward(forwards[rank][done]) if done < len(forwards[rank]) else None
 
     def choice(rank: int, board: Board) -> Action | None:
         done = sum(board.backwards[stage] for stage in own[rank])
         in_flight = sum(board.forwards[stage] for stage in own[rank]) - done
         if in_flight < limit(rank) and (action := ahead(rank, board)):
             return action
-        if done < len(backwards[rank]) and board.can_backward(backwards[rank][done]):
-            return board.backward(backwards[rank][done])
-        return None
+        return board.backward(backwards[rank][done]) if done < len(backwards[rank]) else None
 
     return play(NAME, stages, ranks, microbatches, choice)
 

@@ -26,9 +26,8 @@ def one_f_one_b(stages: int, ranks: int, microbatches: int) -> Schedule:
         own = range(rank, stages, ranks)[::-1]
         for stage in own:
             in_flight = board.forwards[stage] - board.backwards[stage]
-            if board.can_forward(stage) and in_flight < stages - stage:
-                return board.forward(stage)
-        ready = [board.backward(stage) for stage in own if board.can_backward(stage)]
-        return min(ready, key=lambda action: action.microbatch, default=None)
+            if in_flight < stages - stage and (action := board.forward(stage)):
+                return action
+        return min(filter(None, map(board.backward, own)), key=lambda action: action.microbatch, default=None)
 
     return play(NAME, stages, ranks, microbatches, choice)

@@ -13,7 +13,7 @@ With p ranks, m >= p micro-batches and equal F, I and W the bubble is (p - 1) / 
 
 from __future__ import annotations
 
-from fxdp.pipeline.schedule.action import Action
+from fxdp.pipeline.schedule.action import Action, Kind
 from fxdp.pipeline.schedule.greedy import Board, play
 from fxdp.pipeline.schedule.schedule import Schedule
 
@@ -28,12 +28,10 @@ def zero_bubble(stages: int, ranks: int, microbatches: int) -> Schedule:
         for stage in own:
             in_flight = board.forwards[stage] - board.backwards[stage]
             held = board.forwards[stage] - board.weights[stage]
-            if board.can_forward(stage) and in_flight < stages - stage and held < stages:
-                return board.forward(stage)
-        if ready := [board.input_gradient(stage) for stage in own if board.can_backward(stage)]:
-            return min(ready, key=lambda action: action.microbatch)
-        if waiting := [board.weight_gradient(stage) for stage in own if board.can_weight(stage)]:
-            return min(waiting, key=lambda action: action.microbatch)
-        return None
+            if in_flight < stages - stage and held < stages and (action := board.forward(stage)):
+                return action
+        ready = [action for stage in own if (action := board.backward(stage, Kind.INPUT_GRADIENT))]
+        waiting = [action for stage in own if (action := board.weight_gradient(stage))]
+        return min(ready or waiting, key=lambda action: action.microbatch, default=None)
 
     return play(NAME, stages, ranks, microbatches, choice, splits=True)
