@@ -14,12 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-import torch
 from torch import fx
 
-from fxdp.ir import raw_bytes
 from fxdp.ir.ops.parameter_rows import dealt_range
 from fxdp.ir.slots import Parameter
 from fxdp.ir.types import TensorType
@@ -49,17 +46,11 @@ def held_rows(partition: Partition, dealing: Sequence[tuple[int, int]]) -> dict[
 
 @dataclass
 class DealtParameters:
-    """Writes the transfers of one rank.
-
-    Parameters
-    ----------
-    tag : the number of the last transfer; each takes the next, on all ranks alike.
-    """
+    """Writes the transfers of one rank."""
 
     step: StepGraph
     partition: Partition
     schedule: Schedule
-    tag: int
     types: dict[Parameter, TensorType] = field(init=False)
     """The parameters of which pipeline ranks hold rows."""
 
@@ -76,7 +67,13 @@ class DealtParameters:
         own = {slot: self.step.item(made, i, f"own_{slot.name}") for i, slot in enumerate(self.types)}
         pieces = {self.step.rank: own}
         for source, target, slots in self._collected():
-            self._bring(slots, source, target, own, pieces)
+            types = {s.name: (self._shape(self.types[s], source), self.types[s].dtype) for s in slots}
+            given = {slot.name: own[slot] for slot in slots}
+            got = self.step.hand_over(
+                PARAMETERS, types, source, [target], given.__getitem__, backward=False
+            )
+            if got:
+                pieces[source] = {slot: got[slot.name] for slot in slots}
         for slot in self._read_by(self.step.rank):
             every = [pieces[rank][slot] for rank in range(len(self.schedule.ranks))]
             whole = self.step.function(p2p.whole_rows, (every,), f"rows_of_{slot.name}")
@@ -84,7 +81,7 @@ class DealtParameters:
 
     def skip_collecting(self) -> None:
         """Another program collects; its transfers have numbers of their own all the same."""
-        self.tag += len(self._collected())
+        self.step.tag += len(self._collected())
 
     def _collected(self) -> list[tuple[int, int, list[Parameter]]]:
         """Source and target of each transfer, and the parameters in it."""
@@ -95,19 +92,6 @@ class DealtParameters:
     def gathered(self, part: Part) -> list[fx.Node]:
         """What a stage's gather takes besides the batch: the rows of its data rank, by parameter."""
         return [self.step.value(_key(slot), None) for slot in part.parameters] if self.types else []
-
-    def _bring(
-        self, slots: Sequence[Parameter], source: int, target: int, own: Mapping[Parameter, fx.Node],
-        pieces: dict[int, dict[Parameter, fx.Node]],
-    ) -> None:  # fmt: skip
-        self.tag += 1
-        shapes = [self._shape(self.types[slot], source) for slot in slots]
-        values = [own[slot] for slot in slots]
-        dtypes = [self.types[slot].dtype for slot in slots]
-        names = [slot.name for slot in slots]
-        got = self._travel(PARAMETERS, names, values, shapes, dtypes, (source, target), backward=False)
-        if got is not None:
-            pieces[source] = {slot: self.step.item(got, i, slot.name) for i, slot in enumerate(slots)}
 
     def _read_by(self, rank: int) -> list[Parameter]:
         """The parameters that the stages of a rank gather."""
@@ -123,28 +107,21 @@ class DealtParameters:
         if not gradients:
             return
         for target in range(len(self.schedule.ranks)):
-            self.tag += source != target
-            shapes = [self._shape(type_, target) for type_ in gradients.values()]
-            values = []
+            given = {}
             if self.step.rank == source:
-                values = [self._piece(name, type_, target) for name, type_ in gradients.items()]
-            if source == target:
-                self._keep(gradients, values)
-                continue
-            dtypes = [type_.dtype for type_ in gradients.values()]
-            got = self._travel(
-                "gradients", list(gradients), values, shapes, dtypes, (source, target), backward=True
-            )
-            if got is not None:
-                self._keep(gradients, [self.step.item(got, i, n) for i, n in enumerate(gradients)])
+                given = {name: self._piece(name, type_, target) for name, type_ in gradients.items()}
+            if source != target:
+                types = {name: (self._shape(type_, target), type_.dtype) for name, type_ in gradients.items()}
+                given = self.step.hand_over(
+                    "gradients", types, source, [target], given.__getitem__, backward=True
+                )
+            if self.step.rank == target:
+                for name, value in given.items():
+                    self.step.keep(f"rows of {name}", None, value)
 
     def rows_of(self, name: str) -> fx.Node:
         """This rank's rows of a gradient."""
         return self.step.value(f"rows of {name}", None)
-
-    def _keep(self, gradients: Mapping[str, TensorType], values: Sequence[fx.Node]) -> None:
-        for name, value in zip(gradients, values, strict=False):
-            self.step.keep(f"rows of {name}", None, value)
 
     def _piece(self, name: str, type_: TensorType, rank: int) -> fx.Node:
         first, _ = self._range(type_)
@@ -153,24 +130,6 @@ class DealtParameters:
         return self.step.function(p2p.piece, (value, start - first, end - first), f"dealt_{name}")
 
     # ---- both ----------------------------------------------------------------------------------------------
-
-    def _travel(
-        self, label: str, names: Sequence[str], values: Sequence[fx.Node], shapes: list[list[int]],
-        dtypes: list[torch.dtype], ends: tuple[int, int], *, backward: bool,
-    ) -> fx.Node | None:  # fmt: skip
-        """This rank's share of a transfer of values as one row of bytes; at its target, the values."""
-        source, target = ends
-        size = raw_bytes.packed_size(shapes, dtypes)
-        if self.step.rank == source:
-            packed = self.step.function(raw_bytes.pack, (list(values),), f"{label}_to{target}")
-            self.step.send(packed, target, self.tag, label, backward=backward)
-            self.step.record(label, ends, [size], torch.uint8, self.tag, backward=backward, values=names)
-        if self.step.rank != target:
-            return None
-        args: tuple[Any, ...] = ([size], torch.uint8, source, self.tag, label)
-        pending = self.step.receive(*args, backward=backward)
-        packed = self.step.function(p2p.wait, (pending,), f"{label}_of{source}")
-        return self.step.function(raw_bytes.unpack, (packed, shapes, dtypes), f"unpacked_of{source}")
 
     def _shape(self, type_: TensorType, rank: int) -> list[int]:
         """The shape of a pipeline rank's rows."""

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-import torch
 from torch import fx
 
-from fxdp.ir import conversions, raw_bytes
+from fxdp.ir import conversions
 from fxdp.ir.notes import placed_tensor
 from fxdp.ir.slots import Gradient, Parameter, ResultSlot
 from fxdp.ir.types import TensorType
 from fxdp.pipeline.cut.partition import Part, Partition, Total
 from fxdp.pipeline.schedule.schedule import Schedule
 from fxdp.pipeline.write.dealt_parameters import DealtParameters
-from fxdp.pipeline.write.step_graph import StepGraph
-from fxdp.runtime import p2p
+from fxdp.pipeline.write.step_graph import Message, StepGraph, ValueType
 
 
 @dataclass
@@ -27,7 +24,7 @@ class Finish:
 
     Parameters
     ----------
-    dealt : rows that other pipeline ranks hold; it knows the last tag that a transfer has.
+    dealt : rows that other pipeline ranks hold.
     everywhere : whether all ranks get the gradients, or only those whose stages read the parameter.
     parallel : whether other ranks hold parts of the batch, so that sums go over ranks.
     """
@@ -59,10 +56,6 @@ class Finish:
             self._deliver(rank)
             self.dealt.deal({n: t for n, t in self._dealt.items() if self._home(n) == rank}, rank)
         return [self._result(slot, name) for slot, name, _ in self.partition.results]
-
-    def _tag(self) -> int:
-        self.dealt.tag += 1
-        return self.dealt.tag
 
     @cached_property
     def _dealt(self) -> dict[str, TensorType]:
@@ -98,14 +91,12 @@ class Finish:
         if here == there:
             return
         self._brought.add((name, stage))
-        tag = self._tag()
-        shape, dtype = self.step.shape(source.type, source.placement, None), source.type.dtype
+        self.step.tag += 1
+        message = Message(name, *self._type(source), self.step.tag, backward=True)
         if self.step.rank == here:
-            self.step.send(self.step.value(name, None), there, tag, name, backward=True)
-            self.step.record(name, (here, there), shape, dtype, tag, backward=True)
+            self.step.send(message, self.step.value(name, None), there)
         elif self.step.rank == there:
-            pending = self.step.receive(shape, dtype, here, tag, name, backward=True)
-            self.step.expect(name, None, pending)
+            self.step.expect(name, None, self.step.receive(message, here))
 
     def _deliver(self, rank: int) -> None:
         """One rank's results for all others, to each in one row of bytes; those alike are packed once."""
@@ -115,32 +106,16 @@ class Finish:
             if peer != rank and names:
                 receivers.setdefault(names, []).append(peer)
         for names, peers in receivers.items():
-            self._hand_over(names, rank, peers)
+            types = {name: self._type(source) for name in names if (source := self._source(name))}
+            got = self.step.hand_over("results", types, rank, peers, self._own, backward=False, shared=True)
+            for name, value in got.items():
+                self.step.keep(name, None, value)
 
-    def _hand_over(self, names: tuple[str, ...], rank: int, peers: list[int]) -> None:
-        sources = [s for n in names if (s := self._source(n)) is not None]
-        shapes = [self.step.shape(s.type, s.placement, None) for s in sources]
-        dtypes = [s.type.dtype for s in sources]
-        size = raw_bytes.packed_size(shapes, dtypes)
-        tag, label = self._tag(), f"results_of{rank}"
-        if self.step.rank == rank:
-            values = [self.step.value(n, None) for n in names]
-            packed = self.step.function(raw_bytes.pack, (values,), label)
-            for peer in peers:
-                self.step.send(packed, peer, tag, label, backward=False)
-                ends = rank, peer
-                self.step.record("results", ends, [size], torch.uint8, tag, backward=False, values=names)
-        elif self.step.rank in peers:
-            pending = self.step.receive([size], torch.uint8, rank, tag, "results", backward=False)
-            packed = self.step.function(p2p.wait, (pending,), label)
-            self._unpack(packed, names, shapes, dtypes, rank)
+    def _type(self, source: Total) -> ValueType:
+        return self.step.shape(source.type, source.placement, None), source.type.dtype
 
-    def _unpack(
-        self, packed: fx.Node, names: Sequence[str], shapes: list[list[int]], dtypes: list[torch.dtype],
-        rank: int,
-    ) -> None:  # fmt: skip
-        values = self.step.function(raw_bytes.unpack, (packed, shapes, dtypes), f"unpacked_of{rank}")
-        self.step.keep_items(values, names)
+    def _own(self, name: str) -> fx.Node:
+        return self.step.value(name, None)
 
     def _delivered(self, rank: int, peer: int) -> tuple[str, ...]:
         """The names of the results that a rank has and another one gets."""

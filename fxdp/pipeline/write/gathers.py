@@ -29,14 +29,14 @@ def write_gathers(
         step.keep_items(step.module(name, (batch, *dealt.gathered(part)), name), part.gives)
 
 
-def write_gather_step(step: StepGraph, partition: Partition, schedule: Schedule, tag: int) -> fx.Graph:
+def write_gather_step(step: StepGraph, partition: Partition, schedule: Schedule) -> fx.Graph:
     """A program that does nothing else; its results are those that `take_gathered` takes.
 
     Raises
     ------
     VerifierError : a stream that does not wait for what it reads; a bug in fxdp.
     """
-    batch, dealt = step.input("batch"), DealtParameters(step, partition, schedule, tag)
+    batch, dealt = step.input("batch"), DealtParameters(step, partition, schedule)
     write_gathers(step, partition, schedule, dealt, batch)
     step.end(tuple(step.value(name, None) for name in gathered_names(partition, schedule, step.rank)))
     check_order(step.graph)

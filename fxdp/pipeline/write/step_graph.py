@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
 import torch
 from torch import fx
 
+from fxdp.ir import raw_bytes
 from fxdp.ir.ops.parameter_rows import rows_each
 from fxdp.ir.placements import Placement, Rows
 from fxdp.ir.sizes import evaluate
@@ -23,6 +24,8 @@ _WINDOW = 2
 """Sends to one rank that may be under way before the oldest is waited for."""
 
 
+ValueType = tuple[list[int], torch.dtype]
+"""The shape and dtype of a value on a rank."""
 Origin = tuple[int, int]
 """The stage and micro-batch of the forward that made a value."""
 
@@ -40,6 +43,22 @@ class Sent:
     """The number of the transfer in the step, at both ends."""
     values: tuple[str, ...] = ()
     """The values in it, by name; several where results travel in one row of bytes."""
+
+
+@dataclass(frozen=True)
+class Message:
+    """What travels between two pipeline ranks, known at both ends."""
+
+    name: str
+    shape: Sequence[int]
+    dtype: torch.dtype
+    tag: int
+    """The same number at both ends, another for every transfer of the step."""
+    backward: bool
+    row: str = ""
+    """What the plan calls it, if not by its name."""
+    values: tuple[str, ...] = ()
+    """What is in it, if not the one value of that name."""
 
 
 def waits(node: fx.Node) -> bool:
@@ -60,6 +79,8 @@ class StepGraph:
     dealing: tuple[tuple[int, int], ...] = ((1, 0),)
     graph: fx.Graph = field(default_factory=fx.Graph)
     sent: list[Sent] = field(default_factory=list)
+    tag: int = 0
+    """The number of the last transfer; each takes the next, on all ranks alike."""
     _values: dict[tuple[str, int | None], fx.Node] = field(default_factory=dict)
     _pending: dict[tuple[str, int | None], fx.Node] = field(default_factory=dict)
     _under_way: dict[int, list[tuple[fx.Node, Origin | None]]] = field(default_factory=dict)
@@ -80,14 +101,14 @@ class StepGraph:
         self._events.given(node)
         return node
 
-    def module_on(self, stream: str, target: str, args: tuple[Any, ...], name: str) -> fx.Node:
+    def _on(self, target: str, stream: str, args: tuple[Any, ...], name: str) -> fx.Node:
         """The same on another stream than compute's, after all that compute was given so far."""
         self._events.order(stream)
         return self.graph.create_node("call_module", target, args, {"stream": stream}, name=name)
 
     def reduce(self, target: str, args: tuple[Any, ...], name: str) -> fx.Node:
         """The same on the reduce stream; `value` and `end` wait for it."""
-        node = self.module_on(REDUCE, target, args, name)
+        node = self._on(target, REDUCE, args, name)
         self._events.reduces(node)
         return node
 
@@ -134,16 +155,17 @@ class StepGraph:
             return [rows_each(int(first), self.dealing[0][0]), *map(int, rest)]
         return [evaluate(size, self.sizes[microbatch]) for size in local_shape(type_, placement)]
 
-    def send(
-        self, value: fx.Node, peer: int, tag: int, name: str, *, backward: bool, origin: Origin | None = None
-    ) -> None:
-        """Start a send, after waiting for all but the last few to that rank."""
+    def send(self, message: Message, value: fx.Node, peer: int, origin: Origin | None = None) -> None:
+        """Start a send, after waiting for all but the last few to that rank; it is noted for the plan."""
         under_way = self._under_way.setdefault(peer, [])
         if len(under_way) >= _WINDOW:
             self.function(p2p.wait_sent, (under_way.pop(0)[0],), "sent")
-        target, stream = ("send_backward", P2P_BACKWARD) if backward else ("send_forward", P2P_FORWARD)
-        node = self.module_on(stream, target, (value, peer, tag), f"send_{name}_to{peer}")
+        way = ("send_backward", P2P_BACKWARD) if message.backward else ("send_forward", P2P_FORWARD)
+        node = self._on(*way, (value, peer, message.tag), f"send_{message.name}_to{peer}")
         under_way.append((node, origin))
+        row, size = message.row or message.name, prod(message.shape) * message.dtype.itemsize
+        values = message.values or (row,)
+        self.sent.append(Sent(row, self.rank, peer, size, message.backward, message.tag, values))
 
     def settle(self, origin: Origin) -> None:
         """Let go of what a forward sent: its backward begins, so all who needed it have it."""
@@ -152,24 +174,43 @@ class StepGraph:
                 under_way.remove(item)
                 self.function(p2p.wait_sent, (item[0],), "sent")
 
-    def receive(
-        self, shape: list[int], dtype: torch.dtype, peer: int, tag: int, name: str, *, backward: bool
-    ) -> fx.Node:
+    def receive(self, message: Message, peer: int) -> fx.Node:
         """Start a receive."""
-        target, stream = ("receive_backward", P2P_BACKWARD) if backward else ("receive_forward", P2P_FORWARD)
-        return self.module_on(stream, target, (shape, dtype, peer, tag), f"receive_{name}_from{peer}")
+        way = ("receive_backward", P2P_BACKWARD) if message.backward else ("receive_forward", P2P_FORWARD)
+        args = (list(message.shape), message.dtype, peer, message.tag)
+        return self._on(*way, args, f"receive_{message.name}_from{peer}")
+
+    def hand_over(
+        self, row: str, types: Mapping[str, ValueType], source: int, targets: Sequence[int],
+        given: Callable[[str], fx.Node], *, backward: bool, shared: bool = False,
+    ) -> dict[str, fx.Node]:  # fmt: skip
+        """Bring values from one rank to others as one row of bytes; at a target, the values.
+
+        Parameters
+        ----------
+        row : what the plan calls it.
+        given : at the source, a value by its name.
+        shared : several targets get the same.
+        """
+        self.tag += 1
+        shapes, dtypes = [shape for shape, _ in types.values()], [dtype for _, dtype in types.values()]
+        size = raw_bytes.packed_size(shapes, dtypes)
+        message = Message(row, [size], torch.uint8, self.tag, backward, row, tuple(types))
+        if self.rank == source:
+            packed = f"{row}_of{source}" if shared else f"{row}_to{targets[0]}"
+            message = replace(message, name=packed if shared else row)
+            value = self.function(raw_bytes.pack, ([given(name) for name in types],), packed)
+            for target in targets:
+                self.send(message, value, target)
+        if self.rank not in targets:
+            return {}
+        value = self.function(p2p.wait, (self.receive(message, source),), f"{row}_of{source}")
+        made = self.function(raw_bytes.unpack, (value, shapes, dtypes), f"unpacked_of{source}")
+        return {name: self.item(made, i, name) for i, name in enumerate(types)}
 
     def expect(self, name: str, microbatch: int | None, pending: fx.Node) -> None:
         """The value is under way: wait for it at its first use."""
         self._pending[name, microbatch] = pending
-
-    def record(
-        self, name: str, ends: tuple[int, int], shape: Sequence[int], dtype: torch.dtype, tag: int, *,
-        backward: bool, values: Sequence[str] = (),
-    ) -> None:  # fmt: skip
-        """Note a transfer from the first of `ends` to the second for the plan."""
-        size = prod(shape) * dtype.itemsize
-        self.sent.append(Sent(name, *ends, size, backward, tag, tuple(values) or (name,)))
 
     def end(self, results: tuple[Any, ...]) -> None:
         """The program's results; nothing is under way when the step ends."""

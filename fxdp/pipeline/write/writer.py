@@ -38,7 +38,7 @@ from fxdp.pipeline.write.dealt_parameters import DealtParameters
 from fxdp.pipeline.write.finish import Finish
 from fxdp.pipeline.write.gathers import take_gathered, write_gather_step, write_gathers
 from fxdp.pipeline.write.happens_before import check_order
-from fxdp.pipeline.write.step_graph import StepGraph, suffix
+from fxdp.pipeline.write.step_graph import Message, StepGraph, suffix
 from fxdp.runtime import p2p
 
 
@@ -97,7 +97,8 @@ class Writer:
         VerifierError : a stream that does not wait for what it reads; a bug in fxdp.
         """
         self.whole = self.step.input("batch")
-        dealt = DealtParameters(self.step, self.partition, self.schedule, self._last_tag)
+        self.step.tag = self._last_tag
+        dealt = DealtParameters(self.step, self.partition, self.schedule)
         self._prologue(dealt)
         order = programs(self.schedule, self._edges())
         check(order)
@@ -121,7 +122,8 @@ class Writer:
         ------
         VerifierError : a stream that does not wait for what it reads; a bug in fxdp.
         """
-        return write_gather_step(step, self.partition, self.schedule, self._last_tag)
+        step.tag = self._last_tag
+        return write_gather_step(step, self.partition, self.schedule)
 
     @property
     def _last_tag(self) -> int:
@@ -280,18 +282,14 @@ class Writer:
     def _transfer(self, event: Transfer) -> None:
         edge, microbatch = event.edge, event.microbatch
         assert isinstance(edge, CutEdge)
-        dtype = edge.type.dtype
         # the same number at both ends, another for every transfer of the step
         tag = self.partition.edges.index(edge) * self.schedule.microbatches + (microbatch or 0)
-        name = f"{edge.name}{suffix(microbatch)}"
         shape = self.step.shape(edge.type, edge.placement, microbatch)
+        name = f"{edge.name}{suffix(microbatch)}"
+        message = Message(name, shape, edge.type.dtype, tag, edge.backward, row=edge.name)
         if event.end is End.SEND:
             made = self._first(edge.source) if microbatch is None else microbatch
-            value = self.step.value(edge.name, made)
             origin = None if edge.backward else (edge.source, made)
-            self.step.send(value, event.peer, tag, name, backward=edge.backward, origin=origin)
-            ends = (self.step.rank, event.peer)
-            self.step.record(edge.name, ends, shape, dtype, tag, backward=edge.backward)
+            self.step.send(message, self.step.value(edge.name, made), event.peer, origin)
         else:
-            pending = self.step.receive(shape, dtype, event.peer, tag, name, backward=edge.backward)
-            self.step.expect(edge.name, microbatch, pending)
+            self.step.expect(edge.name, microbatch, self.step.receive(message, event.peer))
