@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,6 +15,7 @@ from fxdp.capture.dynamo.dynamo_sizes import TracedSizes, is_read
 from fxdp.capture.dynamo.traced_model import GraphOperand, TracedGraph
 from fxdp.capture.python_values import stable_text
 from fxdp.errors import InputError
+from fxdp.ir.graphs import attribute_of
 from fxdp.torch_compat import TracedFrame, forget_sizes
 
 _NO_NAMES: Mapping[int, str] = {}
@@ -113,7 +113,7 @@ def _copied(graph: fx.Graph, node: fx.Node, copies: Mapping[fx.Node, Any], gm: f
     if target is torch.ops.higher_order.tag_activation_checkpoint:
         # a region of torch.utils.checkpoint; run as such, it is what it is in the user's own code
         target, kwargs = checkpoint, {"use_reentrant": False}
-        body = operator.attrgetter(str(node.args[0].target))(gm)  # type: ignore[union-attr]
+        body = attribute_of(gm, node.args[0])  # type: ignore[arg-type]
         args = (args[0], *_pruned(body, args[1:]))
     elif getattr(target, "namespace", "") == "higher_order":
         raise InputError(
@@ -136,7 +136,7 @@ def _pruned(body: fx.GraphModule, given: Sequence[Any]) -> tuple[Any, ...]:
     for node in body.graph.find_nodes(
         op="call_function", target=torch.ops.higher_order.tag_activation_checkpoint
     ):
-        inner = operator.attrgetter(str(node.args[0].target))(body)
+        inner = attribute_of(body, node.args[0])
         node.args = (node.args[0], *_pruned(inner, node.args[1:]))
     pairs = list(zip(body.graph.find_nodes(op="placeholder"), given, strict=True))
     for placeholder, _ in pairs:
@@ -162,7 +162,7 @@ def _lines(gm: fx.GraphModule, depth: str = "") -> Iterator[str]:
         target = "" if node.op == "placeholder" else target
         yield f"{depth}{node.op} {target} {stable_text(args)} {stable_text(kwargs)}"
         if node.op == "get_attr":
-            value = operator.attrgetter(str(node.target))(gm)
+            value = attribute_of(gm, node)
             if isinstance(value, fx.GraphModule):
                 yield from _lines(value, depth + "  ")
         elif node.op == "call_module":

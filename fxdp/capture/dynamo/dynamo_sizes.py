@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,6 +14,7 @@ from fxdp.capture.dynamo.dynamo_inputs import GraphInput
 from fxdp.capture.dynamo.traced_model import SizeGuard
 from fxdp.capture.joint.conditions import asked_of_sizes
 from fxdp.errors import InputError
+from fxdp.ir.graphs import attribute_of
 from fxdp.ir.notes import Site
 from fxdp.torch_compat import TracedFrame, ask_for_symbols, has_symbols_asked, input_source
 
@@ -170,8 +170,7 @@ def is_read(node: fx.Node, gm: fx.GraphModule) -> bool:
     """Whether an op uses it, here or in the regions that it is passed to."""
     for user in node.users:
         head: Any = user.args[0] if user.args else None
-        is_attribute = isinstance(head, fx.Node) and head.op == "get_attr"
-        body = operator.attrgetter(str(head.target))(gm) if is_attribute else None
+        body = attribute_of(gm, head) if isinstance(head, fx.Node) and head.op == "get_attr" else None
         if not isinstance(body, fx.GraphModule):
             return True
         inside = zip(body.graph.find_nodes(op="placeholder"), user.args[1:], strict=False)

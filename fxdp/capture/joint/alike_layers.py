@@ -16,6 +16,7 @@ import torch
 from torch import fx, nn
 
 from fxdp.capture.export.exported import Exported
+from fxdp.capture.joint.convert import first_names
 from fxdp.capture.sites import module_path
 from fxdp.ir.graph_form import NoTextError, tensor_text, value_text
 from fxdp.ir.graphs import attribute_of
@@ -161,13 +162,6 @@ def _kind(tensor: torch.Tensor) -> str:
         return f"{isinstance(tensor, nn.Parameter)} {tensor_text(tensor)}"
     except NoTextError as error:
         raise _OthersError from error
-
-
-def first_names(owner: nn.Module) -> dict[str, str]:
-    """Every name of a parameter or buffer to the first name of the same tensor."""
-    first: dict[int, str] = {}
-    named = [*owner.named_parameters(remove_duplicate=False), *owner.named_buffers(remove_duplicate=False)]
-    return {name: first.setdefault(id(tensor), name) for name, tensor in named}
 
 
 def shortened(exported: Exported, layers: Layers) -> Exported:

@@ -56,13 +56,10 @@ def kept_dims(graph: fx.Graph) -> tuple[Condition, ...]:
     found: dict[sympy.Basic, Condition] = {}
     for node in graph.nodes:
         if node.target in _SQUEEZES and not note(node).backward:
-            for size in filter(_may_be_1, _squeezed(node)):
-                found.setdefault(size, Condition(sympy.Ne(size, 1), note(node).site or Site()))
+            for size in _squeezed(node):
+                if isinstance(size, sympy.Basic) and size.subs(dict.fromkeys(size.free_symbols, 1)) == 1:
+                    found.setdefault(size, Condition(sympy.Ne(size, 1), note(node).site or Site()))
     return tuple(found.values())
-
-
-def _may_be_1(size: Any) -> bool:
-    return isinstance(size, sympy.Basic) and size.subs(dict.fromkeys(size.free_symbols, 1)) == 1
 
 
 def _squeezed(node: fx.Node) -> list[Any]:
@@ -83,7 +80,7 @@ def several_values(exported: fx.Graph) -> tuple[Condition, ...]:
         if "batch_norm" not in str(node.target) or len(node.args) <= _TRAINING or not node.args[_TRAINING]:
             continue
         shape = getattr(node.args[0].meta.get("val"), "shape", ())  # graphs of Dynamo have no values
-        sizes = [size for dim, size in enumerate(shape) if dim != 1 and not _is_1(size)]
+        sizes = [n for dim, n in enumerate(shape) if dim != 1 and not (isinstance(n, int) and n == 1)]
         if len(sizes) == 1 and isinstance(sizes[0], torch.SymInt) and sizes[0].node.expr.is_Symbol:
             site = Origin.here().of(SiteIndex(exported.nodes).site(node))
             words = (
@@ -92,10 +89,6 @@ def several_values(exported: fx.Graph) -> tuple[Condition, ...]:
             )
             found.append(Condition(sympy.Ne(B, 1), site, words))
     return tuple(found)
-
-
-def _is_1(size: Any) -> bool:
-    return isinstance(size, int) and size == 1
 
 
 def guards_of(shape_env: Any) -> list[tuple[sympy.Basic, Any]]:
@@ -111,13 +104,8 @@ def _always(expr: sympy.Basic) -> bool:
     if len(symbols) > 2:
         return False
     grids = [_BATCHES if str(symbol) == "B" else _OTHERS for symbol in symbols]
-    return all(_holds(expr, dict(zip(symbols, values, strict=True))) for values in product(*grids))
-
-
-def _holds(expr: sympy.Basic, values: dict[Any, int]) -> bool:
-    return bool(
-        expr.xreplace({symbol: sympy.Integer(value) for symbol, value in values.items()}) == sympy.true
-    )
+    places = (dict(zip(symbols, map(sympy.Integer, values), strict=True)) for values in product(*grids))
+    return all(expr.xreplace(place) == sympy.true for place in places)
 
 
 def _chooses_kernel(guard: Any) -> bool:

@@ -194,16 +194,15 @@ class Slots:
 
     def __init__(self, module: nn.Module, paths: Sequence[str]) -> None:
         self._paths = paths
-        self._parameters = _canonical(module.named_parameters)
-        self._buffers = _canonical(module.named_buffers)
-        self._order = {name: i for names in (self._parameters, self._buffers) for i, name in enumerate(names)}
+        self._names = first_names(module)
+        self._order = {name: i for i, name in enumerate(self._names)}
 
     def of_input(self, descriptor: Any) -> Slot:
         """The slot of a placeholder."""
         if isinstance(descriptor, torch_compat.ParamAOTInput):
-            return self._named(Parameter, self._parameters, descriptor.target)
+            return self._named(Parameter, descriptor.target)
         if isinstance(descriptor, torch_compat.BufferAOTInput):
-            return self._named(Buffer, self._buffers, descriptor.target)
+            return self._named(Buffer, descriptor.target)
         if isinstance(descriptor, torch_compat.PlainAOTInput):
             return Input(descriptor.idx, self._paths[descriptor.idx])
         if isinstance(descriptor, torch_compat.TangentAOTInput):
@@ -242,19 +241,17 @@ class Slots:
         assert isinstance(slot, (Mutation, Gradient))
         return (1 if isinstance(slot, Mutation) else 2), *self.rank(slot.of)
 
-    @staticmethod
-    def _named(kind: Callable[[str], Slot], names: dict[str, str], target: str) -> Slot:
+    def _named(self, kind: Callable[[str], Slot], target: str) -> Slot:
         """The slot of a parameter or buffer; those of a loss function are constants."""
         path = module_path(target)
-        if path in names:
-            return kind(names[path])
-        return Constant(path)
+        return kind(self._names[path]) if path in self._names else Constant(path)
 
 
-def _canonical(named: Callable[..., Any]) -> dict[str, str]:
+def first_names(owner: nn.Module) -> dict[str, str]:
     """Every name of a parameter or buffer to the first name of the same tensor."""
     first: dict[int, str] = {}
-    return {name: first.setdefault(id(tensor), name) for name, tensor in named(remove_duplicate=False)}
+    named = [*owner.named_parameters(remove_duplicate=False), *owner.named_buffers(remove_duplicate=False)]
+    return {name: first.setdefault(id(tensor), name) for name, tensor in named}
 
 
 def slot_name(slot: Slot) -> str:
@@ -281,15 +278,10 @@ def _without_clone(copy: fx.Node) -> fx.Node:
     """What a clone that capture itself put before an output copies, unless that is an input."""
     source = copy.args[0] if copy.target is torch.ops.aten.clone.default else copy
     root = source
-    while isinstance(root, fx.Node) and root.op == "call_function" and _is_view(root):
+    while isinstance(root, fx.Node) and getattr(root.target, "is_view", False):
         root = root.args[0]
     keep = not isinstance(source, fx.Node) or not isinstance(root, fx.Node) or root.op == "placeholder"
     return copy if keep else source  # type: ignore[return-value]
-
-
-def _is_view(node: fx.Node) -> bool:
-    target = node.target
-    return isinstance(target, torch_compat.OpOverload) and target.is_view
 
 
 def _is_kept(node: fx.Node) -> bool:

@@ -17,10 +17,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
-from torch import fx, nn
+from torch import fx
 
 from fxdp.capture.captured import Captured, Condition
 from fxdp.capture.export.exported import Exported
+from fxdp.capture.joint.convert import first_names
 from fxdp.capture.joint.raw_joint import JointOptions
 from fxdp.capture.joint.symbolic_joint import symbolic_joint
 from fxdp.disk.entries import Entries, key_of
@@ -113,7 +114,7 @@ def _key(exported: Exported, options: JointOptions) -> str | None:
             repr((exported.paths, exported.batch, exported.loss)),
             "\n".join(_graph_lines(exported.gm)),
             "\n".join(_tensor_lines(exported.gm)),
-            "\n".join(_name_lines(exported.owner)),
+            repr(first_names(exported.owner)),
             known_of_symbols(env),
         )
     except NoTextError:
@@ -165,11 +166,3 @@ def _constants(gm: fx.GraphModule) -> dict[str, torch.Tensor]:
         if isinstance(value, torch.Tensor) and id(value) not in parameters:
             found[str(node.target)] = value
     return found
-
-
-def _name_lines(owner: nn.Module) -> Iterable[str]:
-    """By which names the model knows its tensors; the first of several counts."""
-    first: dict[int, str] = {}
-    for named in (owner.named_parameters, owner.named_buffers):
-        for name, tensor in named(remove_duplicate=False):
-            yield f"{name} {first.setdefault(id(tensor), name)}"

@@ -5,6 +5,9 @@
     ...
     fitted:        size = size("4*B");  view(x, [size, 8]);  sum(..) / size
 
+    torch.tensor([0] * batch)      traced at 3: [0, 0, 0], at 5: [0, 0, 0, 0, 0]
+    fitted:        %row = constant [0];  %size = size("B");  expand(%row, [%size])
+
 Whatever differs other than as a polynomial in the batch is refused.
 """
 
@@ -26,9 +29,7 @@ from fxdp.capture.joint.canonical_sizes import Sizes
 from fxdp.capture.joint.convert import Converted, convert
 from fxdp.capture.joint.fit import fit_float, fit_int
 from fxdp.capture.joint.raw_joint import JointOptions, RawJoint, trace_joint
-from fxdp.capture.joint.repeated_constants import repeated_dim
 from fxdp.ir.notes import MemoryLayout, Note, Site, example_layout, keep_layout, note, set_layouts
-from fxdp.ir.placements import Dim
 from fxdp.ir.slots import Constant
 from fxdp.ir.types import NodeType, ScalarType, TensorType
 
@@ -134,14 +135,14 @@ class _Fit:
         if len(rows) < len(found) or len({len(row) for row in rows}) > 1 or any(None in row for row in rows):
             return None
         try:
-            fitted = [self._fit_number(column) for column in zip(*rows, strict=True)]
+            fitted = [self._fit_number(column, "a stride") for column in zip(*rows, strict=True)]
         except StaticMismatchError:
             return None
         dims = len(fitted) // 2
         return MemoryLayout(tuple(fitted[:dims]), tuple(fitted[dims:-1]), fitted[-1])
 
-    def _fit_number(self, values: Sequence[Any]) -> Any:
-        return values[0] if len(set(values)) == 1 else fit_number(self.batches, values, "a stride")
+    def _fit_number(self, values: Sequence[Any], where: str) -> Any:
+        return values[0] if len(set(values)) == 1 else fit_number(self.batches, values, where)
 
     def _merge(self, values: Sequence[Any], user: fx.Node, where: str) -> Any:
         """The common argument, with a `size` node where a number differs."""
@@ -191,13 +192,8 @@ class _Fit:
             kinds = {(other.dtype, len(other.shape)) for other in types}
             if len(kinds) == 1:
                 columns = zip(*(other.shape for other in types), strict=True)
-                return TensorType(first.dtype, tuple(self._fit_dim(column, where) for column in columns))
+                return TensorType(first.dtype, tuple(self._fit_number(column, where) for column in columns))
         raise StaticMismatchError(f"{where}: the kind of result depends on the batch size")
-
-    def _fit_dim(self, sizes: Sequence[Dim], where: str) -> Dim:
-        if len(set(sizes)) == 1:
-            return sizes[0]
-        return fit_number(self.batches, sizes, where)
 
     def _fit_constants(self) -> None:
         """A constant must not depend on the batch, unless it has the same row for each sample."""
@@ -206,7 +202,7 @@ class _Fit:
             if all(_equal(tensor, other) for other in found):
                 continue
             known = [other for other in found if other is not None]
-            dim = repeated_dim(known) if len(known) == len(found) else None
+            dim = _repeated_dim(known) if len(known) == len(found) else None
             if dim is None:
                 raise StaticMismatchError(
                     f"a tensor constant of shape {list(tensor.shape)} depends on the batch size, used at "
@@ -264,6 +260,20 @@ def _fit_leaves(batches: Sequence[int], raws: Sequence[RawJoint]) -> tuple[Any, 
         same = isinstance(column[0], OutputLeaf) or all(value == column[0] for value in column)
         fitted.append(column[0] if same else SizeLeaf(fit_number(batches, column, "the model's output")))
     return tuple(fitted)
+
+
+def _repeated_dim(tensors: Sequence[torch.Tensor]) -> int | None:
+    """The one dim in which these differ in size, if all have the same row there; None otherwise."""
+    first = tensors[0]
+    if any((other.dtype, other.dim()) != (first.dtype, first.dim()) for other in tensors):
+        return None
+    sizes = zip(*(tensor.shape for tensor in tensors), strict=True)
+    differing = [dim for dim, found in enumerate(sizes) if len(set(found)) > 1]
+    if len(differing) != 1 or not all(map(torch.Tensor.numel, tensors)):
+        return None
+    (dim,) = differing
+    row = first.narrow(dim, 0, 1)
+    return dim if all(torch.equal(tensor, row.expand_as(tensor)) for tensor in tensors) else None
 
 
 def _equal(a: torch.Tensor, b: torch.Tensor | None) -> bool:

@@ -87,8 +87,8 @@ def _deferred(kept: Deferred, cls: type, apply: Callable[..., Any], arguments: A
     leaves, spec = pytree.tree_flatten(arguments)
     for leaf in leaves:
         _check_argument(cls, leaf)
-    template, tensors, sizes = _split(leaves)
-    application = _Application(apply, template, spec)
+    application = _Application(apply, leaves, spec)
+    tensors, sizes = [leaves[i] for i in _places(leaves, Tensor)], [leaves[i] for i in _places(leaves, _SIZE)]
     return application.rebuild(kept.apply(application, tensors, sizes))
 
 
@@ -102,60 +102,40 @@ def _check_argument(cls: type, leaf: Any) -> None:
         )
 
 
+_SIZE = torch.SymInt
+
+
 @dataclass(eq=False)
 class _Application:
     """A function with its arguments; those that are no tensors and no sizes are the same at each run."""
 
     apply: Callable[..., Any]
-    template: Sequence[Any]
+    leaves: Sequence[Any]
     spec: pytree.TreeSpec
     results: Sequence[Any] = ()
     result_spec: pytree.TreeSpec | None = None
 
     def __call__(self, tensors: Sequence[Tensor], sizes: Sequence[Any]) -> list[Tensor]:
         """The tensors that the function returns."""
-        args, kwargs = pytree.tree_unflatten(_filled(self.template, tensors, sizes), self.spec)
-        leaves, self.result_spec = pytree.tree_flatten(self.apply(*args, **kwargs))
-        self.results, found, _ = _split(leaves)
-        return found
+        filled = _filled(_filled(self.leaves, Tensor, tensors), _SIZE, sizes)
+        args, kwargs = pytree.tree_unflatten(filled, self.spec)
+        self.results, self.result_spec = pytree.tree_flatten(self.apply(*args, **kwargs))
+        return [self.results[i] for i in _places(self.results, Tensor)]
 
     def rebuild(self, tensors: Sequence[Tensor]) -> Any:
         """What the function returned, with these tensors."""
         assert self.result_spec is not None
-        return pytree.tree_unflatten(_filled(self.results, tensors, ()), self.result_spec)
+        return pytree.tree_unflatten(_filled(self.results, Tensor, tensors), self.result_spec)
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Stands for a tensor or a size among other values."""
-
-    of_tensor: bool
-    index: int
+def _places(leaves: Sequence[Any], kind: type) -> list[int]:
+    return [i for i, leaf in enumerate(leaves) if isinstance(leaf, kind)]
 
 
-def _split(leaves: Sequence[Any]) -> tuple[list[Any], list[Tensor], list[Any]]:
-    """The leaves with places for tensors and symbolic sizes; the tensors; the sizes."""
-    template: list[Any] = []
-    tensors: list[Tensor] = []
-    sizes: list[Any] = []
-    for leaf in leaves:
-        if isinstance(leaf, Tensor):
-            template.append(_Place(True, len(tensors)))
-            tensors.append(leaf)
-        elif isinstance(leaf, torch.SymInt):
-            template.append(_Place(False, len(sizes)))
-            sizes.append(leaf)
-        else:
-            template.append(leaf)
-    return template, tensors, sizes
-
-
-def _filled(template: Sequence[Any], tensors: Sequence[Tensor], sizes: Sequence[Any]) -> list[Any]:
-    """The leaves, with these tensors and sizes in their places."""
-    return [
-        (tensors if leaf.of_tensor else sizes)[leaf.index] if isinstance(leaf, _Place) else leaf
-        for leaf in template
-    ]
+def _filled(leaves: Sequence[Any], kind: type, values: Sequence[Any]) -> list[Any]:
+    """The leaves, with these values in the places of those of a kind."""
+    found = dict(zip(_places(leaves, kind), values, strict=True))
+    return [found.get(i, leaf) for i, leaf in enumerate(leaves)]
 
 
 def _checked(hook: Callable[[Tensor], Any], site: Site) -> Callable[[Tensor], Tensor]:

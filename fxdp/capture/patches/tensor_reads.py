@@ -133,46 +133,31 @@ def layout_reads(found: list[LayoutRead], module: nn.Module, inputs: Sequence[Te
         # a view that keeps all dims (`ids.view(-1, length)`) is possible of any strides; texts add no guards
         return id(tensor) in given and str(result.shape) != str(tensor.shape)
 
-    def noted(owner: Any, name: str, offset: Callable[..., bool], counts: Callable[..., bool]) -> Patch:
+    def noted(owner: Any, name: str, offset: int | None, counts: Callable[..., bool]) -> Patch:
         def read(plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             result = plain(*args, **kwargs)
             frame = calling_frame()
             tensor = args[0] if args else kwargs["input"]
             if counts(tensor, result) and is_user_file(frame.f_code.co_filename):
-                found.append(LayoutRead(name, site_of_frame(frame), offset(args[1:], kwargs)))
+                begins = offset is not None and (len(args) > offset or "storage_offset" in kwargs)
+                found.append(LayoutRead(name, site_of_frame(frame), begins))
             return result
 
         return Patch(owner, name, around(read))
 
-    return (*(noted(*reader, derived) for reader in _READERS), noted(Tensor, "view", _never, regrouped))
+    return (*(noted(*reader, derived) for reader in _READERS), noted(Tensor, "view", None, regrouped))
 
 
-def _never(args: Any, kwargs: Any) -> bool:
-    return False
-
-
-def _always(args: Any, kwargs: Any) -> bool:
-    return True
-
-
-def _explicit(args: Any, kwargs: Any) -> bool:
-    """A view by strides says itself where in the storage it begins, not only where its operand does."""
-    return len(args) > 2 or "storage_offset" in kwargs
-
-
-def _explicit_target(args: Any, kwargs: Any) -> bool:
-    return _explicit(args[1:], kwargs)
-
-
-_READERS: tuple[tuple[Any, str, Callable[..., bool]], ...] = (
-    (Tensor, "stride", _never),
-    (Tensor, "storage_offset", _always),
-    (Tensor, "is_contiguous", _never),
-    (Tensor, "as_strided", _explicit),
-    (Tensor, "as_strided_", _explicit),
-    (Tensor, "as_strided_scatter", _explicit_target),
-    (torch, "as_strided", _explicit),
-    (torch, "as_strided_copy", _explicit),
-    (torch, "as_strided_scatter", _explicit_target),
+_READERS: tuple[tuple[Any, str, int | None], ...] = (
+    (Tensor, "stride", None),
+    (Tensor, "storage_offset", 0),
+    (Tensor, "is_contiguous", None),
+    (Tensor, "as_strided", 3),
+    (Tensor, "as_strided_", 3),
+    (Tensor, "as_strided_scatter", 4),
+    (torch, "as_strided", 3),
+    (torch, "as_strided_copy", 3),
+    (torch, "as_strided_scatter", 4),
 )
-"""By whom, under which name, and whether the answer depends on where in its storage the tensor begins."""
+"""By whom, under which name, and with how many arguments more than it is said where in a storage to begin: an
+answer then depends on where in its own the tensor does. None: it never does."""
