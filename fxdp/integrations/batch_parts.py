@@ -108,13 +108,23 @@ def loader_of_parts(loader: DataLoader[Any]) -> DataLoader[Any]:
     """
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return loader
+    check_batches(loader)
+    batches = BatchParts(loader.batch_sampler, dist.get_rank(), dist.get_world_size(), True, _of_first_rank)
+    return DataLoader(loader.dataset, **loader_arguments(loader, batches))
+
+
+def check_batches(loader: DataLoader[Any]) -> None:
+    """Refuse a loader of which nobody knows the batches.
+
+    Raises
+    ------
+    InputError : it reads a stream, or makes no batches.
+    """
     if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
         raise fxdp.InputError(
             "the loader reads an IterableDataset, or makes no batches; expected a dataset with a length and "
             "indices, of which each rank can be given its part of a batch"
         )
-    batches = BatchParts(loader.batch_sampler, dist.get_rank(), dist.get_world_size(), True, _of_first_rank)
-    return DataLoader(loader.dataset, **loader_arguments(loader, batches))
 
 
 def _of_first_rank(batches: list[list[int]]) -> list[list[int]]:

@@ -19,11 +19,11 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
+from torch.utils.data import DataLoader, DistributedSampler
 
 import fxdp
 from fxdp.errors import a_kind
-from fxdp.integrations.batch_parts import BatchParts, loader_arguments
+from fxdp.integrations.batch_parts import BatchParts, check_batches, loader_arguments
 from fxdp.integrations.checks import check_replicated
 
 
@@ -233,11 +233,7 @@ def _parts_of(loader: Any, strategy: Any) -> Any:
         return loader
     if isinstance(loader.sampler, done) or isinstance(loader.batch_sampler, done):
         return loader
-    if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
-        raise fxdp.InputError(
-            "the loader reads an IterableDataset, or makes no batches; expected a dataset with a length and "
-            "indices, of which each rank can be given its part of a batch"
-        )
+    check_batches(loader)
     parts = BatchParts(
         loader.batch_sampler, strategy.global_rank, strategy.world_size, agree=strategy.broadcast
     )

@@ -49,7 +49,7 @@ def balance(
 
     Raises
     ------
-    StageError : more stages than cut points allow, or costs that are none.
+    StageError : more stages than cut points allow.
     """
     chain = _chain(costs, crossing)
     if not 1 <= stages <= len(chain.ends) - 1:
@@ -62,12 +62,6 @@ def balance(
 
 
 def _chain(costs: Sequence[float], crossing: Sequence[float]) -> _Chain:
-    if len(crossing) != max(0, len(costs) - 1):
-        raise StageError(f"{len(costs)} segments have {len(crossing)} crossings: expected one less")
-    wrong = [f"cost {c} of segment {i}" for i, c in enumerate(costs) if not 0 <= c < math.inf]
-    wrong += [f"{b} bytes after segment {i}" for i, b in enumerate(crossing) if not b >= 0]
-    if wrong:
-        raise StageError(f"no costs to balance: {', '.join(wrong)}: expected finite numbers from 0")
     inner = [i + 1 for i, size in enumerate(crossing) if size < math.inf]
     ends = [0, *inner, len(costs)] if costs else [0]
     before = np.concatenate([[0.0], np.cumsum(np.asarray(costs, dtype=np.float64))])

@@ -48,13 +48,9 @@ def assign(graph: fx.Graph, phases: Phases, stages: int | Sequence[str]) -> None
 def _starts(
     graph: fx.Graph, forward: list[fx.Node], phases: Phases, stages: int | Sequence[str]
 ) -> list[int]:
-    if isinstance(stages, int):
-        return _balanced(graph, forward, phases, stages)
-    return _named(forward, stages)
-
-
-def _balanced(graph: fx.Graph, forward: list[fx.Node], phases: Phases, stages: int) -> list[int]:
-    """Where stages 1, 2, ... begin, so that the slowest costs least and little crosses."""
+    """Where stages 1, 2, ... begin: as named, or so that the slowest costs least and little crosses."""
+    if not isinstance(stages, int):
+        return _named(forward, stages)
     try:
         return list(balance(costs(graph, forward, phases), _crossing(forward), stages))
     except StageError as error:

@@ -8,7 +8,7 @@ backward    the rest of the backward: gets its stage from the forward
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import fx
@@ -40,28 +40,25 @@ def input_only(graph: fx.Graph) -> set[fx.Node]:
 
     A random value counts where all ranks and micro-batches share it.
     """
-    found: set[fx.Node] = set()
-    for node in graph.nodes:
-        if node.op == "placeholder":
-            if isinstance(note(node).slot, (Input, Buffer, Constant, Size)):
-                found.add(node)
-        elif not _reads_only(node, found):
-            continue
-        elif not node_draws(node) or _is_replicated(node):
-            found.add(node)
-    return found
+    return _of_inputs(graph, (), lambda node: not node_draws(node) or _is_replicated(node))
 
 
 def free_nodes(graph: fx.Graph, known: Iterable[fx.Node]) -> set[fx.Node]:
     """Cheap nodes that depend on inputs, sizes and the `known` values alone."""
-    found: set[fx.Node] = set(known)
+    costly = conversions.COLLECTIVES.union(_HEAVY)
+    return _of_inputs(graph, known, lambda node: not node_draws(node) and node.target not in costly)
+
+
+def _of_inputs(
+    graph: fx.Graph, known: Iterable[fx.Node], counts: Callable[[fx.Node], bool]
+) -> set[fx.Node]:
+    """The `known` nodes and inputs, and all nodes that `counts` which read these alone."""
+    found = set(known)
     for node in graph.nodes:
         if node.op == "placeholder":
             if isinstance(note(node).slot, (Input, Buffer, Constant, Size)):
                 found.add(node)
-        elif not _reads_only(node, found) or node_draws(node):
-            continue
-        elif node.target not in conversions.COLLECTIVES and node.target not in _HEAVY:
+        elif _reads_only(node, found) and counts(node):
             found.add(node)
     return found
 

@@ -120,16 +120,12 @@ def _epilogue(graph: fx.Graph, phases: Phases, microbatches: int) -> tuple[set[f
     for node in reversed(graph.nodes):
         if node not in after:
             continue
-        if not _is_whole_or_rows(node) and not (microbatches > 1 and _only_shows(node, phases.views)):
-            continue
-        if all(user is output or user in late for user in node.users):
+        whole = isinstance(note(node).placement, Replicate | Rows)
+        may = whole or (microbatches > 1 and _only_shows(node, phases.views))
+        if may and all(user is output or user in late for user in node.users):
             late.add(node)
     stuck = [n for n in graph.nodes if n in after and n not in late and n.target in conversions.COLLECTIVES]
     return late, stuck
-
-
-def _is_whole_or_rows(node: fx.Node) -> bool:
-    return isinstance(note(node).placement, Replicate | Rows)
 
 
 def _only_shows(node: fx.Node, parameters: set[fx.Node]) -> bool:

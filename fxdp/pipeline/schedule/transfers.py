@@ -18,13 +18,11 @@ A receive starts early and is waited for at its first use, which is the runtime'
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias
 
-from fxdp.errors import ScheduleError
 from fxdp.pipeline.schedule.action import Action, Kind
 from fxdp.pipeline.schedule.schedule import Schedule
 from fxdp.pipeline.schedule.timeline import Costs
@@ -80,10 +78,8 @@ def programs(schedule: Schedule, edges: Sequence[Edge], costs: Costs | None = No
 
     Raises
     ------
-    ScheduleError : edges that go the wrong way or to a stage that does not exist.
     DeadlockError : the schedule's own order goes round in a circle.
     """
-    _refuse_wrong_edges(schedule, edges)
     rows: list[list[Event]] = [[] for _ in schedule.ranks]
     leaving = _leaving(schedule, edges)
     for rank, action in schedule.order(costs):
@@ -112,22 +108,3 @@ def _leaving(schedule: Schedule, edges: Sequence[Edge]) -> dict[Action, list[Edg
         for action in after:
             found.setdefault(action, []).append(edge)
     return found
-
-
-def _refuse_wrong_edges(schedule: Schedule, edges: Sequence[Edge]) -> None:
-    faults = []
-    for edge in edges:
-        way = f"{edge.name} ({edge.source} -> {edge.target})"
-        if not (0 <= edge.source < schedule.stages and 0 <= edge.target < schedule.stages):
-            faults.append(f"{way}: there is no such stage")
-        elif not edge.backward and edge.source >= edge.target:
-            faults.append(f"{way}: a forward edge must go to a later stage")
-        elif edge.backward and edge.source <= edge.target:
-            faults.append(f"{way}: a backward edge must go to an earlier stage")
-    count = Counter((edge.name, edge.source, edge.target) for edge in edges)
-    faults += [f"{n} ({s} -> {t}): occurs {times} times" for (n, s, t), times in count.items() if times > 1]
-    if faults:
-        shown = "\n".join(f"  {fault}" for fault in faults)
-        raise ScheduleError(
-            f"edges that do not fit {schedule.stages} stages:\n{shown}\nthis is a bug in fxdp"
-        )

@@ -1,13 +1,10 @@
 from __future__ import annotations
 
-import pytest
 from expecttest import assert_expected_inline
 from torch import fx
 
 from fxdp.compiler.gathered_keys import gathered_keys
-from fxdp.errors import VerifierError
 from fxdp.ir.graph_text import graph_text
-from fxdp.ir.row_buckets import gather_starts
 from fxdp.passes import BucketRows, ScheduleRows
 from fxdp.pipeline.cut.split_gathers import split_gathers
 from tests.graphs import mesh
@@ -73,18 +70,3 @@ def test_what_parts_give_is_known_by_parameter_and_dtype() -> None:
 def test_a_program_without_sharded_parameters_has_no_such_part() -> None:
     gm = split_gathers(_scheduled(first=True)).parts[0].gm
     assert split_gathers(gm).gathers == ()
-
-
-def test_a_gather_that_waits_for_the_call_is_refused() -> None:
-    gm = _scheduled(first=True)
-    (start,) = gather_starts(gm.graph, backward=False)
-    x = next(n for n in gm.graph.nodes if n.name == "x")
-    start.args = (*start.args[:2], (x,))
-    with pytest.raises(VerifierError, match="the gather of b reads %x, which each call brings"):
-        split_gathers(gm)
-
-
-def test_a_gather_of_the_backward_is_refused() -> None:
-    gm = BucketRows().run(two_layers(), mesh())
-    with pytest.raises(VerifierError, match="%gather_rows_4 gathers for the backward"):
-        split_gathers(gm)
