@@ -12,17 +12,18 @@ from torch import Tensor, fx, nn
 from torch.distributed.tensor import DTensor
 
 from fxdp.compiler.emit import WHOLE, Lowered, WantedPart
-from fxdp.compiler.gathered_keys import gathered_keys
 from fxdp.compiler.lowered_parts import LoweredParts
 from fxdp.compiler.message_names import message_names
 from fxdp.compiler.program import Program
 from fxdp.compiler.step_modules import step_modules, wanted_parts
 from fxdp.ir.draws import drawn_seed, graph_draws
 from fxdp.ir.model_tensors import slot_values
-from fxdp.ir.notes import note
+from fxdp.ir.notes import note, tensor_type
 from fxdp.ir.outputs_behind import outputs_behind
+from fxdp.ir.row_buckets import gather_starts, parameter_of, whole_values
 from fxdp.ir.slots import Buffer, Mutation, Parameter
 from fxdp.lowering.eager import forward_inputs
+from fxdp.pipeline.cut.partition import Part, Partition
 from fxdp.pipeline.write.microbatches import MicrobatchSizes
 from fxdp.ranks.agreement import Agreement
 from fxdp.ranks.failure import guard
@@ -35,7 +36,7 @@ from fxdp.runtime.ranges import Names
 from fxdp.runtime.step import Step
 from fxdp.runtime.streams import Streams
 from fxdp.runtime.template import Template
-from fxdp.runtime.whole_values import WholeValues
+from fxdp.runtime.whole_values import Gathered, Key, WholeValues
 
 Runs: TypeAlias = "Bound | Step"
 """What runs a call: autograd starts the backward of the one, the other's ran inside of the call."""
@@ -217,3 +218,22 @@ class Executables:
         if prologue is not None and mesh.pipeline.size > 1 and graph_draws(prologue.gm.graph):
             return lambda: Agreement(self._joined).exchange((drawn_seed(),))[0][0]
         return drawn_seed if graph_draws(program.gm.graph) else int
+
+
+def gathered_keys(partition: Partition, placement: Sequence[int], rank: int) -> Gathered:
+    """What all pipeline ranks gather, and of that one rank's; `placement` is the rank of each stage."""
+    places, own = set(), dict[str, Key]()
+    for part, home in zip(partition.gathers, placement, strict=True):
+        keys = {} if part is None else _keys(part)
+        places |= {(home, *key) for key in keys.values()}
+        own |= keys if home == rank else {}
+    return Gathered(frozenset(places), own)
+
+
+def _keys(part: Part) -> dict[str, Key]:
+    """The parameter and dtype of each value that a part gives, by its name in the program, in order."""
+    graph = part.gm.graph
+    pairs = [pair for start in gather_starts(graph, backward=False) for pair in whole_values(start)]
+    read = {whole: (parameter_of(rows).name, tensor_type(whole).dtype) for rows, whole in pairs}
+    values: tuple[fx.Node, ...] = graph.output_node().args[0]  # type: ignore[assignment]
+    return {name: read[value] for name, value in zip(part.gives, values, strict=True)}

@@ -3,7 +3,7 @@ from __future__ import annotations
 from expecttest import assert_expected_inline
 from torch import fx
 
-from fxdp.compiler.gathered_keys import gathered_keys
+from fxdp.compiler.executable import gathered_keys
 from fxdp.ir.graph_text import graph_text
 from fxdp.passes import BucketRows, ScheduleRows
 from fxdp.pipeline.cut.split_gathers import split_gathers
