@@ -26,8 +26,7 @@ from fxdp.ir.types import TensorType
 from fxdp.options import Options
 from fxdp.pipeline.cut.partition import Part, Partition
 from fxdp.pipeline.cut.phases import recall_phases
-from fxdp.pipeline.cut.split import split
-from fxdp.pipeline.cut.split_gathers import split_gathers
+from fxdp.pipeline.cut.split import split, split_gathers
 from fxdp.pipeline.schedule.catalogue import make
 
 

@@ -25,9 +25,8 @@ from typing import Any, NoReturn
 from torch import fx
 
 import fxdp
-from fxdp.capture.dynamo.break_report import BreakReport
+from fxdp.capture.dynamo.break_report import BreakReport, breaks_in_words
 from fxdp.capture.dynamo.crossing_rows import CrossingRows
-from fxdp.capture.dynamo.dynamo_breaks import breaks_in_words
 from fxdp.capture.dynamo.dynamo_frame import BrokenFrameError, frame_under_way, function_of, title_of
 from fxdp.capture.dynamo.dynamo_graph import read_graph
 from fxdp.capture.dynamo.dynamo_inputs import batch_dim

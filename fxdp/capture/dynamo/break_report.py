@@ -1,4 +1,6 @@
-"""`BreakReport`: says once into which graphs torch breaks a call, where, why, and what it leaves out.
+"""Into which graphs torch breaks a call, where, why, and what it leaves out, in words.
+
+`BreakReport` says it once of a call that may be broken, `breaks_in_words` of one that may not:
 
     torch makes 2 graphs, each a program of its own, of the call of Net. ...
       graph 1 of 2 ends at train.py:12 `print(h.shape)`: Failed to trace builtin operator
@@ -8,12 +10,21 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from fxdp.capture.dynamo.dynamo_breaks import end_in_words, reason_in_words
-from fxdp.torch_compat import GraphBreak, OuterCall, frames_left_out
+import torch
+from torch import Tensor, nn
+
+from fxdp.capture.patches.module_state import unchanged
+from fxdp.capture.sites import is_user_file
+from fxdp.ir.notes import Site
+from fxdp.torch_compat import GraphBreak, OuterCall, TracedFrame, frames_left_out, graph_breaks
 
 _KEPT = "_fxdp_breaks"
+_WORDS = {"generic_jump": "Python decides on a tensor's value"}
+"""Torch's names of reasons that are no words."""
 
 
 @dataclass
@@ -40,7 +51,7 @@ class BreakReport:
 
     def add(self, function: str, end: GraphBreak | None, made: tuple[str, ...]) -> int:
         """Know of one more graph, or of one that is compiled anew; its number, from 1."""
-        ends = f"ends at {end_in_words(end)}" if end is not None else f"ends with {function}"
+        ends = f"ends at {_end_in_words(end)}" if end is not None else f"ends with {function}"
         if (ends, *made) not in self.graphs:
             self.graphs.append((ends, *made))
         return self.graphs.index((ends, *made)) + 1
@@ -56,10 +67,8 @@ class BreakReport:
             for k, said in enumerate(self.graphs, 1)
             if k > self.told
         ]
-        lines += [
-            f"no graph of {found.left_out}, which runs as it is on each rank's rows: {reason_in_words(found)}"
-            for found in left_out
-        ]
+        beside = "which runs as it is on each rank's rows"
+        lines += [f"no graph of {f.left_out}, {beside}: {_reason_in_words(f)}" for f in left_out]
         self.told = n
         self.known |= {found.left_out for found in left_out}
         many = f"{n} graphs, each a program of its own" if n > 1 else "one graph"
@@ -68,3 +77,46 @@ class BreakReport:
             "rows only, and graph_breaks=True promises that it treats samples one by one:\n  "
             + "\n  ".join(lines)
         )
+
+
+def breaks_in_words(frame: TracedFrame) -> str:
+    """All graphs of a call; the call runs once more for it, and leaves models and generators as they were."""
+    with _as_before(frame):
+        graphs, breaks = graph_breaks(frame)
+    ends = [found for found in breaks if not found.left_out]
+    if not breaks:
+        return "\nTorch makes one graph of this call: add fullgraph=True"
+    many = max(graphs, len(ends))
+    lines = [f"graph {k} of {many} ends at {_end_in_words(b)}" for k, b in enumerate(ends, 1)]
+    lines += [f"no graph of {b.left_out}: {_reason_in_words(b)}" for b in breaks if b.left_out]
+    return "\nWhere torch breaks off this call:\n  " + "\n  ".join(lines)
+
+
+def _end_in_words(found: GraphBreak) -> str:
+    """The user's line at which a graph ends, and why."""
+    frames = [frame for frame in found.stack if is_user_file(frame.filename)] or list(found.stack)
+    if not frames:
+        return f"a place that torch does not tell: {_reason_in_words(found)}"
+    last = frames[-1]
+    return f"{Site(last.filename, last.lineno or 0, last.line or '')}: {_reason_in_words(found)}"
+
+
+def _reason_in_words(found: GraphBreak) -> str:
+    """The last thing that went wrong, in one line."""
+    said = found.reason.rpartition("another graph break occurred: ***")[2].strip()
+    first = said.partition("\n")[0]
+    return next((words for name, words in _WORDS.items() if first.startswith(name)), first)
+
+
+@contextlib.contextmanager
+def _as_before(frame: TracedFrame) -> Iterator[None]:
+    """Inside, a call may run that counts for nothing."""
+    modules = [value for value in frame.locals.values() if isinstance(value, nn.Module)]
+    tensors: list[Tensor] = [tensor for module in modules for tensor in module.buffers()]
+    values = [tensor.detach().clone() for tensor in tensors]
+    with contextlib.ExitStack() as stack, torch.random.fork_rng(), torch.no_grad():
+        for module in modules:
+            stack.enter_context(unchanged(module))
+        yield
+        for tensor, value in zip(tensors, values, strict=True):
+            tensor.copy_(value)

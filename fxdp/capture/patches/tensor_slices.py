@@ -3,8 +3,11 @@
     for i, (start, end) in enumerate(zip(ends[:-1], ends[1:])):         rows = nonzero(start <= i and i < end)
         out[start:end] = x[start:end] @ weight[i]                       out[rows] = x[rows] @ weight[i]
 
+    mask[i, : lengths[i]] = True            mask[i] = torch.where(torch.arange(n) < lengths[i], True, mask[i])
+
 Python asks a bound for its value. As rows a slice is no view: what writes into one in place is refused. How
-many rows these are only the data knows; of a mask's rows the code may be told (`told_numbers.py`).
+many rows these are only the data knows; of a mask's rows the code may be told (`told_numbers.py`). A number
+is written to all places up to a bound as to all there are, which keep what it is not to change.
 """
 
 from __future__ import annotations
@@ -15,7 +18,6 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from fxdp.capture.patches.bounded_writes import is_bounded, write_bounded
 from fxdp.capture.patches.told_numbers import ToldNumbers
 from fxdp.capture.sites import site_of_call
 from fxdp.errors import CaptureError
@@ -36,8 +38,8 @@ class TensorSlices(TorchFunctionMode):
         self._taken: list[tuple[Tensor, int, Site]] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is Tensor.__setitem__ and is_bounded(*args[1:]) and site_of_call().file:
-            write_bounded(*args)
+        if func is Tensor.__setitem__ and _is_bounded(*args[1:]) and site_of_call().file:
+            _write_bounded(*args)
             return None
         if (mask := selecting_mask(func, args)) is not None:
             return self._selected(mask, func, args, kwargs or {})
@@ -78,10 +80,7 @@ class TensorSlices(TorchFunctionMode):
         size = of.shape[0]
         known = id(key.start), id(key.stop), str(size)
         if known not in self._rows:
-            places = torch.arange(size, device=of.device)
-            start = 0 if key.start is None else _from_front(key.start, size)
-            stop = size if key.stop is None else _from_front(key.stop, size)
-            rows = ((places >= start) & (places < stop)).nonzero().squeeze(1)
+            rows = _chosen(key, size, of.device).nonzero().squeeze(1)
             self._rows[known] = key.start, key.stop, rows  # held, or their ids would be those of others
         return self._rows[known][2]
 
@@ -107,8 +106,43 @@ def _is_open(key: Any) -> bool:
     return integers and any(known_number(bound.reshape(())) is None for bound in bounds)
 
 
-def _from_front(bound: Any, size: Any) -> Any:
+def _is_bounded(key: Any, value: Any) -> bool:
+    """Whether a write of one number goes to slices of some dims, the bounds of one of which are tensors."""
+    if not isinstance(key, tuple) or (isinstance(value, Tensor) and value.dim()):
+        return False
+    return all(isinstance(part, (int, torch.SymInt, slice)) for part in key) and any(map(_has_tensor, key))
+
+
+def _write_bounded(of: Tensor, key: Any, value: Any) -> None:
+    """Write a number to such slices of a tensor."""
+    bounded = [_has_tensor(part) for part in key]
+    opened = tuple(slice(None) if open_ else part for part, open_ in zip(key, bounded, strict=True))
+    kept = of[opened]
+    sliced = [(part, open_) for part, open_ in zip(key, bounded, strict=True) if isinstance(part, slice)]
+    for dim, (part, open_) in enumerate(sliced):
+        if open_:
+            chosen = _chosen(part, kept.shape[dim], kept.device)
+            value = torch.where(chosen.view(-1, *[1] * (kept.dim() - dim - 1)), value, kept)
+    of[opened] = value
+
+
+def _has_tensor(part: Any) -> bool:
+    bounds = (part.start, part.stop) if isinstance(part, slice) and part.step is None else ()
+    return any(isinstance(bound, Tensor) for bound in bounds)
+
+
+def _chosen(part: slice, size: Any, device: torch.device) -> Tensor:
+    """Which places of a dim are in a slice."""
+    places = torch.arange(size, device=device)
+    start, stop = _from_front(part.start, 0, size), _from_front(part.stop, size, size)
+    chosen: Tensor = (places >= start) & (places < stop)
+    return chosen
+
+
+def _from_front(bound: Any, default: Any, size: Any) -> Any:
     """A bound counted from the front; beyond the ends it selects what there is in either form."""
+    if bound is None:
+        return default
     if not isinstance(bound, Tensor):
         return bound if bound >= 0 else bound + size
     bound = bound.reshape(())

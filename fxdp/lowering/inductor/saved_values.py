@@ -20,11 +20,20 @@ Weights that the forward lays out for its convolutions, and nothing that nobody 
 
 What the forward computes for the backward alone is computed where its operands are, not after the loss: so
 a layer is a layer with what it saves, and values of which something smaller is saved are freed early.
+
+`recompute=`. A backward reads copies of what the forward computes (`passes/recompute_modules.py`). Equal ops
+are one to the partitioner, so without marks it would take the copies for the forward's values, and save them:
+
+    emitted   %h = gelu(%x)  computed     %x = mm(..)  saved      %h_1 = gelu(%x)  computed
+    traced    erf, mul, add  recompute    mm           save       the same nodes as of %h
+
+Of the several ops that one op becomes, the last one is saved.
 """
 
 from __future__ import annotations
 
 import operator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -33,12 +42,39 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from fxdp.ir.draws import draws, node_draws
 from fxdp.ir.graphs import ancestors, keep_ancestors
+from fxdp.ir.notes import note
 from fxdp.ir.ops.whole_draws import is_twin
 from fxdp.lowering.inductor.strides import results
+from fxdp.torch_compat import handing_on
 
 aten = torch.ops.aten
 
 _COMPARISONS = {getattr(aten, name).Scalar for name in ("le", "lt", "ge", "gt", "eq", "ne")}
+
+
+_POLICIES = {"computed": CheckpointPolicy.MUST_RECOMPUTE, "saved": CheckpointPolicy.MUST_SAVE}
+_POLICY, _REGION = "recompute", "ac_graph_id"
+
+
+def marked(node: fx.Node, number: int) -> AbstractContextManager[None]:
+    """Around the run of an emitted node: what is traced inside has its mark; `number` is its own, above 0."""
+    policy = _POLICIES.get(note(node).again)
+    if policy is None:
+        return nullcontext()
+    # one region for all that is computed again: between two the partitioner would save what goes over
+    region = 0 if policy is CheckpointPolicy.MUST_RECOMPUTE else number
+    return handing_on({_POLICY: policy, _REGION: region})
+
+
+def save_results_alone(joint: fx.GraphModule) -> None:
+    """Of what one saved op was traced to, let the partitioner choose freely but for the last."""
+    last: dict[int, fx.Node] = {}
+    for node in joint.graph.nodes:
+        if node.meta.get(_POLICY) is CheckpointPolicy.MUST_SAVE and node.meta.get(_REGION):
+            before = last.get(node.meta[_REGION])
+            if before is not None:
+                del before.meta[_POLICY]
+            last[node.meta[_REGION]] = node
 
 
 def save_laid_out_weights(joint: fx.GraphModule) -> None:
@@ -50,7 +86,7 @@ def save_laid_out_weights(joint: fx.GraphModule) -> None:
         if node.target is aten.convolution.default:
             weight = node.args[1]
             if weight.target is aten.clone.default and weight.args[0].op == "placeholder":
-                weight.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+                weight.meta[_POLICY] = CheckpointPolicy.MUST_SAVE
 
 
 def save_draws(forward: fx.GraphModule, backward: fx.GraphModule, first_saved: int) -> None:

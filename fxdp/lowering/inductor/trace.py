@@ -21,7 +21,7 @@ from fxdp.ir.types import TensorType, local_shape
 from fxdp.lowering.eager import backward_inputs, backward_results, forward_inputs, forward_results
 from fxdp.lowering.inductor.mended_ops import MENDED
 from fxdp.lowering.inductor.number_tensors import NumberTensors
-from fxdp.lowering.inductor.recomputed_values import marked, save_results_alone
+from fxdp.lowering.inductor.saved_values import marked, save_results_alone
 from fxdp.lowering.inductor.strides import channels_last, traces_channels_last
 from fxdp.lowering.shapes import Shapes
 from fxdp.torch_compat import FakeTensorMode, OpOverload, OpTraces, interpret_sympy, trace_for_inductor

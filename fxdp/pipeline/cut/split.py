@@ -1,4 +1,11 @@
-"""Cut a staged program into parts, each a graph of its own, and list what they hand to one another."""
+"""Cut a program into parts, each a graph of its own, and list what they hand to one another.
+
+`split` cuts a staged program; `split_gathers` cuts the gathers of parameters off a program that stays whole,
+so that they run when rows have changed and not at each call.
+
+    gather    %gather_rows = gather_rows([%w, %b], (20, 5), ())     reads rows, gives %w_whole, %b_whole
+    program   %mm = aten.mm(%x, %w_whole)                           takes these as it takes its inputs
+"""
 
 from __future__ import annotations
 
@@ -9,6 +16,7 @@ from fxdp.ir.graphs import results_of
 from fxdp.ir.notes import copy_note, note, placed_tensor, value_bytes
 from fxdp.ir.op_kinds import is_view
 from fxdp.ir.placements import R
+from fxdp.ir.row_buckets import gather_starts, whole_values
 from fxdp.ir.slots import Crossing, Gradient, ResultSlot, Tangent
 from fxdp.ir.types import TensorType
 from fxdp.pipeline.cut.node_roles import same_in_all
@@ -205,3 +213,28 @@ def _make_tangents(graph: fx.Graph) -> None:
 def split(gm: fx.GraphModule, phases: Phases, stages: int) -> Partition:
     """The parts of a program whose nodes have their stages (`cut.assign`)."""
     return _Cut(gm, phases, stages).run()
+
+
+def split_gathers(gm: fx.GraphModule) -> Partition:
+    """The program without its gathers as the one part, and these, if there are any, as another."""
+    starts = gather_starts(gm.graph, backward=False)
+    wholes = [whole for start in starts for _, whole in whole_values(start)]
+    if not wholes:
+        return _partition(Part(gm, (), ()))
+    gather, program = PartBuilder(gm), PartBuilder(gm)
+    gather.include(wholes, lambda _: None)
+    names = {whole: Crossing(whole.name) for whole in wholes}
+    output = gm.graph.output_node()
+    # gradients belong to parameters, so these stay inputs, though nothing else reads their rows
+    own = [n for n in gm.graph.nodes if n is not output and n not in gather.included]
+    program.include([*gm.graph.find_nodes(op="placeholder"), *own], names.get)
+    results = results_of(gm.graph)
+    program.include([node for _, node in results], names.get)
+    reads = tuple(names[node] for node in program.reads())
+    part = Part(program.build(results, "Program"), reads, ())
+    built = gather.build([(names[n], n) for n in wholes], "Gather")
+    return _partition(part, Part(built, (), tuple(n.name for n in wholes)))
+
+
+def _partition(part: Part, *gathers: Part) -> Partition:
+    return Partition(1, None, (part,), (None,), (), {}, (), gathers)

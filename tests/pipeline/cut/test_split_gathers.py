@@ -6,7 +6,7 @@ from torch import fx
 from fxdp.compiler.executable import gathered_keys
 from fxdp.ir.graph_text import graph_text
 from fxdp.passes import BucketRows, ScheduleRows
-from fxdp.pipeline.cut.split_gathers import split_gathers
+from fxdp.pipeline.cut.split import split_gathers
 from tests.graphs import mesh
 from tests.passes.test_bucket_rows import two_layers
 
