@@ -264,16 +264,13 @@ def sizes_are_own(graph: fx.Graph) -> Iterator[Fault]:
     """
     for node in graph.nodes:
         type_ = note(node).type
-        if not is_host_size(node) or (isinstance(type_, ScalarType) and _is_read(type_)):
+        read = isinstance(type_, ScalarType) and type_.expr.is_Symbol and fixed_by_data(type_.expr)
+        if read or not is_host_size(node):
             continue
         for source in node.all_input_nodes:
             if isinstance(note(source).type, ScalarType):
                 continue
             yield node, f"reads a size from the tensor %{source.name}"
-
-
-def _is_read(type_: ScalarType) -> bool:
-    return bool(type_.expr.is_Symbol) and fixed_by_data(type_.expr)
 
 
 @_holds(Level.EMITTED)

@@ -21,21 +21,15 @@ def message_names(planned: fx.Graph, emitted: fx.Graph, mesh: Mesh) -> tuple[Nam
     first = forward_nodes(emitted)
     forward: list[tuple[str, str]] = []
     backward: list[tuple[str, str]] = []
-    for plan, run in zip(_travelling(planned, mesh), filter(_starts, emitted.nodes), strict=False):
+    starts = [node for node in emitted.nodes if node.target in STARTED_BY or node.target in STARTS]
+    for plan, run in zip(_travelling(planned, mesh), starts, strict=False):
         cause = note(plan).cause
         name = plan.name if cause is None else f"{plan.name}: {cause.text or cause.consumer}"
-        (forward if run in first else backward).append((_op(run), name))
+        op = STARTED_BY.get(run.target) or str(getattr(run.target, "_opname", ""))
+        (forward if run in first else backward).append((op, name))
     return forward, backward
 
 
 def _travelling(graph: fx.Graph, mesh: Mesh) -> list[fx.Node]:
     found = ((node, conversions.conversion_of(node)) for node in graph.nodes)
     return [node for node, way in found if way and way.communicates and mesh.size_along(way.axis) > 1]
-
-
-def _starts(node: fx.Node) -> bool:
-    return node.target in STARTED_BY or node.target in STARTS
-
-
-def _op(node: fx.Node) -> str:
-    return STARTED_BY.get(node.target) or str(getattr(node.target, "_opname", ""))

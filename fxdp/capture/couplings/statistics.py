@@ -42,7 +42,7 @@ def _var_mean(call: OpCall) -> Any:
     squares = _sum((wide - mean) * (wide - mean), dims, keepdim)
     correction = call["correction"]
     degrees = count(x, dims) - (1 if correction is None else _whole(correction))
-    kept = mean if keepdim else _squeeze(mean, dims)
+    kept = mean.squeeze(dims) if dims and not keepdim else mean
     return _OF_VARIANCE_AND_MEAN[call.op]((squares / degrees).to(x.dtype), kept.to(x.dtype))
 
 
@@ -63,10 +63,6 @@ def _sum_mean(x: torch.Tensor, dims: list[int], keepdim: bool) -> Any:
     """`sum / n`; half precision is added up in float32, as eager's kernel does."""
     total = _sum(x.to(sum_type(x.dtype)), dims, keepdim)
     return (total / count(x, dims)).to(x.dtype)
-
-
-def _squeeze(x: torch.Tensor, dims: list[int]) -> torch.Tensor:
-    return x.squeeze(dims) if dims else x
 
 
 def _whole(value: Any) -> Any:

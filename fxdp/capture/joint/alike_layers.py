@@ -66,7 +66,9 @@ def find_layers(exported: Exported) -> Layers | None:
     if not exported.symbolic or exported.routes:
         return None
     calls = [node for node in exported.gm.graph.nodes if node.op == "call_function"]
-    found = find_windows(calls, _known, shortest=_SHORTEST, least=_LEAST)
+    found = find_windows(
+        calls, lambda node: value_text(node.meta.get("val")), shortest=_SHORTEST, least=_LEAST
+    )
     if found is None:
         return None
     for first, last in _TRIMMED:
@@ -78,10 +80,6 @@ def find_layers(exported: Exported) -> Layers | None:
         except _OthersError:
             continue
     return None
-
-
-def _known(node: fx.Node) -> str:
-    return value_text(node.meta.get("val"))
 
 
 def _checked(exported: Exported, windows: Windows) -> Layers:

@@ -64,7 +64,9 @@ class _Differentiated(nn.Module):
     def forward(self, *tensors: Any) -> tuple[Any, ...]:
         """The outputs: those without a tangent detached, those that alias something cloned."""
         outputs = list(torch_compat.replay(self.exported, *tensors))
-        scalars = [i for i, output in enumerate(outputs) if _is_loss(output)]
+        scalars = [
+            i for i, o in enumerate(outputs) if o.requires_grad and o.dim() == 0 and o.is_floating_point()
+        ]
         if self.differentiable == "all" or not scalars:
             wanted = [output.requires_grad for output in outputs]
         else:
@@ -82,10 +84,6 @@ class _Differentiated(nn.Module):
             seen.add(id(output))
         self.cloned = frozenset(cloned)
         return tuple(outputs)
-
-
-def _is_loss(output: torch.Tensor) -> bool:
-    return output.requires_grad and output.dim() == 0 and output.is_floating_point()
 
 
 def trace_joint(exported: Exported, options: JointOptions) -> RawJoint:

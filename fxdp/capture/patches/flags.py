@@ -90,14 +90,9 @@ def _shifted(plain: Callable[..., Any], self: Tensor, other: Any) -> Any:
 def _compared(plain: Callable[..., Any], self: Tensor, other: Any) -> Any:
     made = plain(self, other)
     known = hasattr(self, _EXTREME) and isinstance(other, (int, float)) and made is not NotImplemented
-    if known and not _decides_a_loop():
+    if known and not site_of_call().code.startswith("while "):  # how often a loop runs is seldom the same
         mark(made, likely=False)
     return made
-
-
-def _decides_a_loop() -> bool:
-    """Whether the user's line says how often a loop runs: that is another way at each batch."""
-    return site_of_call().code.startswith("while ")
 
 
 def _selected(plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -151,10 +151,6 @@ def _is_unit(tensor: Tensor) -> bool:
     return drawn is not None and drawn == tensor._version
 
 
-def _rand(plain: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
-    return _marked(plain(*args, **kwargs))
-
-
 def _uniform(plain: Callable[..., Tensor], self: Tensor, *bounds: Any, **kwargs: Any) -> Tensor:
     drawn = plain(self, *bounds, **kwargs)
     low, high = bounds if len(bounds) == 2 else (0, 1)
@@ -188,7 +184,7 @@ def _compare(
 
 
 UNIT_DRAWS: tuple[Patch, ...] = (
-    Patch(torch, "rand", around(_rand)),
+    Patch(torch, "rand", around(lambda plain, *args, **kwargs: _marked(plain(*args, **kwargs)))),
     Patch(Tensor, "uniform_", around(_uniform)),
     Patch(torch.SymFloat, "__int__", around(_integer)),
     *(Patch(Tensor, name, around(partial(_compare, always))) for name, always in _ALWAYS.items()),

@@ -136,7 +136,8 @@ def places_between(
     """
     made_in = {node: k for k, segment in enumerate(segments, 1) for node in segment}
     begins, ends = ([end(position[node] for node in segment) for segment in segments] for end in (min, max))
-    read_in = {node: _read_in(node, made_in) for node in calls if node.target in GATHERS}
+    starts = [node for node in calls if node.target in GATHERS]
+    read_in = {start: {made_in[n] for n in _readers(start) if n in made_in} for start in starts}
     place: dict[fx.Node, int] = {}
     last = 0
     for node in calls:
@@ -182,11 +183,6 @@ def _readers(start: fx.Node) -> set[fx.Node]:
             else:
                 found.add(user)
     return found
-
-
-def _read_in(start: fx.Node, made_in: Mapping[fx.Node, int]) -> set[int]:
-    """The numbers of the segments that read what a start gathers."""
-    return {made_in[node] for node in _readers(start) if node in made_in}
 
 
 def _check_room(

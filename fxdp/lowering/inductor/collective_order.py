@@ -62,7 +62,8 @@ def must_stay(graph: fx.Graph) -> bool:
     for node in graph.nodes:
         if starts_collective(node):
             under_way.add(node)
-        under_way.difference_update(node.all_input_nodes if _waits(node) else ())
+        if getattr(node.target, "_opname", "") in _WAITS:
+            under_way.difference_update(node.all_input_nodes)
         if len(under_way) > 1 or node.target in STARTS:
             return True
     return False
@@ -71,10 +72,6 @@ def must_stay(graph: fx.Graph) -> bool:
 def communicates(node: fx.Node) -> bool:
     """Whether a call starts a collective, or waits for one."""
     return starts_collective(node) or any(map(starts_collective, node.all_input_nodes))
-
-
-def _waits(node: fx.Node) -> bool:
-    return getattr(node.target, "_opname", "") in _WAITS
 
 
 def starts_collective(node: fx.Node) -> bool:

@@ -117,7 +117,8 @@ class _Half:
                 self._free.add(node)
         given = [n for n in nodes if n.op == "placeholder"]
         self._fixed = set(given[:fixed])
-        self._sizes = {_expression(n): n for n in given if isinstance(n.meta.get("val"), torch.SymInt)}
+        sizes = [n for n in given if isinstance(n.meta.get("val"), torch.SymInt)]
+        self._sizes = {n.meta["val"].node.expr: n for n in sizes}
         calls = [n for n in nodes if n.op == "call_function" and n not in self._free and not is_part(n)]
         self._position = {node: i for i, node in enumerate(nodes)}
         self._between, self._hides = [n for n in calls if n in between], hides
@@ -190,7 +191,8 @@ class _Half:
     def _pieces(self, calls: list[fx.Node]) -> Iterator[list[fx.Node]]:
         """The calls in runs of layers, and what is left between them."""
         run = longest_run([token(n) for n in calls], shortest=_SHORTEST, least=_LEAST)
-        if run is None or _work(calls[run.start : run.start + run.period]) < _LEAST_WORK:
+        layer = [] if run is None else calls[run.start : run.start + run.period]
+        if run is None or sum(not getattr(n.target, "is_view", False) for n in layer) < _LEAST_WORK:
             if calls:
                 yield calls
             return
@@ -272,15 +274,6 @@ class _Half:
         made = graph.call_function(node.target, args, kwargs)  # type: ignore[arg-type]
         made.meta.update(node.meta)
         copies[node] = made
-
-
-def _work(calls: Sequence[fx.Node]) -> int:
-    """How many of these calls compute something."""
-    return sum(not getattr(n.target, "is_view", False) for n in calls)
-
-
-def _expression(node: fx.Node) -> Any:
-    return node.meta["val"].node.expr
 
 
 def _symbols(value: Any) -> Iterator[Any]:

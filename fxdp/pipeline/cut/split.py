@@ -79,11 +79,9 @@ class _Cut:
 
     # ---- the micro-batch's parts -------------------------------------------------------------------------
 
-    def _members(self, stage: int) -> list[fx.Node]:
-        return [n for n in self.graph.nodes if self.phases.is_own(n) and note(n).stage == stage]
-
     def _stage(self, stage: int) -> PartBuilder:
-        members = set(self._members(stage))
+        roots = [n for n in self.graph.nodes if self.phases.is_own(n) and note(n).stage == stage]
+        members = set(roots)
         builder = PartBuilder(self.gm)
         backward = self.phases.backward
 
@@ -98,7 +96,6 @@ class _Cut:
             later = node in backward or (note(node).stage or 0) > stage
             return Crossing(node.name, later)
 
-        roots = [n for n in self.graph.nodes if n in members]
         builder.include(roots, crossing)
         return builder
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from torch import fx
@@ -107,15 +107,13 @@ class Finish:
                 receivers.setdefault(names, []).append(peer)
         for names, peers in receivers.items():
             types = {name: self._type(source) for name in names if (source := self._source(name))}
-            got = self.step.hand_over("results", types, rank, peers, self._own, backward=False, shared=True)
+            given = partial(self.step.value, microbatch=None)
+            got = self.step.hand_over("results", types, rank, peers, given, backward=False, shared=True)
             for name, value in got.items():
                 self.step.keep(name, None, value)
 
     def _type(self, source: Total) -> ValueType:
         return self.step.shape(source.type, source.placement, None), source.type.dtype
-
-    def _own(self, name: str) -> fx.Node:
-        return self.step.value(name, None)
 
     def _delivered(self, rank: int, peer: int) -> tuple[str, ...]:
         """The names of the results that a rank has and another one gets."""
