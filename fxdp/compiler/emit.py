@@ -23,6 +23,7 @@ from fxdp.ir.slots import Size
 from fxdp.ir.types import TensorType, local_shape
 from fxdp.lowering.eager import lower_eager
 from fxdp.lowering.halves import Halves
+from fxdp.lowering.inductor.compile import LoweringOptions
 from fxdp.lowering.inductor.kept_halves import lower_kept
 from fxdp.lowering.inductor.start import Start
 from fxdp.lowering.shapes import Shapes
@@ -107,12 +108,12 @@ def _lowered(
         return lower_eager(gm, wanted.zero, summed(part))
     values = slot_values(gm.graph, module, program.captured.constants)
     single = mesh.size * (1 if program.step is None else options.microbatches) == 1
-    return lower_kept(
-        gm, values, Shapes(dict(wanted.sizes), generic, single), device_of(module, mesh), start,
+    how = LoweringOptions(
         wanted.zero, summed(part), None if wanted.unhalved else wanted.first,
-        options.activation_memory_budget,
-        hides=not mesh.shared_memory,  # there nothing travels that work could hide
+        options.activation_memory_budget, hides=not mesh.shared_memory,  # there nothing travels to be hidden
     )  # fmt: skip
+    shapes = Shapes(dict(wanted.sizes), generic, single)
+    return lower_kept(gm, values, shapes, device_of(module, mesh), start, how)
 
 
 def sizes_used(wanted: WantedPart) -> tuple[Any, ...]:

@@ -35,23 +35,14 @@ def lower_eager(
     forward, outputs = _forward_graph(gm, first, saved)
     backward = _backward_graph(gm, first, saved)
     tangents = [tensor_type(n) for n in backward_inputs(gm.graph)]
-    halves = Halves(
-        _code(forward),
-        outputs,
-        forward,
-        backward,
-        tuple(range(len(saved))),
-        len(tangents),
-        _code,
-        _code,
-        summed,
-    )
+    order = tuple(range(len(saved)))
+    halves = Halves(_code(forward), outputs, forward, backward, order, len(tangents), _code, summed)
     if halves.trains:
         halves.backward(usual_zeros(tangents) if zero is None else zero)
     return halves
 
 
-def _code(gm: fx.GraphModule) -> Boxed:
+def _code(gm: fx.GraphModule, half: bool = False) -> Boxed:
     return boxed_code(with_plain_calls(gm))
 
 

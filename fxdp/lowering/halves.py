@@ -43,9 +43,9 @@ class Halves:
     saved_order: tuple[int, ...] = ()
     """For each input of the backward before the tangents, its position among the saved values."""
     tangents: int = 0
-    compile_backward: Callable[[fx.GraphModule], Boxed] | None = None
-    compile_half: Callable[[fx.GraphModule], Boxed] | None = None
-    """The same for half a backward, whose results keep the strides that the other half was traced with."""
+    compile: Callable[[fx.GraphModule, bool], Boxed] | None = None
+    """Makes code of a backward, or of (True) half of one, whose results keep the strides that the other half
+    was traced with."""
     summed: tuple[int, ...] = ()
     """The backward's results that it adds to buffers, which it takes last, instead of returning them."""
     anew: Callable[[], Halves] | None = None
@@ -68,10 +68,10 @@ class Halves:
             found = self.compiled[zero] = self._made_anew().backward(zero)
         if found is None:
             assert self.backward_graph is not None
-            assert self.compile_backward is not None
+            assert self.compile is not None
             graph, kept = without_tangents(self.backward_graph, sorted(zero), self.tangents)
             graph = add_to_buffers(graph, self.summed) if self.summed else graph
-            found = self.compiled[zero] = LoweredBackward(self.compile_backward(graph), kept)
+            found = self.compiled[zero] = LoweredBackward(self.compile(graph, False), kept)
         return found
 
     def halved(self, first: tuple[int, ...]) -> tuple[Boxed, Boxed]:
@@ -84,13 +84,13 @@ class Halves:
             found = self.compiled_halves[first] = self._made_anew().halved(first)
         if found is None:
             assert self.backward_graph is not None
-            assert self.compile_half is not None
+            assert self.compile is not None
             inputs, weights = split_backward(self.backward_graph, first)
             if self.summed:
                 # the second half numbers its results without the first one's
                 later = tuple(i - sum(f < i for f in first) for i in self.summed)
                 weights = add_to_buffers(weights, later)
-            found = self.compiled_halves[first] = (self.compile_half(inputs), self.compile_half(weights))
+            found = self.compiled_halves[first] = self.compile(inputs, True), self.compile(weights, True)
         return found
 
     def _made_anew(self) -> Halves:

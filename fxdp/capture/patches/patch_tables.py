@@ -80,22 +80,6 @@ class Heard:
         self.slices = TensorSlices(self.asked.told)
 
 
-def own_code(heard: Heard, module: nn.Module, tensors: Sequence[Tensor]) -> tuple[Patch, ...]:
-    """While the model's code runs on these inputs: torch's tracing before and after it has torch as it is."""
-    return (
-        *AUTOGRAD,
-        *INNER_GRADIENTS,
-        DATA,
-        *TEXTS,
-        *layout_reads(heard.layout_reads, module, tensors),
-        *seedings(heard.seeded),
-        *FLAGS,
-        *checks(heard.asked),
-        *python_draws(),
-        *UNIT_DRAWS,
-    )
-
-
 @contextlib.contextmanager
 def hearing(
     module: nn.Module,
@@ -110,8 +94,20 @@ def hearing(
     CaptureError : the code does what no graph can hold, with its line.
     """
     heard = Heard(Asked(ways, told))
-    patches = patched(own_code(heard, module, tensors))
-    with DenseOnly(), MarkedWhenMade(), patches, RefusedGenerators(), heard.slices:
+    # while the model's code runs alone: torch's tracing before and after it has torch as it is
+    patches = (
+        *AUTOGRAD,
+        *INNER_GRADIENTS,
+        DATA,
+        *TEXTS,
+        *layout_reads(heard.layout_reads, module, tensors),
+        *seedings(heard.seeded),
+        *FLAGS,
+        *checks(heard.asked),
+        *python_draws(),
+        *UNIT_DRAWS,
+    )
+    with DenseOnly(), MarkedWhenMade(), patched(patches), RefusedGenerators(), heard.slices:
         yield heard
 
 

@@ -27,19 +27,33 @@ from fxdp.lowering.inductor.segments import NotInSegmentsError, Segment, segment
 from fxdp.lowering.inductor.start import Start
 from fxdp.lowering.inductor.strides import copied, moved, restride, results
 from fxdp.lowering.shapes import Shapes, SizesFixedError
-from fxdp.torch_compat import (
-    compile_with_inductor,
-    fixed_sizes,
-    graph_module,
-)
+from fxdp.torch_compat import compile_with_inductor, fixed_sizes, graph_module
 
 aten = torch.ops.aten
 
 
+@dataclass(frozen=True)
+class LoweringOptions:
+    """What is compiled of an emitted program, and how."""
+
+    zero: frozenset[int] | None = None
+    """The tangents for whose absence a backward is compiled at once; None: those that a training loop leaves
+    out."""
+    summed: tuple[int, ...] = ()
+    """The numbers of the backward's results that it adds to buffers."""
+    first: tuple[int, ...] | None = None
+    """The backward is compiled in two, those of its results first."""
+    budget: float = 1.0
+    """The share of the activations that the forward may save; the backward computes others again."""
+    by_layer: bool = True
+    """Of layers that are alike a few are traced and cut, and one is compiled."""
+    hides: bool = True
+    """Collectives between layers are under way while these work, where the program has it so."""
+
+
 def lower_inductor(
     gm: fx.GraphModule, values: Mapping[Slot, Any], shapes: Shapes, device: torch.device, start: Start,
-    zero: frozenset[int] | None = None, summed: tuple[int, ...] = (), first: tuple[int, ...] | None = None,
-    budget: float = 1.0, by_layer: bool = True, hides: bool = True,
+    options: LoweringOptions,
 ) -> Halves:  # fmt: skip
     """Compile an emitted program.
 
@@ -47,22 +61,15 @@ def lower_inductor(
     ----------
     values : the real parameters, buffers and constants, whose strides the code may rely on.
     start : in which order this rank compiles the halves.
-    zero : the tangents for whose absence a backward is compiled at once; default: those that a training loop
-        leaves out.
-    summed : the numbers of the backward's results that it adds to buffers.
-    first : the backward is compiled in two, those of its results first.
-    budget : the share of the activations that the forward may save; the backward computes others again.
-    by_layer : of layers that are alike a few are traced and cut, and one is compiled.
-    hides : collectives between layers are under way while these work, where the program has it so.
 
     Raises
     ------
     SizesFixedError : a size that was to stay open became a constant.
     """
-    halved = cut(gm, values, shapes, device, budget, by_layer=by_layer)
+    halved = cut(gm, values, shapes, device, options.budget, by_layer=options.by_layer)
     keeps_strides = shapes.generic or not halved.chooses_layouts
-    compiler = _Compiler(halved, Signature.of(gm), start, keeps_strides, summed, first, by_layer, hides)
-    halves = compiler.inference() if halved.backward is None else compiler.training(zero)
+    compiler = _Compiler(halved, Signature.of(gm), start, keeps_strides, options)
+    halves = compiler.inference() if halved.backward is None else compiler.training()
     if constants := fixed_sizes(halved.sizes):  # asked last, as compiling may fix sizes, too
         raise SizesFixedError(constants)
     return halves
@@ -77,19 +84,16 @@ class _Compiler:
     start: Start
     keeps_strides: bool
     """Whether results keep the strides they were traced with, so that both halves can be compiled at once."""
-    summed: tuple[int, ...] = ()
-    first: tuple[int, ...] | None = None
-    by_layer: bool = True
-    hides: bool = True
+    options: LoweringOptions
 
-    def training(self, zero: frozenset[int] | None) -> Halves:
-        types = self.signature.tangents
+    def training(self) -> Halves:
+        types, zero = self.signature.tangents, self.options.zero
         zero = usual_zeros(types) if zero is None else zero
         forward, backward, saved_order = self.cut.forward, self.cut.backward, self.cut.saved_order
         assert backward is not None
         halves = Halves(
             _not_compiled, self.signature.outputs, forward, backward, saved_order, len(types),
-            self._compile_backward, self._compile_half, self.summed,
+            self._compile_backward, self.options.summed,
         )  # fmt: skip
 
         def compile_forward() -> None:
@@ -98,10 +102,10 @@ class _Compiler:
                 restride(backward, strides[self.signature.outputs :], saved_order)
 
         def compile_backward() -> None:
-            if self.first is None:
+            if self.options.first is None:
                 halves.backward(zero)
             else:
-                halves.halved(self.first)
+                halves.halved(self.options.first)
 
         self.start.run(compile_forward, compile_backward, independent=self.keeps_strides)
         return halves
@@ -110,11 +114,9 @@ class _Compiler:
         code, _ = self._compile(self.cut.forward, backward=False, inference=True)
         return Halves(code, self.signature.outputs, self.cut.forward)
 
-    def _compile_backward(self, graph: fx.GraphModule) -> Boxed:
-        return self._compile(graph, backward=True, inference=False)[0]  # type: ignore[no-any-return]
-
-    def _compile_half(self, graph: fx.GraphModule) -> Boxed:
-        return self._compile(graph, backward=True, inference=False, exact=True)[0]  # type: ignore[no-any-return]
+    def _compile_backward(self, graph: fx.GraphModule, half: bool) -> Boxed:
+        code, _ = self._compile(graph, backward=True, inference=False, exact=half)
+        return code  # type: ignore[no-any-return]
 
     def _compile(
         self, gm: fx.GraphModule, *, backward: bool, inference: bool, exact: bool = False
@@ -126,8 +128,8 @@ class _Compiler:
         fixed = 0 if backward else self.signature.fixed
         # asked of the half: a sum that is under way from one segment to another is seen in neither
         how = {"backward": backward, "inference": inference, "in_order": must_stay(gm.graph)}
-        may = self.by_layer and self.keeps_strides
-        found = _in_segments(gm, visible, fixed, self.hides) if may else []
+        may = self.options.by_layer and self.keeps_strides
+        found = _in_segments(gm, visible, fixed, self.options.hides) if may else []
         if not found:
             return self._compile_graph(gm, visible, fixed, **how)
 
@@ -165,9 +167,7 @@ class _Compiler:
         return code, strides
 
 
-def _in_segments(
-    gm: fx.GraphModule, visible: Sequence[int], fixed: int, hides: bool
-) -> list[Segment]:
+def _in_segments(gm: fx.GraphModule, visible: Sequence[int], fixed: int, hides: bool) -> list[Segment]:
     try:
         return segments(gm, visible, fixed, hides)
     except NotInSegmentsError:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import pickle
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -26,7 +26,7 @@ from fxdp.ir.notes import Note, note
 from fxdp.ir.slots import Slot
 from fxdp.lowering.halves import Halves, LoweredBackward
 from fxdp.lowering.inductor.collective_order import collectives
-from fxdp.lowering.inductor.compile import lower_inductor
+from fxdp.lowering.inductor.compile import LoweringOptions, lower_inductor
 from fxdp.lowering.inductor.segment_code import half_bytes, half_of_bytes
 from fxdp.lowering.inductor.start import Start
 from fxdp.lowering.shapes import Shapes
@@ -52,24 +52,20 @@ class _Kept:
 
 def lower_kept(
     gm: fx.GraphModule, values: Mapping[Slot, Any], shapes: Shapes, device: torch.device, start: Start,
-    zero: frozenset[int] | None = None, summed: tuple[int, ...] = (), first: tuple[int, ...] | None = None,
-    budget: float = 1.0, hides: bool = True,
+    options: LoweringOptions,
 ) -> Halves:  # fmt: skip
     """`lower_inductor`, from the disk where it was done before."""
-    by_layer = Settings.from_environment().by_layer
-    how: dict[str, Any] = {
-        "zero": zero, "summed": summed, "first": first, "budget": budget, "by_layer": by_layer,
-        "hides": hides,
-    }  # fmt: skip
-    make = partial(lower_inductor, gm, values, shapes, device, **how)
+    options = replace(options, by_layer=Settings.from_environment().by_layer)
+    make = partial(lower_inductor, gm, values, shapes, device, options=options)
     settings = CacheSettings.from_environment()
     entries = Entries.within(settings.folder, settings.megabytes)
     # on other devices than CPU code is more than its source: never tried there
     environment = code_environment() if entries.folder is not None and device.type == "cpu" else None
     key = None
     if environment is not None:
-        asked = None if zero is None else tuple(sorted(zero)), summed, first, budget, by_layer, hides
-        key = _key(gm, values, shapes, (environment, str(device), exact_text(asked)))
+        zero = None if options.zero is None else tuple(sorted(options.zero))
+        asked = exact_text((zero, replace(options, zero=None)))
+        key = _key(gm, values, shapes, (environment, str(device), asked))
     if key is None:
         return make(start=start)
     restored = partial(_restored, make=partial(make, start=Start()), start=start)
