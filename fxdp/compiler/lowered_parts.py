@@ -85,10 +85,12 @@ class LoweredParts:
                 words,
             )
         # also where this rank could compile it: Inductor may order collectives in another way
-        lowered = [
-            self._uncompiled(w, generic) if w.name in failed or isinstance(code, _Failed) else code
-            for w, code in zip(wanted, found, strict=True)
-        ]
+        lowered = []
+        for w, code in zip(wanted, found, strict=True):
+            if w.name in failed:
+                code = self._attempt(w, generic, Start(), as_it_is=True)
+            assert isinstance(code, Lowered)
+            lowered.append(code)
         lines = [
             line if w.name == WHOLE else f"{w.label} {line}"
             for w, code in zip(wanted, lowered, strict=True)
@@ -116,12 +118,17 @@ class LoweredParts:
             return start_of()
         return start_of(program.mesh.rank, lambda: _meet(joined))
 
-    def _attempt(self, wanted: WantedPart, generic: bool, start: Start) -> Lowered | _Failed:
+    def _attempt(
+        self, wanted: WantedPart, generic: bool, start: Start, *, as_it_is: bool = False
+    ) -> Lowered | _Failed:
+        """What this rank has for these sizes, or makes now; `as_it_is` where Inductor has failed."""
         key, for_any = self._key(wanted, generic)
+        key = (_UNCOMPILED, *key) if as_it_is else key
         found = self._known.get(key)
         if found is None:
-            found = self._lower(wanted, for_any, start)
-            self._keep(key, found)
+            if len(self._known) >= _MOST:
+                del self._known[next(iter(self._known))]
+            found = self._known[key] = self._lower(wanted, for_any, start, as_it_is)
         return found
 
     def _key(self, wanted: WantedPart, generic: bool) -> tuple[_Key, bool]:
@@ -133,8 +140,8 @@ class LoweredParts:
         for_any = generic and exact not in self._known and wanted.name not in self._fixed
         return ((wanted.name, own, _ANY), True) if for_any else (exact, False)
 
-    def _lower(self, wanted: WantedPart, generic: bool, start: Start) -> Lowered | _Failed:
-        compiled = self._program.options.compute != "eager" and not wanted.once
+    def _lower(self, wanted: WantedPart, generic: bool, start: Start, as_it_is: bool) -> Lowered | _Failed:
+        compiled = not (as_it_is or wanted.once or self._program.options.compute == "eager")
         try:
             return lower_part(
                 wanted, self._program, self._module, generic=generic, compiled=compiled, start=start
@@ -147,21 +154,6 @@ class LoweredParts:
             if not compiled:
                 raise
             return _Failed(f"{type(error).__name__}: {error}".splitlines()[0][:300])
-
-    def _uncompiled(self, wanted: WantedPart, generic: bool) -> Lowered:
-        key, for_any = self._key(wanted, generic)
-        found = self._known.get((_UNCOMPILED, *key))
-        if not isinstance(found, Lowered):
-            found = lower_part(
-                wanted, self._program, self._module, generic=for_any, compiled=False, start=Start()
-            )
-            self._keep((_UNCOMPILED, *key), found)
-        return found
-
-    def _keep(self, key: _Key, found: Lowered | _Failed) -> None:
-        if len(self._known) >= _MOST:
-            del self._known[next(iter(self._known))]
-        self._known[key] = found
 
     def _add_fixed(self, reports: Sequence[_Report]) -> bool:
         """Note which parts fix sizes on any rank; whether there are new ones."""

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from fxdp.errors import RankFailedError
 from fxdp.ir.ops.moments import combine
-from fxdp.ir.ops.parts import join_parts
 from fxdp.ir.raw_bytes import as_bytes, plain
 from fxdp.runtime.streams import Streams
 
@@ -124,16 +123,6 @@ def accumulate(total: Tensor, value: Tensor, op: str, own: bool) -> Tensor:
     return torch.maximum(total, value) if op == "max" else torch.minimum(total, value)
 
 
-def whole_rows(pieces: Sequence[Tensor]) -> Tensor:
-    """A data rank's rows of a parameter from those that its pipeline ranks hold."""
-    return torch.cat(list(pieces))
-
-
 def piece(value: Tensor, first: int, last: int) -> Tensor:
     """Rows `first` to `last` of a data rank's rows."""
     return value[first:last]
-
-
-def concatenate(parts: Sequence[Tensor], dim: int, outer: int, sizes: Sequence[int]) -> Tensor:
-    """This rank's part of a sharded value from those of its micro-batches."""
-    return join_parts(parts, dim, outer, sizes)

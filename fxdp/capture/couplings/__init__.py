@@ -4,7 +4,3 @@ A mean over the batch is `sum / n` with the *global* `n`: its parts on the ranks
 placement on the joint graph is exact. Everything that does not reduce over the batch stays whole, for
 Inductor to fuse.
 """
-
-from fxdp.capture.couplings.coupling_table import BatchSymbols, coupling_table
-
-__all__ = ["BatchSymbols", "coupling_table"]

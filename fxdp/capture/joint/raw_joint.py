@@ -12,7 +12,7 @@ import torch
 from torch import fx, nn
 
 from fxdp import torch_compat
-from fxdp.capture.couplings import BatchSymbols, coupling_table
+from fxdp.capture.couplings.coupling_table import BatchSymbols, coupling_table
 from fxdp.capture.export.exported import BatchDims, Exported
 from fxdp.capture.export.rewrites import part_layers, rejoin, unfused_recurrence
 

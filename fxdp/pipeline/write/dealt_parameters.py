@@ -3,7 +3,7 @@
     rows of w on two pipeline ranks of one data rank       rank 0: w0 w1        rank 1: w2
     %rows = rows()                                         before the first micro-batch
     %rows_to1 = pack([%w, ...]) -> send_forward            rank 1's stage reads w:  rank 0 sends w0 w1
-    %w = whole_rows([%w_of0, %w_of1])                      w0 w1 w2: what a data rank has, which is gathered
+    %w = cat([%w_of0, %w_of1])                             w0 w1 w2: what a data rank has, which is gathered
     ...
     %dealt_w = piece(%scatter_rows, 2, 3)                  the gradient's rows at the end, each to its holder
 
@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import torch
 from torch import fx
 
 from fxdp.ir.ops.parameter_rows import dealt_range
@@ -76,7 +77,7 @@ class DealtParameters:
                 pieces[source] = {slot: got[slot.name] for slot in slots}
         for slot in self._read_by(self.step.rank):
             every = [pieces[rank][slot] for rank in range(len(self.schedule.ranks))]
-            whole = self.step.function(p2p.whole_rows, (every,), f"rows_of_{slot.name}")
+            whole = self.step.function(torch.cat, (every,), f"rows_of_{slot.name}")
             self.step.keep(_key(slot), None, whole)
 
     def skip_collecting(self) -> None:

@@ -113,7 +113,7 @@ class StepGraph:
         return node
 
     def function(self, target: Any, args: tuple[Any, ...], name: str) -> fx.Node:
-        """A call of a function of `runtime/p2p.py`."""
+        """A call of a function, most are those of `runtime/p2p.py`."""
         node = self.graph.create_node("call_function", target, args, {}, name=name)
         self._events.given(node)
         return node

@@ -27,6 +27,7 @@ from typing import Any
 
 from torch import fx
 
+from fxdp.ir.ops.parts import join_parts
 from fxdp.ir.placements import Partial, Shard
 from fxdp.ir.sizes import evaluate
 from fxdp.pipeline.cut.partition import CutEdge, Partition, backward_gives, forward_gives, halves_of
@@ -271,7 +272,7 @@ class Writer:
             if isinstance(placement, Shard) and others:
                 outer = evaluate(placement.outer, self.step.sizes[None])
                 args = ([value, *others], placement.dim, outer, [size for _, size in self.bounds])
-                value = self.step.function(p2p.concatenate, args, f"whole_{name}")
+                value = self.step.function(join_parts, args, f"whole_{name}")
             self.step.keep(name, None, value)
 
     def _first(self, stage: int) -> int:
