@@ -27,20 +27,7 @@ from fxdp.integrations.batch_parts import BatchParts, check_batches, loader_argu
 from fxdp.integrations.checks import check_replicated
 
 
-class _PartsOfBatches:
-    """What both strategies are made of: options, and loaders of this rank's parts."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__()
-        check_replicated(options)
-        self._options = options
-
-    def process_dataloader(self, dataloader: Any) -> Any:
-        """The loader of this rank's parts."""
-        return _parts_of(dataloader, self)
-
-
-class FxdpStrategy(_PartsOfBatches, DDPStrategy):
+class FxdpStrategy(DDPStrategy):
     """Trains a LightningModule by fxdp; the options are those of `fxdp.compile`.
 
     A module of which a part is compiled already runs as it is; then its loss should be one of `loss_fn=`.
@@ -49,13 +36,19 @@ class FxdpStrategy(_PartsOfBatches, DDPStrategy):
     strategy_name = "fxdp"
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
+        super().__init__()
+        check_replicated(options)
+        self._options = options
         self._steps: dict[str, Callable[..., Any]] = {}
 
     def setup(self, trainer: Any) -> None:
         """Keep the loaders' own samplers: Lightning's would shuffle, and repeat samples."""
         trainer._accelerator_connector.use_distributed_sampler = False
         super().setup(trainer)
+
+    def process_dataloader(self, dataloader: Any) -> Any:
+        """The loader of this rank's parts."""
+        return _parts_of(dataloader, self)
 
     def configure_ddp(self) -> None:
         """Nothing is wrapped."""
@@ -95,17 +88,23 @@ class FxdpStrategy(_PartsOfBatches, DDPStrategy):
         super().teardown()
 
 
-class FxdpFabricStrategy(_PartsOfBatches, FabricDDPStrategy):
+class FxdpFabricStrategy(FabricDDPStrategy):
     """Lets `fabric.setup` compile modules; the options are those of `fxdp.compile`."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
+        super().__init__()
+        check_replicated(options)
+        self._options = options
         self._backward_sync_control: Any = _NothingToBlock()
 
     @property
     def distributed_sampler_kwargs(self) -> Any:
         """None: keep the loaders' own samplers."""
         return None
+
+    def process_dataloader(self, dataloader: Any) -> Any:
+        """The loader of this rank's parts."""
+        return _parts_of(dataloader, self)
 
     def setup_module(self, module: nn.Module) -> Any:
         """The compiled module."""
