@@ -14,12 +14,13 @@ from __future__ import annotations
 import hashlib
 import pickle
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import fx
 
-from fxdp.capture.captured import Captured, Condition
+from fxdp.capture.captured import Captured
 from fxdp.capture.export.exported import Exported
 from fxdp.capture.joint.convert import first_names
 from fxdp.capture.joint.raw_joint import JointOptions
@@ -45,18 +46,6 @@ _SOURCE = ("stack_trace", "nn_module_stack", "custom", "is_gradient_acc")
 """What of a node's `meta` becomes a part of notes, beside its value."""
 
 
-@dataclass(frozen=True)
-class _Kept:
-    """What the second half of capture adds to an exported graph, as plain values."""
-
-    graph: bytes
-    detached: tuple[int, ...]
-    symbols: dict[str, tuple[int, int]]
-    constants: dict[str, str | torch.Tensor]
-    """By their slots: the name of the graph's own, or one that was made while tracing."""
-    conditions: tuple[Condition, ...]
-
-
 def kept_joint(exported: Exported, options: JointOptions) -> Captured:
     """`symbolic_joint`, from the disk where it was made before."""
     settings = CacheSettings.from_environment()
@@ -69,7 +58,7 @@ def kept_in(entries: Entries, key: str, exported: Exported, options: JointOption
     """The same from these entries, under the key of the graph and its options."""
     own = _constants(exported.gm)
     kept = entries.find(key)
-    if isinstance(kept, _Kept):
+    if isinstance(kept, Captured):
         return _restored(kept, exported, own)
     found = symbolic_joint(exported, options)
     if all(value is leaf for value, leaf in zip(found.leaves, exported.leaves, strict=True)):
@@ -77,27 +66,29 @@ def kept_in(entries: Entries, key: str, exported: Exported, options: JointOption
     return found
 
 
-def _kept(found: Captured, own: dict[str, torch.Tensor]) -> _Kept:
+def _kept(found: Captured, own: dict[str, torch.Tensor]) -> Captured:
+    """What the second half of capture adds to an exported graph, as plain values.
+
+    Its graph is bytes; constants are names of the graph's own, or what was made while tracing.
+    """
     names = {id(tensor): name for name, tensor in own.items()}
-    constants = {slot: names.get(id(t), t) for slot, t in found.constants.items()}
-    return _Kept(graph_bytes(found.gm), found.detached, found.symbols, constants, found.conditions)
+    plain: dict[str, Any] = {
+        "gm": graph_bytes(found.gm),
+        "constants": {slot: names.get(id(t), t) for slot, t in found.constants.items()},
+        **dict.fromkeys(("leaves", "batch", "checks", "routes"), ()),  # the exported graph's own
+        "out_spec": None,
+    }
+    return replace(found, **plain)
 
 
-def _restored(kept: _Kept, exported: Exported, own: dict[str, torch.Tensor]) -> Captured:
+def _restored(kept: Captured, exported: Exported, own: dict[str, torch.Tensor]) -> Captured:
+    plain: Any = kept
     # tensors of the model are its own again, not copies: it may change them in place
-    constants = {slot: own[t] if isinstance(t, str) else t for slot, t in kept.constants.items()}
-    return Captured(
-        gm=graph_of_bytes(kept.graph, "Joint"),
-        leaves=exported.leaves,
-        out_spec=exported.out_spec,
-        detached=kept.detached,
-        symbols=kept.symbols,
-        batch=exported.batch,
-        constants=constants,
-        conditions=kept.conditions,
-        checks=exported.checks,
-        routes=exported.routes,
-    )
+    constants = {slot: own[t] if isinstance(t, str) else t for slot, t in plain.constants.items()}
+    return replace(
+        kept, gm=graph_of_bytes(plain.gm, "Joint"), leaves=exported.leaves, out_spec=exported.out_spec,
+        batch=exported.batch, constants=constants, checks=exported.checks, routes=exported.routes,
+    )  # fmt: skip
 
 
 def _key(exported: Exported, options: JointOptions) -> str | None:

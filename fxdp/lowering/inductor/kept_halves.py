@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import pickle
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -32,22 +32,6 @@ from fxdp.lowering.inductor.start import Start
 from fxdp.lowering.shapes import Shapes
 from fxdp.settings import CacheSettings, Settings
 from fxdp.torch_compat import code_environment, graph_module
-
-
-@dataclass(frozen=True)
-class _Kept:
-    """Halves as plain values, code as bytes."""
-
-    forward: bytes
-    graphs: tuple[bytes, bytes | None]
-    """The collectives of both halves, in their order."""
-    backwards: dict[frozenset[int], tuple[bytes, tuple[int, ...]]]
-    halved: dict[tuple[int, ...], tuple[bytes, bytes]]
-    outputs: int
-    saved_order: tuple[int, ...]
-    tangents: int
-    summed: tuple[int, ...]
-    digest: str
 
 
 def lower_kept(
@@ -112,19 +96,16 @@ def _tensor_text(value: Any) -> str:
 
 
 def _bytes(halves: Halves) -> bytes:
+    """The halves with bytes in the place of code and of graphs, and what tells them from others."""
     backward = halves.backward_graph
-    kept = _Kept(
-        half_bytes(halves.forward),
-        (_order(halves.forward_graph), None if backward is None else _order(backward)),
-        {zero: (half_bytes(b.run), b.tangents) for zero, b in halves.compiled.items()},
-        {first: (half_bytes(a), half_bytes(b)) for first, (a, b) in halves.compiled_halves.items()},
-        halves.outputs,
-        halves.saved_order,
-        halves.tangents,
-        halves.summed,
-        _digest(halves),
-    )
-    return pickle.dumps(kept)
+    plain: dict[str, Any] = {
+        "forward": half_bytes(halves.forward),
+        "forward_graph": _order(halves.forward_graph),
+        "backward_graph": None if backward is None else _order(backward),
+        "compiled": {zero: (half_bytes(b.run), b.tangents) for zero, b in halves.compiled.items()},
+        "compiled_halves": {f: tuple(map(half_bytes, both)) for f, both in halves.compiled_halves.items()},
+    }
+    return pickle.dumps((replace(halves, **plain, compile=None, anew=None, _whole=None), _digest(halves)))
 
 
 def _order(gm: fx.GraphModule) -> bytes:
@@ -145,26 +126,20 @@ def _digest(halves: Halves) -> str:
 
 def _restored(content: bytes, make: Callable[[], Halves], start: Start) -> Halves:
     """Halves of code from the disk; a backward that is not among it is compiled when it is needed."""
-    kept = pickle.loads(content)
-    assert isinstance(kept, _Kept)
-    forward, backward = (None if g is None else graph_of_bytes(g, "Collectives") for g in kept.graphs)
-    assert forward is not None
-    halves = Halves(
-        half_of_bytes(kept.forward, start),
-        kept.outputs,
-        forward,
-        backward,
-        kept.saved_order,
-        kept.tangents,
-        summed=kept.summed,
-        anew=lambda: _same(make(), kept.digest),
+    kept, digest = pickle.loads(content)
+    graphs = [kept.forward_graph, kept.backward_graph]
+    forward, backward = (None if g is None else graph_of_bytes(g, "Collectives") for g in graphs)
+    code = partial(half_of_bytes, start=start)
+    found: Halves = replace(
+        kept,
+        forward=code(kept.forward),
+        forward_graph=forward,
+        backward_graph=backward,
+        compiled={zero: LoweredBackward(code(b), tangents) for zero, (b, tangents) in kept.compiled.items()},
+        compiled_halves={first: tuple(map(code, both)) for first, both in kept.compiled_halves.items()},
+        anew=lambda: _same(make(), digest),
     )
-    if backward is not None:
-        for zero, (code, tangents) in kept.backwards.items():
-            halves.compiled[zero] = LoweredBackward(half_of_bytes(code, start), tangents)
-    for first, (inputs, weights) in kept.halved.items():
-        halves.compiled_halves[first] = half_of_bytes(inputs, start), half_of_bytes(weights, start)
-    return halves
+    return found
 
 
 def _same(halves: Halves, digest: str) -> Halves:
