@@ -25,6 +25,8 @@ from rich.console import Console
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from zoo_table import shortened
+
 from tests.rank_pool import RankError, RankPool
 from tests.zoo.catalogue import CATALOGUE
 from tests.zoo.shared_work import know_what_models_need, shared_error
@@ -90,7 +92,9 @@ class _Results:
             self.found[name] = row
             lines = [f" {json.dumps(known)}: {json.dumps(self.found[known])}" for known in sorted(self.found)]
             RESULTS.write_text("{\n" + ",\n".join(lines) + "\n}\n")
-            CONSOLE.print(f"{time.strftime('%H:%M')} {name}: {row} ({seconds:.0f} s)", highlight=False)
+            CONSOLE.print(
+                f"{time.strftime('%H:%M')} {name}: {row} ({seconds:.0f} s)", highlight=False, markup=False
+            )
 
 
 def _work(names: queue.SimpleQueue[str], results: _Results, timeout: float, any_size: bool) -> None:
@@ -135,7 +139,7 @@ def _words(text: str) -> dict[str, Any]:
     """What a rank raised, by whether fxdp refused the model."""
     lines = text.splitlines()
     if refused := [line for line in lines if line.startswith(_REFUSALS)]:
-        return {"refused": refused[0][:300]}
+        return {"refused": shortened(refused[0])[:300]}
     raised = [line for line in lines if "Error" in line or "Warning" in line]
     return {"failed": (raised or [text])[-1][-300:]}
 

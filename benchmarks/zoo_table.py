@@ -55,8 +55,8 @@ def markdown(kinds: dict[str, dict[str, Modes]], versions: dict[str, str], publi
         )
     ]  # fmt: skip
     for kind, rows in kinds.items():
-        if any(rows.values()):
-            page.append(_table(kind, {name: modes for name, modes in rows.items() if modes}, public))
+        if known := {name: modes for name, modes in rows.items() if modes or name in public}:
+            page.append(_table(kind, known, public))
     failures = {name: modes for name, modes in measured.items() if any("failed" in r for r in modes.values())}
     if failures:
         page.append(_failures(failures))
