@@ -10,6 +10,7 @@ import torch
 from torch import fx
 from torch.utils._pytree import TreeSpec
 
+from fxdp.capture.read_places import ReadState
 from fxdp.capture.sites import Origin
 from fxdp.ir.notes import Site
 
@@ -125,6 +126,10 @@ class Captured:
     """The user's lines that stand behind nodes without one of their own."""
     model: str = ""
     """The class of the model."""
+    read: ReadState = field(default_factory=ReadState)
+    """What the model's code may read of Python beside its modules' attributes."""
+    written: tuple[tuple[int, Any], ...] = ()
+    """The places of these that it changes itself, by what they are known by."""
 
     @property
     def ways(self) -> tuple[bool, ...]:

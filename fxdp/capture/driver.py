@@ -5,14 +5,15 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from fxdp.capture.captured import Captured
 from fxdp.capture.dynamo.traced_model import TracedModel
 from fxdp.capture.export.exported import Exported, batch_hint, export, static_hints
 from fxdp.capture.export.flat_module import FlatModule
-from fxdp.capture.inputs import samples
+from fxdp.capture.inputs import run_model, samples
 from fxdp.capture.joint.canonical_sizes import Sizes
 from fxdp.capture.joint.convert import convert
 from fxdp.capture.joint.kept_joint import kept_joint
@@ -21,12 +22,14 @@ from fxdp.capture.joint.single_sample import for_one, for_several
 from fxdp.capture.joint.static import StaticMismatchError, fitted_joint
 from fxdp.capture.patches.autograd_functions import check_module_hooks
 from fxdp.capture.patches.module_state import Number, WrittenError, numbers_of, unchanged
+from fxdp.capture.patches.outside_state import Outside
 from fxdp.capture.patches.patch_tables import capture_patches
 from fxdp.capture.patches.random_numbers import seeding_error
 from fxdp.capture.patches.told_numbers import ReadNumber, decided_by_size
 from fxdp.capture.python_values import DecidesError, deciding
+from fxdp.capture.read_places import ReadState
+from fxdp.capture.read_state import read_state
 from fxdp.capture.refusals.diagnose import OnlyAt, capture_error, eager_error, is_data_dependent
-from fxdp.capture.refusals.recorders import warn_of_recorders
 from fxdp.capture.refusals.stateful import check_memory
 from fxdp.capture.refusals.survey import Survey, survey
 from fxdp.capture.request import Request
@@ -47,7 +50,8 @@ def capture_request(request: Request) -> Captured:
     check_module_hooks(module)
     with compile_lock, unchanged(module), capture_patches(module, loss_fn):
         several = hint if hint is not None and hint > 1 else batch_hint(inputs.tensors, inputs.batch_dims)
-        first = _Tracer(request, _program(request))
+        outside = Outside(_read_by(request))
+        first = _Tracer(request, _program(request), outside)
         if inputs.open:
             found, tracer = _capture_open(first, several)
         else:
@@ -60,33 +64,49 @@ def capture_request(request: Request) -> Captured:
     if isinstance(module, TracedModel):
         found = module.with_guards(found, inputs)
     record = tracer.program.record
-    check_memory(record.changed, module, inputs, loss_fn, request.precision)
-    warn_of_recorders(record.hooks)
+    written = tuple(outside.changed)
+    check_memory(module, record.changed, outside, lambda twin: _run(twin, request))
     origin = request.origin or Origin.here(loss_fn)
-    return replace(found, layout_reads=record.layout_reads, origin=origin, model=type(module).__name__)
+    found = replace(found, layout_reads=record.layout_reads, origin=origin, model=type(module).__name__)
+    return replace(found, read=outside.read, written=written)
+
+
+def _read_by(request: Request) -> ReadState:
+    inputs = request.inputs
+    given = [(f"the input {name}", x) for name, x in zip(inputs.names, inputs.leaves, strict=True)]
+    others = [given_one for given_one in given if not isinstance(given_one[1], Tensor)]
+    return read_state(request.module, [("the loss function", request.loss_fn), *others])
+
+
+def _run(twin: nn.Module, request: Request) -> Any:
+    args, kwargs = request.inputs.copies()
+    return run_model(twin, args, kwargs, request.loss_fn, request.precision)
 
 
 @dataclass(frozen=True)
 class _Tracer:
-    """A request, and the program that is traced for it."""
+    """A request, the program that is traced for it, and what its code finds outside of it."""
 
     request: Request
     program: FlatModule
+    outside: Outside
 
     def export(self, hint: int, *, symbolic: bool) -> Exported:
         """The forward graph at a batch of `hint`, with it or with a symbol as its batch size."""
         dims = self.request.inputs.batch_dims
-        return export(self.program, dims, hint, symbolic=symbolic, dynamic=self.request.dynamic)
+        with self.outside.put_back():
+            return export(self.program, dims, hint, symbolic=symbolic, dynamic=self.request.dynamic)
 
     def on(self, ways: tuple[bool, ...]) -> _Tracer:
         """The same with a program that goes these ways."""
         request = replace(self.request, ways=ways)
-        return _Tracer(request, _program(request, self.program.numbers, self.program.told))
+        return _Tracer(request, _program(request, self.program.numbers, self.program.told), self.outside)
 
     def survey(self, tensors: Sequence[Tensor] | None = None) -> Survey:
         """What a run of the model shows, on these inputs or the given ones."""
         asked = self.request
-        return survey(asked.module, asked.inputs, asked.loss_fn, tensors, asked.precision)
+        with self.outside.put_back():
+            return survey(asked.module, asked.inputs, asked.loss_fn, tensors, asked.precision)
 
 
 def _program(
@@ -145,7 +165,7 @@ def _with_numbers(error: Exception, tracer: _Tracer, hint: int, found: Survey) -
     if numbers:
         program = _program(request, numbers)
         with contextlib.suppress(CaptureError, WrittenError):
-            captured, tracer = _capture(_Tracer(request, program), hint)
+            captured, tracer = _capture(replace(tracer, program=program), hint)
             return replace(captured, numbers=tuple(numbers)), tracer
     if (made := _with_told(error, tracer, hint, found)) is not None:
         return made
@@ -161,7 +181,7 @@ def _with_told(
     told = _told(tracer)
     if told:
         with contextlib.suppress(CaptureError):
-            return _fall_back(error, _Tracer(tracer.request, _program(tracer.request, told=told)), hint)
+            return _fall_back(error, replace(tracer, program=_program(tracer.request, told=told)), hint)
     return None
 
 

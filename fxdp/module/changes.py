@@ -7,7 +7,7 @@ program was made for (`capture/patches/module_state.py`) are watched like attrib
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from itertools import chain
 from operator import getitem, is_
 from typing import Any, TypeAlias
@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from fxdp.capture.contents import ABSENT, Contents, Objects, equal, frozen, is_container
 from fxdp.capture.python_values import AttributeNumber
+from fxdp.capture.read_places import ReadState
 from fxdp.capture.refusals.stateful import own_attributes
 from fxdp.ir.model_tensors import all_held, held
-from fxdp.module.contents import ABSENT, Contents, Objects, equal, frozen, is_container
-from fxdp.module.read_state import read_places
 from fxdp.module.values import fits
 from fxdp.torch_compat import global_hooks
 
@@ -138,7 +138,7 @@ class ModelState:
         self._names += ["hooks of the modules", "classes of the modules"]
         self._taken = dict.fromkeys(self._names, 1)
         self._read = frozenset[str]()
-        self._known = {(id(owner), key) for owner, key in self._slots}
+        self._known = {(id(owner), key): i for i, (owner, key) in enumerate(self._slots)}
         self._outside: set[int] = set()
         self._read_in, self._contents = set[int](), dict[int, Contents]()
         self._objects = Objects()
@@ -156,14 +156,18 @@ class ModelState:
                 self._first = [*self._first, number.value()]
                 self._last = [*self._last, number.value()]
 
-    def watch_read(self, others: Iterable[tuple[str, Any]]) -> None:
-        """From now on all that the model's code may read counts (`read_state.py`); after each capture."""
-        self._forget_written()
-        places, self._read = read_places(self._root, others)
-        for place in places:
-            if (at := (place.of, place.key)) not in self._known:
-                self._known.add(at)
-                self._outside.add(self._insert(place.owner, place.key, place.name))
+    def watch_read(self, read: ReadState, written: Collection[tuple[int, Any]] = ()) -> None:
+        """From now on all that the model's code may read counts, but what it changes itself.
+
+        A count of its own calls would count as changed after each call of the model as it is.
+        """
+        self._read = read.names
+        for place in read.places:
+            if place.known_by not in self._known:
+                self._outside.add(self._insert(place.owner, place.key, place.name, place.known_by))
+        for at in written:
+            if self._known.get(at) in self._outside:
+                self._forget(self._known[at])
         for i, (owner, key) in enumerate(self._slots):
             if i not in self._read_in and (i in self._outside or key in self._read):
                 self._read_in.add(i)
@@ -178,19 +182,12 @@ class ModelState:
         self._first[i] = found if self._first[i] is now else frozen(self._first[i])
         return found
 
-    def _forget_written(self) -> None:
-        """Look no longer at what code changed while it was captured, as a count of its own calls.
-
-        It would count as changed after each capture, and lead to the next one.
-        """
-        values = self._values()
-        for i in self._outside:
-            if values[i] is not self._last[i] and not equal(values[i], self._last[i]):
-                self._slots[i] = {}, self._slots[i][1]
-                self._places.clear()
-                self._first[i] = self._last[i] = ABSENT
-                self._contents.pop(i, None)
-                self._changed.pop(i, None)
+    def _forget(self, i: int) -> None:
+        self._slots[i] = {}, self._slots[i][1]
+        self._places.clear()
+        self._first[i] = self._last[i] = ABSENT
+        self._contents.pop(i, None)
+        self._changed.pop(i, None)
 
     def changed(self) -> Key:
         """The Python attributes that are no longer what they were; other ones need another program."""
@@ -239,13 +236,13 @@ class ModelState:
             for name in own_attributes(module):
                 known = (id(vars(module)), name) in self._known
                 if not known and (hasattr(type(module), name) or name in self._read):
-                    self._known.add((id(vars(module)), name))
                     before = getattr(type(module), name, ABSENT)
-                    self._insert(vars(module), name, f"{name} of {path or 'the model'}", before)
+                    known_by = id(vars(module)), name
+                    self._insert(vars(module), name, f"{name} of {path or 'the model'}", known_by, before)
 
-    def _insert(self, owner: Any, key: Any, name: str, *before: Any) -> int:
+    def _insert(self, owner: Any, key: Any, name: str, known_by: tuple[int, Any], *before: Any) -> int:
         """Watch one more place; what is noted of hooks and buffers stands after these."""
-        at = len(self._slots)
+        self._known[known_by] = at = len(self._slots)
         self._slots.append((owner, key))
         self._names.insert(at, self._unlike_others(name))
         first = before[0] if before else owner.get(key, ABSENT)

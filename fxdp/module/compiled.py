@@ -153,7 +153,7 @@ class CompiledModule(Inspected):
             batches = ranks.batches
             if (served := self._programs.find(call, batches)) is None:
                 call, served = self._make(call, batches, args, kwargs)
-                self._begin(served, call)
+                self._begin(served)
             while True:
                 if served.draws:
                     self._exchange.check_drawing(ranks, served.program.captured, call.inputs)
@@ -162,11 +162,11 @@ class CompiledModule(Inspected):
                 if not isinstance(made, OtherWay):
                     return made
                 served = self._programs.other_way(served, call, batches, made)
-                self._begin(served, call)
+                self._begin(served)
 
-    def _begin(self, served: Served, call: Call) -> None:
+    def _begin(self, served: Served) -> None:
         """Before a program runs for the first time."""
-        self._reader.watch(served.program.captured.numbers, call.inputs)
+        self._reader.watch(served.program.captured)
         self._replicas.read_by(served.program)
 
     def _read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Call, CallExchanged]:

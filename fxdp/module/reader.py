@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from operator import attrgetter
 from typing import Any, TypeAlias
@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec
 
 from fxdp.capture.batch_dims import resolve_batch_dims, rows_per_sample
+from fxdp.capture.captured import Captured
+from fxdp.capture.contents import spelled
 from fxdp.capture.inputs import Inputs, check_plain_tensors, flat_leaves, leaf_names
 from fxdp.capture.python_values import number_tensor, stable_text
 from fxdp.capture.refusals.input_layouts import lies_in_order
@@ -20,7 +22,6 @@ from fxdp.errors import InputError, a_kind
 from fxdp.module.cache import Recent
 from fxdp.module.call import Call, ProgramKey
 from fxdp.module.changes import Key, ModelState
-from fxdp.module.contents import spelled
 from fxdp.module.values import Open, Told, Values, liftable, python_leaves
 
 _training = attrgetter("training")
@@ -146,15 +147,10 @@ class CallReader:
         own |= {a.name: (type(a.value).__name__, Open.INPUT) for a in call.inputs.attributes}
         return own, rows
 
-    def watch(self, buffers: Iterable[str], inputs: Inputs) -> None:
-        """From now on the values of these buffers decide on the kind of a call, too.
-
-        So does all that the code of the model, of a loss or of what is passed in these inputs may read.
-        """
-        self._state.watch(buffers)
-        given = zip(inputs.names, inputs.leaves, strict=True)
-        others = [(f"the input {name}", leaf) for name, leaf in given if not isinstance(leaf, Tensor)]
-        self._state.watch_read([("the loss function", self._loss_fn), *others])
+    def watch(self, captured: Captured) -> None:
+        """From now on all that the code of a program may read decides on the kind of a call, too."""
+        self._state.watch(captured.numbers)
+        self._state.watch_read(captured.read, captured.written)
 
     def _modes(self) -> tuple[bool, torch.dtype | None, torch.dtype, bytes, bytes, int, Key]:
         device = self._device_type

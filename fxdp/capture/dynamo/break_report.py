@@ -18,6 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from fxdp.capture.patches.module_state import unchanged
+from fxdp.capture.patches.outside_state import Outside
+from fxdp.capture.read_state import read_state
 from fxdp.capture.sites import is_user_file
 from fxdp.ir.notes import Site
 from fxdp.torch_compat import GraphBreak, OuterCall, TracedFrame, frames_left_out, graph_breaks
@@ -117,6 +119,7 @@ def _as_before(frame: TracedFrame) -> Iterator[None]:
     with contextlib.ExitStack() as stack, torch.random.fork_rng(), torch.no_grad():
         for module in modules:
             stack.enter_context(unchanged(module))
+            stack.enter_context(Outside(read_state(module)).put_back())
         yield
         for tensor, value in zip(tensors, values, strict=True):
             tensor.copy_(value)

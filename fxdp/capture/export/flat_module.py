@@ -18,12 +18,11 @@ from fxdp.capture.export.skip_tracker import captured_skips
 from fxdp.capture.inputs import Inputs, run_model
 from fxdp.capture.mixed_precision import MixedPrecision
 from fxdp.capture.patches.checkpoints import repeated_updates
-from fxdp.capture.patches.module_state import Number, as_numbers, assigned_buffers, unchanged_objects
+from fxdp.capture.patches.module_state import Number, as_numbers, assigned_buffers
 from fxdp.capture.patches.patch_tables import hearing
 from fxdp.capture.patches.told_numbers import ReadNumber
 from fxdp.capture.python_values import is_unread, set_attributes
-from fxdp.capture.refusals.recorders import Watched, watching_hooks
-from fxdp.capture.refusals.stateful import Attributes
+from fxdp.capture.refusals.stateful import Attributes, ChangedAttribute
 from fxdp.errors import CaptureError
 from fxdp.ir.notes import Site
 
@@ -42,7 +41,7 @@ class OutputRecord:
     """The checks of data, whose values follow the model's own tensors."""
     other_guess: tuple[bool, ...] | None = None
     """Where the code failed after a branch of which the way was a guess: the ways with the other guess."""
-    changed: tuple[str, ...] = ()
+    changed: tuple[ChangedAttribute, ...] = ()
     """The Python attributes that the forward changed."""
     assigned: tuple[str, ...] = ()
     """The program's buffers to which the forward assigns another tensor."""
@@ -54,8 +53,6 @@ class OutputRecord:
     """Python values that should not be read, but were."""
     seeded: tuple[tuple[str, Site], ...] = ()
     """Where the code seeds torch's generators, and by which function."""
-    hooks: tuple[Watched, ...] = ()
-    """The user's hooks on modules that ran."""
 
 
 @dataclass
@@ -106,13 +103,11 @@ class FlatModule(nn.Module):
         args, kwargs = self.inputs.rebuild(tensors, numbers, touched)
         attributes = self.inputs.attributes
         with contextlib.ExitStack() as stack:
-            stack.enter_context(unchanged_objects(self.module))
             stack.enter_context(set_attributes(attributes, numbers[len(numbers) - len(attributes) :]))
             tracker = stack.enter_context(captured_skips(self.module))
             heard = stack.enter_context(hearing(self.module, tensors, self.ways, self._told(tensors)))
             assigned = stack.enter_context(assigned_buffers(self.module))
             stack.enter_context(as_numbers(self.module, self.numbers))
-            hooks = stack.enter_context(watching_hooks(self.module, tensors))
             before = Attributes(self.module)
             try:
                 with repeated_updates(self.module):
@@ -122,18 +117,21 @@ class FlatModule(nn.Module):
                 raise
             heard.asked.settle()
             heard.slices.settle()
-            changed = before.changed(Attributes(self.module))
+            changed = before.changed()
         self._cell.record = replace(
             self._cell.record,
             skips=tuple(tracker.points),
             checks=tuple(Check(i, *answer) for i, answer in enumerate(heard.asked.answers, len(results))),
-            changed=(*changed, *assigned.made),
+            changed=(*changed, *map(self._made, assigned.made)),
             assigned=tuple(f"module.{name}" for name in assigned.written),
             layout_reads=tuple(heard.layout_reads),
             seeded=tuple(heard.seeded),
-            hooks=tuple(hooks),
         )
         return (*results, *heard.asked.tensors)
+
+    def _made(self, buffer: str) -> ChangedAttribute:
+        path, _, key = buffer.rpartition(".")
+        return ChangedAttribute(path, key, type(self.module.get_submodule(path)).__name__)
 
     def _told(self, tensors: Sequence[torch.Tensor]) -> Sequence[ReadNumber]:
         pairs = zip(tensors, self.inputs.batch_dims, strict=True)

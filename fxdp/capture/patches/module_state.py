@@ -14,9 +14,7 @@ Only buffers that no forward writes can be such numbers, and only where a model 
 from __future__ import annotations
 
 import contextlib
-import sys
-from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,11 +22,9 @@ import torch
 from torch import fx, nn
 
 from fxdp import torch_compat
+from fxdp.capture.contents import ABSENT, Kept
 from fxdp.errors import CaptureError
 from fxdp.ir.graphs import attribute_of
-
-_CONTAINERS = (dict, OrderedDict, list, set, deque)  # hooks are in ordered ones
-"""The registries of parameters, buffers and modules are of these, too."""
 
 
 @dataclass(frozen=True)
@@ -110,82 +106,27 @@ def unchanged(module: nn.Module) -> Iterator[None]:
 
     Tracing would leave tensors there that have no values.
     """
-    with _as_before(module.modules()), unchanged_objects(module):
-        yield
-
-
-@contextlib.contextmanager
-def unchanged_objects(module: nn.Module) -> Iterator[None]:
-    """As `unchanged`, for what modules hold that is no module: `torch.export` restores modules alone.
-
-    self.rope = Rope()      a table that this makes at its first call must not be that of an earlier trace
-    """
-    with _as_before([value for _, value in held_objects(module)]):
-        yield
-
-
-def held_objects(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Objects of the user's classes in attributes of modules, or in lists and dicts there; each once."""
-    seen: set[int] = set()
-    for path, owner in module.named_modules():
-        for name, value in vars(owner).items():
-            if type(value) in _ATOMS or (type(value) in _CONTAINERS and not value):
-                continue  # as most are: a module has a dozen dicts for hooks
-            for keys, held in _members(value):
-                if _is_plain(held) and id(held) not in seen:
-                    seen.add(id(held))
-                    yield ".".join(filter(None, (path, name))) + "".join(f"[{k!r}]" for k in keys), held
-
-
-_ATOMS = frozenset({bool, int, float, str, type(None)})
-
-
-def _members(value: Any) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """What is in a value by its key if it is a container, else the value."""
-    if isinstance(value, Mapping):
-        yield from (((key,), held) for key, held in value.items())
-    elif isinstance(value, (list, tuple, deque)):
-        yield from (((index,), held) for index, held in enumerate(value))
-    else:
-        yield (), value
-
-
-_FOREIGN = sys.stdlib_module_names | {"torch"}
-
-
-def _is_plain(value: Any) -> bool:
-    """Whether it is an object of a user's class, with attributes."""
-    return (
-        not isinstance(value, (nn.Module, torch.Tensor, type))
-        and type(value).__module__.partition(".")[0] not in _FOREIGN
-        and isinstance(getattr(value, "__dict__", None), dict)
-    )
-
-
-@contextlib.contextmanager
-def _as_before(owners: Iterable[Any]) -> Iterator[None]:
-    before = [(vars(owner), _snapshot(vars(owner))) for owner in owners]
+    before = [(vars(owner), keep_all(vars(owner))) for owner in module.modules()]
     try:
         yield
     finally:
         for now, was in before:
-            _restore(now, was)
+            put_all_back(now, was)
 
 
-def _snapshot(attributes: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Each attribute, and a copy of what it holds if it is a container."""
-    return {name: (v, type(v)(v) if type(v) in _CONTAINERS else None) for name, v in attributes.items()}
+def keep_all(attributes: Mapping[str, Any]) -> dict[str, Kept]:
+    """All attributes, and what they hold."""
+    return {name: Kept(value) for name, value in attributes.items()}
 
 
-def _restore(now: dict[str, Any], was: dict[str, tuple[Any, Any]]) -> None:
+def put_all_back(now: dict[str, Any], was: Mapping[str, Kept]) -> None:
+    """Make attributes again what they were."""
     for name in [n for n in now if n not in was]:
         del now[name]
-    for name, (value, content) in was.items():
-        if now.get(name) is not value:
-            now[name] = value
-        if content is not None:
-            value.clear()
-            value.extend(content) if isinstance(value, (list, deque)) else value.update(content)
+    for name, kept in was.items():
+        kept.put_back()
+        if now.get(name, ABSENT) is not kept.value:
+            now[name] = kept.value
 
 
 _LARGEST = 64

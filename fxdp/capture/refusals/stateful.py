@@ -9,17 +9,18 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from fxdp.capture.inputs import Inputs, run_model
-from fxdp.capture.mixed_precision import MixedPrecision
-from fxdp.capture.patches.module_state import held_objects
+from fxdp.capture.contents import ABSENT, Kept
+from fxdp.capture.patches.module_state import keep_all, unchanged
+from fxdp.capture.patches.outside_state import Outside
+from fxdp.capture.refusals.turned_decisions import Decisions, site_of
 from fxdp.errors import CaptureError
 from fxdp.ir.draws import kept_random_state, reseed
 from fxdp.ir.model_tensors import is_stand_in
@@ -27,74 +28,123 @@ from fxdp.skip.tracker import SkipTracker, use_skip_tracker
 
 _log = logging.getLogger("fxdp")
 
+_MOST_LINES = 16
+"""The lines that decide on what changes of which the other way is tried."""
 _CLOSE = 1e-6
 """Two calls that differ by less only round differently."""
 
 
 def check_memory(
-    changed: tuple[str, ...],
-    module: nn.Module,
-    inputs: Inputs,
-    loss_fn: Callable[..., Any] | None,
-    precision: MixedPrecision | None = None,
+    module: nn.Module, changed: Sequence[ChangedAttribute], outside: Outside, run: Callable[[nn.Module], Any]
 ) -> None:
-    """Refuse a model whose second call gives other results than its first because of `changed` attributes.
+    """Refuse a model of which later calls give other results than its first because of what `changed`.
 
     Raises
     ------
-    CaptureError : it does; all attributes that changed are named.
+    CaptureError : they do; all that changed is named, with the lines.
     """
-    if not changed:
+    if not changed and not outside.changed:
         return
-    listed = ", ".join(changed)
-    if _remembers(module, inputs, loss_fn, precision):
+    sites = outside.read
+    named = [f"{one} at {sites.site_of_change(one.key)}" for one in changed]
+    named += [f"{place.name} at {sites.site_of_change(place.label)}" for place in outside.changed.values()]
+    listed = ", ".join(named)
+    if how := _Twin(module, changed, outside, run).remembers():
         raise CaptureError(
-            f"the model keeps values from one call to the next in Python attributes ({listed}): with the "
-            "same inputs, parameters and buffers its second call gives other results than the first. A graph "
-            "cannot change them. Register them as buffers, which the forward may change, or pass them as "
-            "inputs and return them"
+            f"the model keeps values from one call to the next in Python ({listed}): with the same inputs, "
+            f"parameters and buffers {how}. A graph cannot change them. Register them as buffers, which the "
+            "forward may change, pass them as inputs and return them, or change them outside of the forward"
         )
     _log.warning(
-        "the forward sets %s: compiled, these attributes stay as they are. Return what is to be read", listed
+        "the forward sets %s: compiled, these stay as they are. Return what is to be read, or call the model "
+        "itself (compiled.module)",
+        listed,
     )
 
 
-def _remembers(
-    module: nn.Module,
-    inputs: Inputs,
-    loss_fn: Callable[..., Any] | None,
-    precision: MixedPrecision | None,
-) -> bool:
-    """Whether a second call with all the same tensors differs from the first."""
-    twin = copy_of(module, {id(p): _drawn_like(p) for p in module.parameters() if is_stand_in(p)})
-    first = _run(twin, inputs, loss_fn, precision)
-    if first is None:
-        return False
-    with torch.no_grad():
-        for name, parameter in module.named_parameters():
-            if not is_stand_in(parameter):
-                twin.get_parameter(name).copy_(parameter)
-        for name, buffer in module.named_buffers():
-            if (made := twin.get_buffer(name)).shape == buffer.shape:  # another shape the first call gave it
-                made.copy_(buffer)
-    second = _run(twin, inputs, loss_fn, precision)
-    return second is None or len(first) != len(second) or not all(map(_same, first, second))
+class _Twin:
+    """A copy of a model, to be called several times with all the same tensors."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        changed: Sequence[ChangedAttribute],
+        outside: Outside,
+        run: Callable[[nn.Module], Any],
+    ) -> None:
+        self._module, self._changed, self._outside, self._run = module, changed, outside, run
+        self._places = list(outside.changed.values())
+        stand_ins = {id(p): _drawn_like(p) for p in module.parameters() if is_stand_in(p)}
+        self._twin = copy_of(module, stand_ins)
+        self._trains = torch.is_grad_enabled() and not stand_ins
+
+    def remembers(self) -> str:
+        """How later calls differ from the first; nothing where they do not, or cannot be known."""
+        with self._as_before():
+            first = self._results()
+            if first is None:
+                return ""
+            for call in ("second", "third"):
+                if not _all_same(first, self._results()):
+                    return f"its {call} call gives other results than the first"
+        return self._decides()
+
+    def _decides(self) -> str:
+        found = Decisions()
+        before = self._results_with(found)
+        if before is None:
+            return ""
+        for line in list(found.lines)[:_MOST_LINES]:
+            other = self._results_with(Decisions(line))
+            if other is not None and not _all_same(before, other):  # None: the other way is an error
+                return f"it gives other results the other way at {site_of(line)}"
+        return ""
+
+    @contextlib.contextmanager
+    def _as_before(self) -> Iterator[None]:
+        with unchanged(self._twin), self._outside.put_back():
+            yield
+
+    def _results_with(self, decisions: Decisions) -> list[Any] | None:
+        with self._as_before():
+            for one in self._changed:
+                own = vars(self._twin.get_submodule(one.path))
+                if one.key in own:
+                    own[one.key] = decisions.watched(own[one.key])
+            for place in self._places:
+                place.put(decisions.watched(place.value()))
+            return self._results()
+
+    def _results(self) -> list[Any] | None:
+        """Outputs, gradients and buffers of a call with the model's tensors; None where it is an error."""
+        with torch.no_grad():
+            for name, parameter in self._module.named_parameters():
+                if not is_stand_in(parameter):
+                    self._twin.get_parameter(name).copy_(parameter)
+            for name, buffer in self._module.named_buffers():
+                if (made := self._twin.get_buffer(name)).shape == buffer.shape:  # another a call gave it
+                    made.copy_(buffer)
+        try:
+            with aside(), torch.set_grad_enabled(self._trains):
+                reseed(0)
+                leaves = pytree.tree_leaves(self._run(self._twin))
+                found = [*leaves, *self._gradients(leaves)]
+        except Exception:  # whatever the user's code raises; capture reports what it finds itself
+            return None
+        return [x.detach() if isinstance(x, Tensor) else x for x in found] + [
+            buffer.detach().clone() for buffer in self._twin.buffers()
+        ]
+
+    def _gradients(self, leaves: Sequence[Any]) -> Sequence[Tensor | None]:
+        results = [x for x in leaves if isinstance(x, Tensor) and x.requires_grad]
+        wanted = [p for p in self._twin.parameters() if p.requires_grad]
+        if not results or not wanted:
+            return ()
+        return torch.autograd.grad(results, wanted, [*map(torch.ones_like, results)], allow_unused=True)
 
 
-def _run(
-    module: nn.Module,
-    inputs: Inputs,
-    loss_fn: Callable[..., Any] | None,
-    precision: MixedPrecision | None,
-) -> list[Any] | None:
-    """The leaves of the model's output; None where the model raises an error."""
-    args, kwargs = inputs.copies()
-    try:
-        with aside():
-            reseed(0)
-            return pytree.tree_leaves(run_model(module, args, kwargs, loss_fn, precision))
-    except Exception:  # whatever the user's code raises; capture reports what it finds itself
-        return None
+def _all_same(first: Sequence[Any], second: Sequence[Any] | None) -> bool:
+    return second is not None and len(first) == len(second) and all(map(_same, first, second))
 
 
 def _same(a: Any, b: Any) -> bool:
@@ -162,31 +212,40 @@ def aside() -> Iterator[None]:
         yield
 
 
+@dataclass(frozen=True)
+class ChangedAttribute:
+    """An attribute of a module that the forward changed."""
+
+    path: str
+    key: str
+    kind: str
+    """The class of the module."""
+
+    def __str__(self) -> str:
+        return f"{self.key} of {self.path or 'the model'} ({self.kind})"
+
+
 class Attributes:
     """The Python attributes of all modules, beside parameters and buffers, at one moment.
 
-    A buffer that is registered or made in a forward is none yet: it counts as an attribute. So do those of
-    objects that modules hold.
+    A buffer that is registered or made in a forward is none yet: it counts as an attribute.
     """
 
     def __init__(self, module: nn.Module) -> None:
-        self._found = {
-            name: (type(child).__name__, own)
-            for name, child in module.named_modules()
-            if (own := _own(child))
-        }
-        for name, held in held_objects(module):
-            own = {key: _content(value) for key, value in vars(held).items()}
-            self._found[name] = (type(held).__name__, own)
+        self._module = module
+        self._found = {name: keep_all(_own(child)) for name, child in module.named_modules()}
 
-    def changed(self, later: Attributes) -> tuple[str, ...]:
-        """The attributes that differ at a later moment: `step of blocks.2 (Block)`."""
+    def changed(self) -> tuple[ChangedAttribute, ...]:
+        """The attributes that are no longer what they were."""
         return tuple(
-            f"{key} of {path or 'the model'} ({kind})"
-            for path, (kind, now) in later._found.items()
-            for key, value in now.items()
-            if not _unchanged(self._found.get(path, ("", {}))[1], key, value)
+            ChangedAttribute(path, key, type(child).__name__)
+            for path, child in self._module.named_modules()
+            for key, value in _own(child).items()
+            if self._found.get(path, {}).get(key, _NEW).is_changed(value)
         )
+
+
+_NEW = Kept(ABSENT)
 
 
 def own_attributes(module: nn.Module) -> list[str]:
@@ -197,29 +256,8 @@ def own_attributes(module: nn.Module) -> list[str]:
 
 def _own(module: nn.Module) -> dict[str, Any]:
     made = {name: buffer is not None for name, buffer in module._buffers.items()}
-    return made | {name: _content(vars(module)[name]) for name in own_attributes(module)}
+    return made | {name: vars(module)[name] for name in own_attributes(module)}
 
 
 _TORCHS = frozenset({*vars(nn.Module()), "_flat_weights", "_flat_weight_refs"})
 """The last two are lists that `nn.LSTM` and its kin make of their parameters, anew where these changed."""
-
-
-def _content(value: Any) -> Any:
-    """A container by what is in it now, anything else as itself."""
-    if isinstance(value, (list, tuple, set, deque)):
-        return list(value)
-    return dict(value) if isinstance(value, dict) else value
-
-
-def _unchanged(before: Mapping[str, Any], key: str, now: Any) -> bool:
-    return key in before and _is(before[key], now)
-
-
-def _is(old: Any, new: Any) -> bool:
-    if isinstance(old, list) and isinstance(new, list):
-        return len(old) == len(new) and all(map(_is, old, new))
-    if isinstance(old, dict) and isinstance(new, dict):
-        return old.keys() == new.keys() and all(_is(old[key], new[key]) for key in old)
-    if isinstance(old, (int, float, str, torch.Size)) and type(old) is type(new):
-        return bool(old == new)
-    return old is new

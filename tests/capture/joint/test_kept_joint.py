@@ -56,6 +56,8 @@ _X, _Y = torch.randn(6, 3, dtype=torch.float64), torch.randint(5, (6,))
 def _words(found: Captured) -> tuple[str, str]:
     """All of a capture; tensors by what they are, graphs by all that passes read."""
     fields = {f.name: getattr(found, f.name) for f in dataclasses.fields(found)}
+    read = fields.pop("read")
+    fields["places"] = [place.name for place in read.places]
     constants = {name: value.tolist() for name, value in fields.pop("constants").items()}
     graph = fields.pop("gm").graph
     notes = [

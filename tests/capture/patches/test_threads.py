@@ -10,6 +10,7 @@ import logging
 import random
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -179,7 +180,7 @@ Action: TypeAlias = Callable[[], None]
 ACTIONS: tuple[Action, ...] = (draw, seed, train, ask, load, measure, complain)
 
 
-@dataclass(slots=True)  # of what has a `__dict__`, a trace leaves nothing changed
+@dataclass
 class _Other:
     """Another thread, and what it was asked to do while a model was traced."""
 
@@ -189,9 +190,6 @@ class _Other:
     """What is done the first time only."""
     done: list[str] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
-
-    def __deepcopy__(self, memo: Any) -> _Other:
-        return self
 
     def act(self) -> None:
         """Let the other thread do all of it now; this one has patches meanwhile."""
@@ -217,12 +215,14 @@ class _Symbolic(nn.Module):
     def __init__(self, other: _Other) -> None:
         super().__init__()
         self.fc, self.norm = nn.Linear(4, 4), nn.BatchNorm1d(4, momentum=None)
-        self.other = other
+        self.other = weakref.ref(other)  # of what code sees otherwise, a trace leaves nothing changed
 
     def forward(self, x: Tensor) -> Tensor:
         assert (x < 1e6).all()
         warnings.warn("of the model", _Notice, stacklevel=1)
-        self.other.act()
+        other = self.other()
+        assert other is not None
+        other.act()
         if random.random() > 2 or torch.rand([]) > 2:
             return x.sum()
         y = checkpoint(self.fc, x * len(x), use_reentrant=False)
@@ -312,7 +312,8 @@ def test_two_threads_capture_at_the_same_time(other: _Other) -> None:
     before = _attributes()
 
     def captures() -> list[str]:
-        model = _Symbolic(_Other())
+        own = _Other()
+        model = _Symbolic(own)
         return [graph_text(capture(model, (_x(),), {}).gm) for _ in range(2)]
 
     first = other.pool.submit(captures)

@@ -7,10 +7,12 @@ A container that stays the same object may hold other things at the next call, s
 
 from __future__ import annotations
 
+import itertools
 import math
+import types
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Iterable
-from operator import is_
+from collections.abc import Callable, Iterable, Iterator
+from operator import is_, length_hint
 from typing import Any
 
 import numpy as np
@@ -116,6 +118,66 @@ class Contents:
         return self._value
 
 
+class Kept:
+    """A value and what its containers and arrays hold, also such of user's classes; to be put back.
+
+    How far an iterator has come cannot be put back, but is seen.
+    """
+
+    __slots__ = ("_at", "_parts", "value")
+
+    def __init__(self, value: Any) -> None:
+        self.value, self._at = value, _position(value)
+        self._parts: list[tuple[Any, Any, Any]] = []
+        todo, seen = [value] if isinstance(value, FILLED) else [], set[int]()
+        while todo:
+            one = todo.pop()
+            if id(one) not in seen and not isinstance(one, torch.Size):
+                seen.add(id(one))
+                kind = next(kind for kind in FILLED if isinstance(one, kind))
+                self._parts.append((one, kind, one.copy() if kind is np.ndarray else kind(one)))
+                todo.extend(x for x in _plain_items(one) if isinstance(x, FILLED))
+
+    def is_changed(self, now: Any) -> bool:
+        """Whether `now`, in the place of the value, is or holds anything else."""
+        same = now is self.value or equal(now, self.value)
+        same = same and _position(now) == self._at
+        return not same or not all(_holds(one, was, equal) for one, _, was in self._parts)
+
+    def put_back(self) -> None:
+        """Fill the containers again."""
+        for one, kind, was in self._parts:
+            if _holds(one, was, is_):
+                continue
+            if kind is np.ndarray:
+                one[...] = was
+            elif kind in _MUTABLE:
+                kind.clear(one)
+                (kind.extend if kind in (list, deque) else kind.update)(one, was)
+
+
+_MUTABLE: tuple[Any, ...] = (OrderedDict, dict, list, deque, set)
+FILLED: tuple[Any, ...] = (*_MUTABLE, tuple, frozenset, np.ndarray)
+"""What holds other things."""
+
+
+def _position(value: Any) -> Any:
+    if isinstance(value, types.GeneratorType) and value.gi_frame is not None:
+        return value.gi_frame.f_lasti, [*map(id, value.gi_frame.f_locals.values())]
+    if isinstance(value, itertools.count):
+        return repr(value)
+    return length_hint(value, 0) if isinstance(value, Iterator) else None
+
+
+def _holds(one: Any, was: Any, same: Callable[[Any, Any], bool]) -> bool:
+    if isinstance(one, np.ndarray):
+        return one.shape == was.shape and bool(one.tobytes() == was.tobytes())
+    if isinstance(one, (set, frozenset)):
+        return bool(one == was)
+    now, before = list(_plain_items(one)), list(_plain_items(was))
+    return len(now) == len(before) and all(map(same, now, before))
+
+
 def _flattened(value: Any) -> tuple[list[Any], list[bytes]]:
     """All that is in a value, from outside to inside, and the memory of arrays."""
     flat: list[Any] = []
@@ -135,4 +197,6 @@ def _flattened(value: Any) -> tuple[list[Any], list[bytes]]:
 
 
 def _plain_items(container: Any) -> Iterable[Any]:
-    return (x for pair in container.items() for x in pair) if type(container) in _DICTS else container
+    if isinstance(container, np.ndarray):
+        return ()
+    return (x for pair in container.items() for x in pair) if isinstance(container, dict) else container

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import fxdp
-from fxdp.module.read_state import read_places
+from fxdp.capture.read_state import read_state
 
 
 @dataclass
@@ -221,6 +221,6 @@ def test_buffers_that_are_written_as_data_are_read_again() -> None:
 
 
 def test_names_of_code_say_what_is_read() -> None:
-    places, names = read_places(Base())
-    assert {"fc", "read", "factor"} & names == {"fc", "read"}
-    assert all("factor" not in place.name for place in places)
+    read = read_state(Base())
+    assert {"fc", "read", "factor"} & read.names == {"fc", "read"}
+    assert all("factor" not in place.name for place in read.places)

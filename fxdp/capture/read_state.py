@@ -12,7 +12,6 @@ read; that of other installed packages is, but counts as unchangeable: only the 
 
 from __future__ import annotations
 
-import dis
 import functools
 import sys
 import types
@@ -25,7 +24,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from fxdp.module.contents import ABSENT
+from fxdp.capture.code_names import names_of, texts_of
+from fxdp.capture.contents import ABSENT
+from fxdp.capture.read_places import Fields, ReadPlace, ReadState
 from fxdp.settings import variables_of_user
 
 _CONTAINERS = (list, tuple, dict, set, frozenset, deque)
@@ -37,80 +38,26 @@ _FOREIGN = sys.stdlib_module_names | {
 _TRAINERS = ("transformers.trainer", "transformers.training_args")  # their objects change at each step
 _NEVER = frozenset({"__init__", "__new__", "__init_subclass__", "__repr__", "__reduce__", "__setstate__"})
 _ATOMS = (int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Tensor)
-_ASKING = frozenset({"getattr", "hasattr", "get", "__dict__", "vars"})
 _ROUNDS = 6
 """Names make more code known, and code more names; after so many rounds all that matter are."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReadPlace:
-    """Where a value is read: `owner.get(key, ABSENT)`."""
-
-    name: str
-    owner: Any
-    key: Any
-    of: int
-    """The id of what has it; the owner keeps that."""
-
-
-class Fields:
-    """The attributes of something without a dict of them, to be read like one."""
-
-    __slots__ = ("of",)
-
-    def __init__(self, of: Any) -> None:
-        self.of = of
-
-    def get(self, key: str, default: Any = None) -> Any:
-        """The attribute."""
-        try:
-            return getattr(self.of, key, default)
-        except ValueError:  # of an empty cell
-            return default
-
-
-@dataclass(frozen=True)
-class _Names:
-    """What code names: attributes and texts, globals, and attributes that it may ask for in vain."""
-
-    read: frozenset[str]
-    globals: tuple[str, ...]
-    asked: frozenset[str]
-
-
-@functools.lru_cache(maxsize=65536)
-def _names_of(code: types.CodeType) -> _Names:
-    read, found, texts = set(code.co_names), dict[str, None](), set[str]()
-    asked = set[str]()
-    for one in dis.get_instructions(code):
-        if one.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
-            found[one.argval] = None
-    for value in code.co_consts:
-        texts |= {value} if isinstance(value, str) else set()
-        if isinstance(value, tuple):
-            texts |= {item for item in value if isinstance(item, str)}
-        if isinstance(value, types.CodeType):
-            inner = _names_of(value)
-            read, asked = read | inner.read, asked | inner.asked
-            found |= dict.fromkeys(inner.globals)
-    texts = {text for text in texts if text.isidentifier()}
-    if not _ASKING.isdisjoint(read):
-        asked |= texts
-    return _Names(frozenset(read | texts), tuple(found), frozenset(asked))
-
-
-def read_places(
-    model: nn.Module, others: Iterable[tuple[str, Any]] = ()
-) -> tuple[list[ReadPlace], frozenset[str]]:
-    """The places outside of modules that the model's code may read, and the names of all it reads."""
+def read_state(model: nn.Module, others: Iterable[tuple[str, Any]] = ()) -> ReadState:
+    """What the model's code may read, and that of a loss or of inputs."""
     known = _Reached(frozenset(), frozenset())
     for _ in range(_ROUNDS):
         reached = _Reached(known.found, known.asked)
         reached.roots(model, others)
         if reached.found == known.found and reached.asked == known.asked:
-            return list(reached.places.values()), known.found
+            break
         known = reached
-    return list(known.places.values()), known.found
+    places = tuple(reached.places.values())
+    return ReadState(places, known.found, tuple(reached.objects), tuple(reached.codes), tuple(reached.caches))
+
+
+def is_cache(value: Any) -> bool:
+    """Whether it is a function of Python's `lru_cache` or `cache`."""
+    return isinstance(value, functools._lru_cache_wrapper)
 
 
 def is_foreign(module: str | None) -> bool:
@@ -139,6 +86,9 @@ class _Reached:
     found: frozenset[str] = frozenset()
     asked: frozenset[str] = frozenset()
     places: dict[tuple[int, Any], ReadPlace] = field(default_factory=dict)
+    objects: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    codes: dict[types.CodeType, None] = field(default_factory=dict)
+    caches: list[Any] = field(default_factory=list)
     _seen: dict[int, Any] = field(default_factory=dict)
     _own: frozenset[int] = frozenset()
     _todo: deque[tuple[str, Any]] = field(default_factory=deque)
@@ -166,14 +116,13 @@ class _Reached:
         """Watch a place, and what is there; of what is fixed only the code is read."""
         if fixed:
             value = owner.get(key, ABSENT)
-            if isinstance(value, _CODE):
+            if isinstance(value, _CODE) or is_cache(value):
                 self._todo.append((name, value))
             return
-        at = (id(owner if holder is None else holder), key)
-        if at not in self.places:
-            self.places[at] = ReadPlace(name, owner, key, at[0])
-            value = owner.get(key, ABSENT)
-            if value is not ABSENT:
+        place = ReadPlace(name, owner, key, owner if holder is None else holder)
+        if place.known_by not in self.places:
+            self.places[place.known_by] = place
+            if (value := place.value()) is not ABSENT:
                 self._todo.append((name, value))
 
     def _value(self, name: str, value: Any) -> None:
@@ -187,6 +136,7 @@ class _Reached:
             self._contents(name, value)
         elif isinstance(value, types.FunctionType):
             self._function(name, value)
+            self._wrapped(name, value)
         elif isinstance(value, types.MethodType):
             self._todo.extend([(name, value.__func__), (f"the object of {name}", value.__self__)])
         elif isinstance(value, functools.partial):
@@ -199,8 +149,16 @@ class _Reached:
             self._class(value)
         elif isinstance(value, types.ModuleType):
             self._python_module(value)
+        elif is_cache(value):
+            self.caches.append(value)
+            self._wrapped(name, value)
         elif not isinstance(value, np.ndarray):
             self._object(name, value)
+
+    def _wrapped(self, name: str, function: Any) -> None:
+        """What a decorator of torch's or Python's has made it of."""
+        if "__wrapped__" in vars(function):
+            self._todo.append((name, function.__wrapped__))
 
     def _contents(self, name: str, value: Any) -> None:
         pairs: Iterable[tuple[Any, Any]] = value.items() if isinstance(value, Mapping) else enumerate(value)
@@ -214,8 +172,9 @@ class _Reached:
         if is_foreign(function.__module__) or is_foreign(function.__globals__.get("__name__")):
             return
         code, own = function.__code__, function.__qualname__
+        self.codes[code] = None
         fixed = is_installed(function.__globals__.get("__name__"))
-        names = _names_of(code)
+        names = names_of(code)
         self.found |= names.read
         self.asked |= names.asked
         for key in ("__code__", "__defaults__", "__kwdefaults__"):
@@ -232,7 +191,7 @@ class _Reached:
             self._place(f"{key} of {own}", vars(function), key, fixed=fixed)
 
     def _environment(self, code: types.CodeType) -> None:
-        for text in _texts(code):
+        for text in texts_of(code):
             self._place(f"the environment's {text}", variables_of_user(), text)
 
     def _class(self, kind: type) -> None:
@@ -262,6 +221,7 @@ class _Reached:
         self._class(kind)
         own = getattr(value, "__dict__", None)
         if isinstance(own, dict):
+            self.objects.append((name, own))
             for key in [key for key in own if key in self.names]:
                 self._place(f"{key} of {name}", own, key)
             for key in sorted(self.asks - own.keys()):
@@ -291,10 +251,3 @@ def _slots_of(kind: type) -> Iterator[str]:
     for base in kind.__mro__:
         slots = vars(base).get("__slots__", ())
         yield from (slots,) if isinstance(slots, str) else slots
-
-
-def _texts(code: types.CodeType) -> list[str]:
-    """The texts in code that may name variables of the environment."""
-    found = [value for value in code.co_consts if isinstance(value, str) and value.isidentifier()]
-    inner = (_texts(value) for value in code.co_consts if isinstance(value, types.CodeType))
-    return [*found, *(text for texts in inner for text in texts)]

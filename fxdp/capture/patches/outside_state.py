@@ -1,0 +1,75 @@
+"""What a model's code changes of Python beside its modules' attributes: put back after each run of it.
+
+    global STEP; STEP += 1        LOG.append(loss)        type(self).calls += 1        self.config.step += 1
+
+A program cannot change these at each step, and a trace would leave tensors there that have no values.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import types
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor
+from torch.nn import Parameter
+
+from fxdp.capture.contents import ABSENT, FILLED, Kept
+from fxdp.capture.read_places import ReadPlace, ReadState
+
+
+class Outside:
+    """All that code may read beside its modules, as it was found; and what of it the code has changed."""
+
+    def __init__(self, read: ReadState) -> None:
+        self.read = read
+        self.changed: dict[tuple[int, Any], ReadPlace] = {}
+        """The places that changed, each by what it is known by."""
+
+    @contextlib.contextmanager
+    def put_back(self) -> Iterator[None]:
+        """Inside, the code runs; after it all is as before."""
+        own = [ReadPlace(f"{key} of {name}", of, key, of) for name, of in self.read.objects for key in of]
+        places = {place.known_by: place for place in (*self.read.places, *own)}
+        before = [(place, Kept(place.value())) for place in places.values()]
+        misses = [cache.cache_info().misses for cache in self.read.caches]
+        try:
+            yield
+        finally:
+            made = [
+                ReadPlace(f"{key} of {name}", of, key, of)
+                for name, of in self.read.objects
+                for key in of
+                if (id(of), key) not in places
+            ]
+            for place, kept in [*before, *((place, Kept(ABSENT)) for place in made)]:
+                now = place.value()
+                if kept.is_changed(now):
+                    self.changed[place.known_by] = place
+                kept.put_back()
+                if now is not kept.value and not _is_made_once(kept.value, now):
+                    place.put(kept.value)
+            for cache, missed in zip(self.read.caches, misses, strict=True):
+                if cache.cache_info().misses != missed and _holds_traced(cache):
+                    cache.cache_clear()
+
+
+def _is_made_once(before: Any, now: Any) -> bool:
+    """Whether it is an object that code makes when it first needs it: making it again may be an error."""
+    return (before is None or before is ABSENT) and not isinstance(now, (*FILLED, Tensor, int, float, str))
+
+
+def _holds_traced(cache: Any) -> bool:
+    """Whether a tensor of a trace is among the results that Python keeps of a function."""
+    found = [cache]
+    for _ in range(_INSIDE):
+        found = [x for one in found for x in gc.get_referents(one) if not isinstance(x, _NO_RESULTS)]
+        if any(isinstance(x, Tensor) and type(x) not in (Tensor, Parameter) for x in found):
+            return True
+    return False
+
+
+_INSIDE = 4  # what is kept is a dict, of links in a list, of results, which may be tuples
+_NO_RESULTS = (type, types.FunctionType, types.ModuleType)
