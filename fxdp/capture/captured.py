@@ -94,6 +94,14 @@ class LayoutRead:
     """Whether it tells where in its storage the tensor begins."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class ReadValue:
+    """A tensor outside of inputs, parameters and buffers whose value the user's code reads into Python."""
+
+    tensor: torch.Tensor
+    site: Site
+
+
 @dataclass(frozen=True)
 class Captured:
     """One flat joint graph in global shapes, and the way back to the model's inputs and outputs."""
@@ -120,6 +128,8 @@ class Captured:
     """Whether the model fixed its batch size and the graph was fitted from several static traces."""
     numbers: tuple[str, ...] = ()
     """The buffers whose values the program was made for."""
+    read_values: tuple[ReadValue, ...] = ()
+    """The tensors beside these for whose values it was made, too."""
     layout_reads: tuple[LayoutRead, ...] = ()
     """Where the model's code reads how its tensors lie."""
     origin: Origin = field(default_factory=Origin)

@@ -99,6 +99,8 @@ class _Reached:
         self._own = frozenset(id(module) for _, module in modules)
         for path, module in modules:
             self._module(path or "the model", module)
+        for key in sorted(self.names & vars(nn.functional).keys()):  # which people replace
+            self._place(f"{key} of torch.nn.functional", vars(nn.functional), key)
         self._todo.extend(others)
         while self._todo:
             self._value(*self._todo.popleft())

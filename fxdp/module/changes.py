@@ -7,7 +7,7 @@ program was made for (`capture/patches/module_state.py`) are watched like attrib
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from itertools import chain
 from operator import getitem, is_
 from typing import Any, TypeAlias
@@ -126,9 +126,9 @@ class ModelState:
     def __init__(self, *roots: nn.Module) -> None:
         named = [(name, module) for root in roots for name, module in root.named_modules()]
         modules = [module for _, module in named]
-        self._root, self._named, self._modules = roots[0], named, modules
+        self._named, self._modules = named, modules
         self._sizes = self._count()
-        self._numbers: dict[str, _Number] = {}
+        self._numbers: dict[int, _Number] = {}
         self._hooks = [vars(m)[kind] for m in modules for kind in _HOOKS]
         self._kept_hooks, self._kept_classes = _Kept(), _Kept()
         self._slots: list[tuple[Any, Any]] = [(vars(m), name) for m in modules for name in own_attributes(m)]
@@ -147,12 +147,12 @@ class ModelState:
         self._last_key: Key = ()
         self._changed: dict[int, tuple[str, tuple[str, Any]]] = {}
 
-    def watch(self, names: Iterable[str]) -> None:
-        """From now on the values of these buffers of the first root count as attributes."""
-        for name in names:
-            if name not in self._numbers:
-                number = self._numbers[name] = _Number(self._root.get_buffer(name))
-                self._names.append(f"value of buffer {name}")
+    def watch(self, tensors: Mapping[str, Tensor]) -> None:
+        """From now on the values of these tensors count as attributes."""
+        for name, tensor in tensors.items():
+            if id(tensor) not in self._numbers:
+                number = self._numbers[id(tensor)] = _Number(tensor)
+                self._names.append(self._unlike_others(name))
                 self._first = [*self._first, number.value()]
                 self._last = [*self._last, number.value()]
 

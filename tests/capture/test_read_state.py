@@ -34,6 +34,7 @@ class Base(nn.Module):
         self.values, self.by_name, self.nested = [1.0], {"a": 1.0}, {"a": {"b": [1.0]}}
         self.config, self.configs = Config(), [Config()]
         self.chosen, self.array = {"a"}, np.ones(2)
+        self.number = torch.tensor(1.0)
         self.part = functools.partial(torch.mul, other=1.0)
         self.hidden = [nn.Dropout(1.0).eval()]
 
@@ -68,6 +69,10 @@ def _replace_function(_: Any) -> None:
     helper = torch.sin  # type: ignore[assignment]
 
 
+def _replace_gelu(_: Any) -> None:
+    nn.functional.gelu = torch.sin
+
+
 def _change_default(_: Any) -> None:
     helper.__defaults__ = (3.0,)
 
@@ -84,6 +89,12 @@ def _counter(start: float) -> tuple[Callable[[Tensor], Tensor], Callable[[], Non
 
 
 SCALED, GROW = _counter(1.0)
+NUMBER = torch.tensor(1.0)
+
+
+@torch.no_grad()
+def decorated() -> float:
+    return SCALE
 
 CHANGES = [
     _named("list", lambda m: m.values.append(2.0), lambda m, y: y * sum(m.values)),
@@ -110,6 +121,10 @@ CHANGES = [
     _named("cell", lambda _: GROW(), lambda _, y: SCALED(y)),
     _named("default", _change_default, lambda _, y: helper(y)),
     _named("function", _replace_function, lambda _, y: helper(y)),
+    _named("decorated", _set_global, lambda _, y: y * decorated()),
+    _named("torch's function", _replace_gelu, lambda _, y: nn.functional.gelu(y)),
+    _named("tensor", lambda m: m.number.fill_(3.0), lambda m, y: y * m.number.item()),
+    _named("global tensor", lambda _: NUMBER.fill_(3.0), lambda _, y: y * float(NUMBER)),
 ]
 
 
@@ -126,6 +141,8 @@ def test_a_change_is_seen(
     for name in ("SCALE", "helper"):
         monkeypatch.setitem(names, name, names[name])
     monkeypatch.setitem(names, "SCALES", [1.0])
+    monkeypatch.setattr(nn.functional, "gelu", nn.functional.gelu)
+    NUMBER.fill_(1.0)
     monkeypatch.setattr(helper, "__defaults__", (1.0,))
     for name, value in (("scale", 1.0), ("table", {"a": 1.0}), ("factor", Base.factor), ("zero", 0.0)):
         monkeypatch.setattr(Base, name, value, raising=False)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from fxdp.capture.captured import Check, LayoutRead, OutputLeaf
+from fxdp.capture.captured import Check, LayoutRead, OutputLeaf, ReadValue
 from fxdp.capture.containers import register_containers
 from fxdp.capture.export.skip_marks import SkipPoint
 from fxdp.capture.export.skip_tracker import captured_skips
@@ -45,6 +45,8 @@ class OutputRecord:
     """The Python attributes that the forward changed."""
     assigned: tuple[str, ...] = ()
     """The program's buffers to which the forward assigns another tensor."""
+    read_values: tuple[ReadValue, ...] = ()
+    """Tensors of which it read the values."""
     layout_reads: tuple[LayoutRead, ...] = ()
     """What the code read of how tensors lie in memory."""
     symbols: Mapping[str, str] = field(default_factory=dict)
@@ -124,6 +126,7 @@ class FlatModule(nn.Module):
             checks=tuple(Check(i, *answer) for i, answer in enumerate(heard.asked.answers, len(results))),
             changed=(*changed, *map(self._made, assigned.made)),
             assigned=tuple(f"module.{name}" for name in assigned.written),
+            read_values=tuple(heard.read_values.values()),
             layout_reads=tuple(heard.layout_reads),
             seeded=tuple(heard.seeded),
         )

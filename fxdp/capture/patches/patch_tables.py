@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fxdp import torch_compat
-from fxdp.capture.captured import LayoutRead
+from fxdp.capture.captured import LayoutRead, ReadValue
 from fxdp.capture.patches.autograd_functions import AUTOGRAD
 from fxdp.capture.patches.checkpoints import REENTRANT
 from fxdp.capture.patches.flags import FLAGS
@@ -22,7 +22,7 @@ from fxdp.capture.patches.raise_checks import Asked, checks
 from fxdp.capture.patches.random_numbers import UNIT_DRAWS, RefusedGenerators, python_draws, seedings
 from fxdp.capture.patches.silence import SILENCE, unwarned
 from fxdp.capture.patches.substitutes import SUBSTITUTES
-from fxdp.capture.patches.tensor_reads import DATA, TEXTS, layout_reads, symbolic_len
+from fxdp.capture.patches.tensor_reads import DATA, TEXTS, layout_reads, symbolic_len, value_reads
 from fxdp.capture.patches.tensor_slices import TensorSlices
 from fxdp.capture.patches.told_numbers import ReadNumber
 from fxdp.capture.refusals.dense_only import DenseOnly
@@ -73,6 +73,7 @@ class Heard:
 
     asked: Asked = field(default_factory=Asked)
     layout_reads: list[LayoutRead] = field(default_factory=list)
+    read_values: dict[int, ReadValue] = field(default_factory=dict)
     seeded: list[tuple[str, Site]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -101,6 +102,7 @@ def hearing(
         DATA,
         *TEXTS,
         *layout_reads(heard.layout_reads, module, tensors),
+        *value_reads(heard.read_values),
         *seedings(heard.seeded),
         *FLAGS,
         *checks(heard.asked),

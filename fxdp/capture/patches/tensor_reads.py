@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fxdp.capture.captured import LayoutRead
+from fxdp.capture.captured import LayoutRead, ReadValue
 from fxdp.capture.patches.patch import Patch, around, calling_frame
 from fxdp.capture.sites import is_user_file, site_of_call, site_of_frame
 from fxdp.errors import CaptureError
@@ -119,6 +119,23 @@ TEXTS = (
     *(Patch(owner, "__repr__", around(_text)) for owner in (Tensor, nn.Parameter, FunctionalTensor)),
     Patch(Tensor, "__format__", around(_formatted)),  # between this and `__repr__` lie frames of torch
 )
+
+
+def value_reads(found: dict[int, ReadValue]) -> tuple[Patch, ...]:
+    """While the user's code is exported, note what it reads of tensors that no trace has made.
+
+    self.scale = torch.tensor(2.0); y * self.scale.item()       the graph has the number 2
+    """
+
+    def read(plain: Callable[..., Any], self: Tensor, *args: Any) -> Any:
+        if type(self) is Tensor:
+            found.setdefault(id(self), ReadValue(self, site_of_call()))
+        return plain(self, *args)
+
+    return tuple(Patch(Tensor, name, around(read)) for name in _VALUES)
+
+
+_VALUES = ("item", "tolist", "numpy", "__float__", "__int__", "__index__", "__complex__", "__array__")
 
 
 def layout_reads(found: list[LayoutRead], module: nn.Module, inputs: Sequence[Tensor]) -> tuple[Patch, ...]:
