@@ -10,6 +10,7 @@ fxdp's own compositions are called as the functions that they are. Both ways run
 
 from __future__ import annotations
 
+import keyword
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -55,8 +56,10 @@ def with_plain_calls(gm: fx.GraphModule) -> fx.GraphModule:
 def call_plainly(graph: fx.Graph) -> None:
     """Let the ops of a graph be called so."""
     for node in graph.nodes:
-        if isinstance(node.target, OpOverload):
-            node.target = _plain(node)
+        op = node.target
+        if isinstance(op, OpOverload):
+            # no Python calls `torch.ops.aten.random.from`
+            node.target = op.overloadpacket if keyword.iskeyword(op._overloadname) else _plain(node)
 
 
 def _plain(node: fx.Node) -> Any:

@@ -9,7 +9,7 @@ from torch import Tensor, fx
 from fxdp.ir.ops import layouts, local_ops
 from fxdp.ir.ops.library import existing
 from fxdp.lowering.eager import lower_eager
-from fxdp.lowering.plain_calls import _FUNCTIONS, _METHODS, with_plain_calls
+from fxdp.lowering.plain_calls import _FUNCTIONS, _METHODS, call_plainly, with_plain_calls
 from tests.lowering.test_eager import _scaled
 
 aten = torch.ops.aten
@@ -84,3 +84,10 @@ def test_compositions_are_called_as_functions() -> None:
     rows_of, largest = copied(X.t())
     assert rows_of.is_contiguous()
     assert torch.equal(largest, X.amax(0))
+
+
+def test_an_op_that_no_python_can_name() -> None:
+    graph = fx.Graph()
+    graph.output(graph.call_function(getattr(aten.random, "from"), (graph.placeholder("x"), 7, 8)))
+    call_plainly(graph)
+    assert fx.GraphModule({}, graph)(X).eq(7).all()
