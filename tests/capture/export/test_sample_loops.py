@@ -34,7 +34,7 @@ def _padded(x: Tensor) -> Tensor:
 def _summed(x: Tensor) -> Tensor:
     loss = 0
     for i in range(len(x)):
-        target = torch.tensor([1, 2, 0])
+        target = torch.tensor([1, 2, 0, 3, 1, 0])
         loss = loss + F.cross_entropy(x[i], target)
     return loss / len(x)
 
@@ -51,7 +51,7 @@ def _sum(x: Tensor) -> Tensor:
 
 
 def _convolved(x: Tensor) -> Tensor:
-    kernel = torch.ones(3, 3, 2)
+    kernel = torch.ones(3, 6, 2)
     return torch.cat([F.conv1d(x[i : i + 1], kernel).softmax(-1) for i in range(x.size(0))], 0)
 
 
@@ -68,9 +68,9 @@ def _filled(x: Tensor) -> Tensor:
 def _listed(x: Tensor) -> Tensor:
     """Z-Image: samples in a list, each with tokens beside its own, padded, and of the first one's dtype."""
     rows = [torch.cat([one, one[-1:].repeat(2, 1)]) for one in x.unbind()]
-    mask = torch.cat([torch.tensor([True] + [False] * 4) for _ in rows])
+    mask = torch.cat([torch.tensor([True] + [False] * 7) for _ in rows])
     joined = torch.where(mask[:, None], 0.5, torch.cat(rows).exp()).type_as(x[0])
-    padded = nn.utils.rnn.pad_sequence(list(joined.split([5] * len(rows))), batch_first=True)
+    padded = nn.utils.rnn.pad_sequence(list(joined.split([8] * len(rows))), batch_first=True)
     return nn.utils.rnn.pad_sequence(list(padded)).transpose(0, 1) * joined.mean()
 
 
@@ -94,7 +94,7 @@ def _twice(x: Tensor) -> Tensor:
     for scale in (1.0, 2.0):
         for i in range(len(x)):
             one = x[i : i + 1].unsqueeze(1) * scale
-            mask = torch.ones(1, 3, dtype=torch.bool) if scale > 1 else None
+            mask = torch.ones(1, 6, dtype=torch.bool) if scale > 1 else None
             made.append(F.scaled_dot_product_attention(one, one, one, mask)[0])
     return torch.stack(made, 1)
 
@@ -125,7 +125,7 @@ class Loop(nn.Module):
 
 @pytest.mark.parametrize("name", LOOPS)
 def test_a_loop_over_the_samples(name: str) -> None:
-    local = check(Loop(LOOPS[name]).double(), (torch.randn(8, 3, 4, dtype=torch.float64),))
+    local = check(Loop(LOOPS[name]).double(), (torch.randn(8, 6, 4, dtype=torch.float64),))
     assert local.captured.static
     assert not any("all_gather" in str(node.target) for node in local.gm.graph.nodes)
 
@@ -145,18 +145,18 @@ class Selecting(nn.Module):
         return torch.stack(made).square().mean()
 
 
-@pytest.mark.parametrize("kept", [2, 3])
+@pytest.mark.parametrize("kept", [2, 6])
 def test_as_many_rows_of_each_sample(kept: int) -> None:
-    mask = (torch.rand(8, 3).argsort() < kept).long()
-    local = check(Selecting().double(), (torch.randn(8, 3, 4, dtype=torch.float64), mask))
+    mask = (torch.rand(8, 6).argsort() < kept).long()
+    local = check(Selecting().double(), (torch.randn(8, 6, 4, dtype=torch.float64), mask))
     assert local.captured.static
     assert not any("all_gather" in str(node.target) for node in local.gm.graph.nodes)
 
 
 def test_other_numbers_of_rows_are_refused() -> None:
-    mask = torch.ones(8, 3, dtype=torch.long).tril()
+    mask = torch.ones(8, 6, dtype=torch.long).tril()
     with pytest.raises(fxdp.CaptureError, match="treats its batch size as a Python constant"):
-        capture(Selecting().double(), (torch.randn(8, 3, 4, dtype=torch.float64), mask), {})
+        capture(Selecting().double(), (torch.randn(8, 6, 4, dtype=torch.float64), mask), {})
 
 
 def _drawn(x: Tensor) -> Tensor:
@@ -164,7 +164,7 @@ def _drawn(x: Tensor) -> Tensor:
 
 
 def _written(x: Tensor) -> Tensor:
-    last, made = torch.zeros(3, 4), []
+    last, made = torch.zeros(6, 4), []
     for one in x:
         made.append(one + last)
         last.copy_(one)
@@ -202,7 +202,7 @@ def _across(x: Tensor) -> Tensor:
 
 
 def _chained(x: Tensor) -> Tensor:
-    state, made = torch.zeros(3, 4), []
+    state, made = torch.zeros(6, 4), []
     for one in x:
         state = (state + one).tanh()
         made.append(state)
@@ -213,4 +213,4 @@ def _chained(x: Tensor) -> Tensor:
 def test_turns_that_differ_or_know_of_each_other(loop: Callable[[Tensor], Tensor]) -> None:
     """Dropout draws for one sample after another; in the others a turn is more than its sample."""
     with pytest.raises(fxdp.CaptureError, match="treats its batch size as a Python constant"):
-        capture(Loop(loop), (torch.randn(8, 3, 4),), {})
+        capture(Loop(loop), (torch.randn(8, 6, 4),), {})
