@@ -63,15 +63,17 @@ def fitted_joint(
     StaticMismatchError : the graphs differ in something that has no formula.
     CaptureError : a graph holds what no program can run.
     """
-    raws = []
+    raws, graphs = [], []
     for batch, exported in zip(batches, exports, strict=True):
         if loops:
             join_unread_draws(exported.gm.graph)
             drop_needless_writes(exported.gm)
             merge_loops(exported.gm, batch)
         raws.append(trace_joint(exported, options))
-    graphs = [convert(raw, Sizes()) for raw in raws]
-    _Fit(batches, graphs).run()
+        graphs.append(convert(raws[-1], Sizes()))
+        if len({len(made.gm.graph.nodes) for made in graphs}) > 1:
+            break  # they do not fit together, whatever larger batches would show
+    _Fit(batches[: len(graphs)], graphs).run()
     first = raws[0].exported
     if any(raw.exported.routes != first.routes for raw in raws):
         raise StaticMismatchError("the skip connections depend on the batch size")
