@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import isfinite
 
+import torch
 from torch import Tensor
 
 
@@ -17,6 +18,8 @@ def difference(a: Tensor, b: Tensor, floor: float = 0.0) -> float:
         return float("inf")
     if a.numel() == 0:
         return 0.0
+    if a.dtype == b.dtype == torch.complex32:  # which torch itself cannot compare
+        a, b = a.to(torch.complex64), b.to(torch.complex64)
     if not (a.is_floating_point() or a.is_complex()):
         return 0.0 if a.equal(b) else float("inf")
     if a.dtype == b.dtype and a.equal(b):  # most are, and no nan: one look, and no copy

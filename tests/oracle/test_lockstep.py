@@ -191,6 +191,11 @@ def test_infinities_of_other_sign_differ() -> None:
     assert difference(torch.tensor([inf]), torch.tensor([-inf])) == inf
 
 
+@pytest.mark.filterwarnings("ignore:ComplexHalf")
+def test_complex_halves() -> None:
+    assert difference(torch.tensor([1 + 1j]).chalf(), torch.tensor([1 + 1j]).chalf()) == 0.0
+
+
 def test_integers_are_equal_or_not() -> None:
     assert difference(torch.tensor([1, 2]), torch.tensor([1, 2])) == 0.0
     assert difference(torch.tensor([1, 2]), torch.tensor([1, 3])) == float("inf")
