@@ -26,12 +26,12 @@ class Pairs(nn.Module):
         scores = self.fc(x) @ self.fc(2 * x).t()
         return F.cross_entropy(scores, torch.arange(x.shape[0]))
 
-class Changes(Pairs):
-    calls = 0
+import time
+BEGIN = time.perf_counter()
 
+class Changes(Pairs):
     def forward(self, x):
-        Changes.calls += 1
-        return self.fc(x).mean() * Changes.calls
+        return self.fc(x).mean() * (time.perf_counter() - BEGIN)
 
 def pairs():
     return Pairs(), (torch.randn(8, 3),)

@@ -128,9 +128,11 @@ class MarkedWhenMade(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
-        kept = current()
-        if kept is not None and kwargs and kwargs.get("requires_grad") and torch.is_grad_enabled():
-            kept.visit(_mark, made)
+        # first, as Dynamo, which traces the branches of torch.cond through this, knows no context variables
+        if kwargs and kwargs.get("requires_grad"):
+            kept = current()
+            if kept is not None and torch.is_grad_enabled():
+                kept.visit(_mark, made)
         return made
 
 
