@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import groupby, pairwise
+from math import prod
 from typing import Any, TypeAlias
 
 import torch
@@ -190,9 +191,7 @@ class _Writer:
             last, shape = member.steps[-1], self._shape(member)
             rows = shape[0] if whole else rows_each(shape[0], ranks)
             # dealt out as by `torch.chunk`: the padding of a whole value lies behind its last row
-            taken, length = elements_each(shape, ranks) * (ranks if whole else 1), rows
-            for n in shape[1:]:
-                length *= n
+            taken, length = elements_each(shape, ranks) * (ranks if whole else 1), rows * prod(shape[1:])
             known = note(last)
             sides: tuple[Any, ...] = (known.placement,)
             flat_type = TensorType(member.type.dtype, (elements(member.type),))
@@ -298,5 +297,4 @@ class BucketRows:
 
     def _room(self, members: list[_Member], mesh: Mesh) -> int:
         total = sum(type_bytes(m.type) for m in members)
-        largest = IN_MEMORY if mesh.shared_memory else LARGEST
-        return bucket_of(total, self.bucket_bytes, mesh.link, largest)
+        return bucket_of(total, self.bucket_bytes, mesh.link, IN_MEMORY if mesh.shared_memory else LARGEST)

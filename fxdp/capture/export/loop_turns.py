@@ -120,8 +120,8 @@ def are_alike(first: fx.Node, other: fx.Node) -> bool:
 
 
 def _kinds(node: fx.Node) -> list[Any]:
-    # of a size that only the data says, its name: torch does not compare it
-    values = pytree.tree_leaves(node.meta["val"])
+    # of a size that only the data says, its name: torch does not compare it; what became of a loop has none
+    values = pytree.tree_leaves(node.meta.get("val"))
     return [(v.dtype, *map(str, v.shape)) if isinstance(v, Tensor) else (type(v),) for v in values]
 
 
