@@ -1,6 +1,6 @@
 """torch's own samples of its ops and modules, each as a model: does fxdp split it exactly?
 
-    python benchmarks/torch_samples.py                 # all, about 20 minutes of one core
+    python benchmarks/torch_samples.py                 # all, about 10 minutes of one core
     python benchmarks/torch_samples.py softmax LSTM    # those with these names
 
 Of each op three samples in float64 whose first input has a batch, and of each module four in training and

@@ -89,7 +89,16 @@ def _size(source: Any, dim: Any) -> int | None:
     return size if isinstance(size, int) else None
 
 
-def terms_of(node: fx.Node, most: int) -> tuple[list[fx.Node], list[fx.Node], Any]:
+def ways_of(node: fx.Node, count: int) -> tuple[list[tuple[list[fx.Node], Any]], list[fx.Node]]:
+    """How the last of several sums may have added so many values, in order, to what was there; the sums."""
+    terms, sums, start = _terms(node, count)
+    if len(terms) == count:  # the first turn's own value may be a sum, too
+        return [(terms, start), ([sums[-1], *terms[1:]], None)], sums
+    is_begun = len(terms) == count - 1 and isinstance(start, fx.Node)
+    return [([start, *terms], None)] if is_begun else [], sums
+
+
+def _terms(node: fx.Node, most: int) -> tuple[list[fx.Node], list[fx.Node], Any]:
     """Of the last of several sums: what was added last, in order; the sums; what was there before."""
     terms: list[fx.Node] = []
     sums: list[fx.Node] = []
@@ -112,6 +121,11 @@ def _takes(node: Any, kind: Any) -> bool:
 def is_sum(node: Any) -> bool:
     """Whether a node is `a + b`, or `a += b` with which nothing else sees `a` change."""
     return isinstance(node, fx.Node) and node.target in _ADDS and len(node.args) == 2 and not node.kwargs
+
+
+def plus(node: fx.Node) -> Any:
+    """The sum of two values such as a sum adds: numbers, or tensors."""
+    return operator.add if node.target is operator.add else aten.add.Tensor
 
 
 def are_alike(first: fx.Node, other: fx.Node) -> bool:

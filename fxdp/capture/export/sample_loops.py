@@ -13,6 +13,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any
 
 import torch
@@ -31,7 +32,8 @@ from fxdp.capture.export.loop_turns import (
     is_sum,
     memory_of,
     part_of,
-    terms_of,
+    plus,
+    ways_of,
     writes_of,
 )
 from fxdp.capture.export.own_turns import OwnTurn
@@ -40,6 +42,8 @@ from fxdp.ir.ops.sample_turns import TURNS_OP
 
 aten = torch.ops.aten
 
+_TERMS = range(1, 5)
+"""How many values of a turn may be added one after another."""
 _STACK, _CAT, _PAD = aten.stack.default, aten.cat.default, aten.pad_sequence.default
 
 
@@ -118,27 +122,26 @@ class _Loops:
         return self._call(node, _CAT, loops, argument_at(node, 1, 0) % node.meta["val"].dim())
 
     def add(self, node: fx.Node) -> None:
-        """The last of sums that began with nothing, a number or a value, and took a value from each turn."""
-        terms, sums, start = terms_of(node, self.batch)
-        ways = [(terms, start)]
-        if len(terms) == self.batch - 1 and isinstance(start, fx.Node):
-            ways = [([start, *terms], None)]
-        elif len(terms) == self.batch:  # the first turn's own value may be a sum, too
-            ways.append(([sums[-1], *terms[1:]], None))
-        if len(ways[0][0]) != self.batch:
-            return
+        """The last of sums that began with nothing, a number or a value, and took values from each turn."""
         with self.graph.inserting_before(node):
-            found = ((self._all_rows([tuple(terms)], node), start) for terms, start in ways)
-            rows, start = next(((rows, start) for rows, start in found if rows is not None), (None, None))
-            if rows is None:
-                return
-            made = self._call(node, aten.sum.dim_IntList, rows[0], [0])
-            if node.target is operator.add:  # of numbers: sizes that the data says
-                made = self._call(node, aten.item.default, made)
-            if start is not None:
-                made = self._call(node, _plus(node), made, start)
-        self._replace(node, made)
+            for each in _TERMS:
+                if self._add(node, each):
+                    return
+
+    def _add(self, node: fx.Node, each: int) -> bool:
+        """Whether that becomes sums over all samples, of so many values from each turn."""
+        ways, sums = ways_of(node, each * self.batch)
+        found = ((self._all_rows([tuple(t[turn::each]) for turn in range(each)], node), s) for t, s in ways)
+        rows, start = next(((rows, start) for rows, start in found if rows is not None), (None, None))
+        if rows is None:
+            return False
+        added = [self._call(node, aten.sum.dim_IntList, one, [0]) for one in rows]
+        if node.target is operator.add:  # of numbers: sizes that the data says
+            added = [self._call(node, aten.item.default, one) for one in added]
+        added += [] if start is None else [start]
+        self._replace(node, reduce(lambda a, b: self._call(node, plus(node), a, b), added))
         self.unread |= dict.fromkeys(sums)
+        return True
 
     def _all_rows(self, groups: Sequence[Group], reader: fx.Node) -> list[fx.Node] | None:
         """A value with rows for each group; None where turns differ, or a sum's terms have no sample."""
@@ -293,7 +296,3 @@ class _Loops:
 
 def _is_tensor(node: fx.Node) -> bool:
     return isinstance(node.meta.get("val"), Tensor)
-
-
-def _plus(node: fx.Node) -> Any:
-    return operator.add if node.target is operator.add else aten.add.Tensor

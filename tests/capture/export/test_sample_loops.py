@@ -46,6 +46,14 @@ def _added(x: Tensor) -> Tensor:
     return loss
 
 
+def _two(x: Tensor) -> Tensor:
+    loss = torch.zeros(())
+    for one in x:
+        loss += one.tanh().mean()
+        loss = loss + 0.1 * one.square().sum()
+    return loss
+
+
 def _sum(x: Tensor) -> Tensor:
     return sum(one.exp().sum() for one in x) + x.mean()
 
@@ -102,7 +110,7 @@ def _twice(x: Tensor) -> Tensor:
 LOOPS: dict[str, Callable[[Tensor], Tensor]] = {
     "pieces of each": _pieces,
     "each padded": _padded,
-    "sums: of losses, in place, Python's": lambda x: _summed(x) + _added(x) + _sum(x),
+    "sums: of losses, in place, Python's": lambda x: _summed(x) + _added(x) + _sum(x) + _two(x),
     "each convolved": _convolved,
     "rows written one by one": _filled,
     "a list for each": _listed,
