@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -37,6 +38,8 @@ from fxdp.capture.sites import Origin
 from fxdp.errors import CaptureError, InputError
 from fxdp.ir.draws import graph_draws
 from fxdp.torch_compat import compile_lock
+
+_log = logging.getLogger("fxdp")
 
 
 def capture_request(request: Request) -> Captured:
@@ -246,8 +249,10 @@ def _fitted(tracer: _Tracer) -> Captured:
     try:
         return fitted_joint(batches, exports(), options)
     except StaticMismatchError:
-        with contextlib.suppress(Exception):  # where turns differ, how they do tells a user less
+        try:
             return fitted_joint(batches, exports(), options, loops=True)
+        except Exception as error:  # where turns differ, how they do tells a user less
+            _log.debug("loops over the samples are no ops on all of them: %r", error)
         raise
 
 

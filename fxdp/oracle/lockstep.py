@@ -229,8 +229,10 @@ class LockStep:
 
     def _is_tie(self, node: fx.Node, whole: Tensor, values: list[Tensor], placement: Placement) -> bool:
         """Whether both answers are right, as only the rounding of an operand decides between them."""
-        operands = moved_operands(node)
-        if not operands or not isinstance(placement, (Shard, Replicate)):
+        read = [n for n in node.all_input_nodes if isinstance(self._values[n][0], Tensor)]  # and no sizes
+        operands = [n for n in moved_operands(node) if n in read]
+        known = all(n.name in self._one.values for n in read)  # pieces of a bucket are not
+        if not operands or not known or not isinstance(placement, (Shard, Replicate)):
             return False
         sizes = [max(magnitude(self._one.values[n.name]), self._floor(n)) for n in operands]
         found = self._put_together(values, placement, whole)

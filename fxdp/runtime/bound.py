@@ -163,11 +163,13 @@ class Bound:
         with self._generator(self.seeded_backward), ranged("backward", self.messages[1]):
             results = list(backward.run(inputs))
             self.settled()
-        for position in absent():
-            results[position] = None
-            leaf = dict(self.sharded).get(position, self.template.values[position])
-            if leaf is not None:  # no input
-                keep_quiet(leaf)
+        if positions := absent():
+            leaves = dict(self.sharded)
+            for position in positions:
+                results[position] = None
+                leaf = leaves.get(position, self.template.values[position])
+                if leaf is not None:  # no input
+                    keep_quiet(leaf)
         return results
 
     def _tangent(
