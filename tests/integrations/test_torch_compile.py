@@ -16,11 +16,14 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch._dynamo.backends.registry import lookup_backend
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from fxdp.capture.dynamo.dynamo_frame import frame_under_way
+from fxdp.capture.dynamo.dynamo_graph import read_graph
+from fxdp.capture.dynamo.dynamo_inputs import batch_dim
 from fxdp.errors import AgreementError, InputError
 from fxdp.integrations.torch_compile import backend
 from tests.rank_pool import RankPool
@@ -422,3 +425,22 @@ def test_one_loss_in_micro_batches() -> None:
 
     with pytest.raises(InputError, match="returns 2 scalars with a gradient"):
         _compiled(losses, microbatches=2)(nn.Linear(4, 3), torch.randn(6, 4))
+
+
+def test_sizes_are_read_in_the_same_order_on_all_ranks() -> None:
+    """Torch keeps symbols in sets, so it hands their order out by chance."""
+    lines: list[str] = []
+
+    def noting(gm: fx.GraphModule, _: Any) -> Any:
+        frame = frame_under_way(graph_breaks=False)
+        lines[:] = read_graph(gm, frame, lambda given: batch_dim(given, None, frame)).graph.lines
+        return gm
+
+    def loss(*parts: Tensor) -> Tensor:
+        return sum((part.sum() / (len(part) + 1) for part in parts), torch.zeros(()))
+
+    compiled = torch.compile(loss, backend=noting, fullgraph=True)
+    compiled(*(torch.randn(size, 2) for size in range(3, 11)))
+    reads = [line for line in lines if "size" in line and "call_method" in line]
+    assert len(reads) == 8
+    assert reads == sorted(reads), "numbered as the inputs are"

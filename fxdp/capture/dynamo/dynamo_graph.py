@@ -92,12 +92,11 @@ def _rewritten(
     for given in inputs:
         copies[given.node] = graph.placeholder(given.node.name)
     by_name = {given.operand.name: copies[given.node] for given in inputs}
-    for node in sizes.symbols:
-        if not is_read(node, gm):
-            copies[node] = 0  # a region may have it as an argument all the same
-            continue
-        name, dim = sizes.place(node)
-        copies[node] = graph.call_method("size", (by_name[name], dim))
+    # by the inputs, and each once: the ranks must write the same, in whatever order torch has met the sizes
+    places = {node: sizes.place(node) for node in sizes.symbols if is_read(node, gm)}
+    read = {at: graph.call_method("size", (by_name[at[0]], at[1])) for at in sorted(set(places.values()))}
+    for node in sizes.symbols:  # a region may have one as an argument that it does not read
+        copies[node] = read[places[node]] if node in places else 0
     numbers = {given.node for given in inputs if given.in_tensor}
     for node in gm.graph.nodes:
         if node.target == "item" and node.args[0] in numbers:
