@@ -26,6 +26,11 @@ def held(tensor: Tensor) -> Tensor:
     return local_shard(tensor) if isinstance(tensor, DTensor) else tensor
 
 
+def whole_of(tensor: Tensor) -> Tensor:
+    """All that the ranks hold of it, as one plain tensor; of a `DTensor` all ranks ask together."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
 def all_held(tensors: Sequence[Tensor]) -> list[Tensor]:
     """`held` of each; where all are sharded, as a model's parameters are, in a third of the time."""
     try:

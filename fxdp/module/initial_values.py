@@ -17,10 +17,10 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fxdp.ir.draws import kept_random_state
+from fxdp.ir.model_tensors import whole_of
 
 _Place: TypeAlias = "tuple[nn.Module, dict[str, Any], str]"
 """Where a tensor is registered: its module, one of its registries, its name there."""
@@ -125,7 +125,7 @@ class _Model:
     def _whole(self, tensor: Tensor) -> Tensor:
         made = self._made[tensor]
         if tensor in self.written:
-            value = (made.full_tensor() if isinstance(made, DTensor) else made).detach().clone()
+            value = whole_of(made).detach().clone()
         else:
             value = torch.empty(tensor.shape, dtype=tensor.dtype, device=made.device)
         return nn.Parameter(value, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else value

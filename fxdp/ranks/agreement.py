@@ -9,8 +9,10 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import accumulate, groupby
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
@@ -158,6 +160,8 @@ def agree(joined: Joined, lines: Sequence[str], what: str, among: int = 0) -> No
 def broadcast_tensors(joined: Joined, tensors: Sequence[Tensor], bucket_bytes: int = _BUCKET_BYTES) -> None:
     """Overwrite `tensors` in place by those of the mesh's rank 0, with few large broadcasts.
 
+    What is rank 0's already is not written to: autograd may have saved it, for a penalty on weights.
+
     All ranks pass tensors of the same shapes and dtypes in the same order, of any dtype and strides, 0-dim
     and empty ones included. Tensors that share all their memory (tied weights) may be passed more than once.
     Of a `DTensor` the local shard is sent and overwritten: pass one only where all ranks hold the same shard.
@@ -169,16 +173,19 @@ def broadcast_tensors(joined: Joined, tensors: Sequence[Tensor], bucket_bytes: i
     links, distinct = joined.links, _distinct(map(held, tensors))
     if links is None or links.whole_group is None or not distinct:
         return
-    rows = [as_bytes(plain(tensor)) for tensor in distinct]  # the tensor's own memory, but of one with gaps
-    try:
-        broadcast_coalesced(links.whole_group, rows, bucket_bytes)
-    except RankFailedError:
-        raise
-    except RuntimeError as error:
-        raise convert(links, error) from error
-    for tensor, row in zip(distinct, rows, strict=True):
-        if row.data_ptr() != tensor.data_ptr():
-            tensor.copy_(row.view(tensor.dtype).view(tensor.shape))
+    ends = accumulate(tensor.nbytes for tensor in distinct)
+    for _, bucket in groupby(zip(distinct, ends, strict=True), lambda row: row[1] // bucket_bytes):
+        own = [tensor for tensor, _ in bucket]
+        rows = [as_bytes(plain(tensor)).clone() for tensor in own]
+        try:
+            broadcast_coalesced(links.whole_group, rows, bucket_bytes)
+        except RankFailedError:
+            raise
+        except RuntimeError as error:
+            raise convert(links, error) from error
+        for tensor, row in zip(own, rows, strict=True):
+            if not torch.equal(row, as_bytes(plain(tensor))):
+                tensor.copy_(row.view(tensor.dtype).view(tensor.shape))
 
 
 def tensor_lines(tensors: Mapping[str, Tensor]) -> list[str]:

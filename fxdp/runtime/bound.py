@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from fxdp.errors import StateError
 from fxdp.ir.draws import drawn_seed, node_draws, own_generator, rank_seed
 from fxdp.ir.graphs import results_of
-from fxdp.ir.model_tensors import rows_like
+from fxdp.ir.model_tensors import rows_like, whole_of
 from fxdp.ir.notes import note
 from fxdp.ir.slots import Input, Mutation, Slot
 from fxdp.lowering.eager import forward_inputs
@@ -181,7 +181,7 @@ class Bound:
             return torch.zeros(shape, dtype=slot.dtype, device=device)
         if slot.sharded and self.world > 1:
             grad = grad / self.world
-        return grad.contiguous()
+        return whole_of(grad).contiguous()  # a `DTensor`, if a penalty on sharded weights was added
 
     def _warn_outside(self, slots: Sequence[TangentSlot], even: bool) -> None:
         """Say what a loss outside of compiled modules means, for outputs that such a loss reads."""

@@ -11,7 +11,7 @@ from torch import Tensor, fx
 from torch.distributed.tensor import DTensor
 
 from fxdp.errors import StateError
-from fxdp.ir.model_tensors import rows_like
+from fxdp.ir.model_tensors import rows_like, whole_of
 from fxdp.ir.slots import Buffer, Gradient, Input, Mutation, Output, Parameter, ResultSlot
 from fxdp.runtime.first_only import first_only
 from fxdp.runtime.p2p import Microbatch
@@ -142,7 +142,7 @@ class _HandOut(torch.autograd.Function):
         scale = grads[step.loss] if step.loss is not None else None
         if scale is None:
             return (None, None, *[None] * len(gradients))
-        return (None, None, *first_only(step.dealt_out(_scaled(gradients, scale))))
+        return (None, None, *first_only(step.dealt_out(_scaled(gradients, whole_of(scale)))))
 
 
 def _scaled(gradients: Sequence[Tensor | None], scale: Tensor) -> list[Tensor | None]:

@@ -98,6 +98,9 @@ def _broadcast(bucket_bytes: int) -> bool:
     assert mine[1].grad_fn is None
     for got, expected in zip(mine, reference, strict=True):
         assert torch.equal(got, expected), (got, expected)
+    versions = [tensor._version for tensor in mine]
+    broadcast_tensors(joined, mine, bucket_bytes)
+    assert versions == [tensor._version for tensor in mine]
     return True
 
 
