@@ -8,9 +8,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+import torch
+
+import fxdp
+
 ROOT = Path(__file__).resolve().parents[1]
 
-_LATE = """
+_FIRST = """
 import sys
 import fxdp.errors
 from fxdp.cli import main
@@ -24,6 +29,19 @@ import torch
 from torch._subclasses import FakeTensorMode
 from fxdp.torch_compat import trace_for_inductor
 assert "fxdp" in torch._dynamo.list_backends() and "fxdp.integrations.torch_compile" not in sys.modules
+"""
+
+_STEP = """
+model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.GELU(), torch.nn.Linear(4, 3))
+compiled, x = fxdp.compile(model, compute="inductor"), torch.ones(2, 3)
+compiled(x).sum().backward()
+with torch.autograd.profiler.profile() as seen:
+    compiled(x)
+assert any("CompiledFxGraph" in event.name for event in seen.function_events)
+"""
+
+_LATE = """
+assert not {"torch._inductor.select_algorithm", "torch.utils.cpp_extension"} & sys.modules.keys()
 assert "torch._inductor.lowering" not in sys.modules
 mode, pool = FakeTensorMode(), torch.ops.aten.max_pool2d_with_indices
 x = mode.from_tensor(torch.ones(1, 1, 4, 4))
@@ -37,17 +55,24 @@ fxdp.plan(model, (x,), {"target": torch.randn(4, 2)}, mesh={"pp": 2, "dp": 2}, m
 
 
 def test_what_is_imported_when_the_first_model_may_pool_and_the_environment_turns_channels_on(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Importing torch takes seconds; help, errors and the version need none. Torch lists the backend without
-    importing it. Its decomposition of max pooling needs a module of Inductor that is not imported by then.
+    importing it. A program that is kept imports none of Inductor's code generators, and is profiled as one
+    that is not. Its decomposition of max pooling needs a module of Inductor that is not imported by then.
     And the channels of the log and of the structured trace have what a compilation decided.
     """
+    monkeypatch.setenv("FXDP_CACHE", "1")
+    monkeypatch.setenv("FXDP_CACHE_DIR", str(tmp_path / "kept"))
+    with monkeypatch.context() as plain:  # the settings of other programs: kept is what they would find
+        plain.setattr("torch._dynamo.config.fake_tensor_cache_enabled", True)
+        plain.setattr("torch._inductor.config.aot_inductor.compile_wrapper_opt_level", "O1")
+        exec(_STEP, {"torch": torch, "fxdp": fxdp})
     path = os.pathsep.join([str(ROOT), str(_installed(tmp_path))])
     channels = {"TORCH_LOGS": "+fxdp", "TORCH_TRACE": str(tmp_path / "trace"), "PYTHONPATH": path}
     shown = subprocess.run(
-        [sys.executable, "-c", _LATE], env={**os.environ, **channels}, capture_output=True, text=True,
-        timeout=120, check=True,
+        [sys.executable, "-c", _FIRST + _STEP + _LATE], env={**os.environ, **channels},
+        capture_output=True, text=True, timeout=120, check=True,
     )  # fmt: skip
     assert all(f"\n    {name} " in shown.stdout for name in ("demo", "verify", "plan", "explain", "rules"))
     assert "captured a joint graph of" in shown.stderr
@@ -73,7 +98,7 @@ def _installed(folder: Path) -> Path:
 
 
 def _artifacts(folder: Path) -> dict[str, str]:
-    """The texts of the structured trace by name; each stands, indented, below the line that names it."""
+    """The last texts of the structured trace by name; each stands, indented, below the line that names it."""
     (file,) = folder.iterdir()
     found: dict[str, list[str]] = {}
     name = ""
@@ -81,6 +106,7 @@ def _artifacts(folder: Path) -> dict[str, str]:
         if not line.startswith("\t"):
             about = json.loads(line.partition("] ")[2] or "{}")
             name = about.get("artifact", {}).get("name", "")
+            found[name] = []
         else:
-            found.setdefault(name, []).append(line[1:])
+            found[name].append(line[1:])
     return {name: "\n".join(lines) for name, lines in found.items()}

@@ -1,11 +1,6 @@
-"""A kept program imports none of Inductor's code generators, and calls the same kernels."""
+"""The light header of a kept program: it calls the same kernels (see also tests/test_fresh_process.py)."""
 
 from __future__ import annotations
-
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -44,32 +39,3 @@ def test_kernels_are_inductor_s() -> None:
     for name in (*program_header._OWN_KERNELS, "bias_addmm"):
         assert getattr(extern_kernels, name) is getattr(inductors, name), name
 
-
-_WARM = """
-import sys, torch, fxdp
-model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.GELU(), torch.nn.Linear(4, 3))
-x = torch.ones(2, 3)
-compiled = fxdp.compile(model)
-compiled(x).sum().backward()
-print(any(name in sys.modules for name in ("torch._inductor.select_algorithm", "torch.utils.cpp_extension")))
-with torch.autograd.profiler.profile() as seen:
-    compiled(x)
-print(any("CompiledFxGraph" in event.name for event in seen.function_events))
-"""
-
-
-def test_a_warm_start_imports_no_code_generators_and_is_profiled(tmp_path: Path) -> None:
-    environment = {
-        "FXDP_CACHE": "1", "FXDP_CACHE_DIR": str(tmp_path / "kept"),
-        "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor"),
-    }  # fmt: skip
-    said = [_run(environment) for _ in range(2)]
-    assert said == [["True", "True"], ["False", "True"]]
-
-
-def _run(environment: dict[str, str]) -> list[str]:
-    command = [sys.executable, "-W", "ignore", "-c", _WARM]
-    done = subprocess.run(
-        command, env={**os.environ, **environment}, capture_output=True, text=True, check=True
-    )
-    return done.stdout.split()
