@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 from torch import Tensor, nn
@@ -18,7 +19,7 @@ from fxdp.capture.inputs import run_model, samples
 from fxdp.capture.joint.canonical_sizes import Sizes
 from fxdp.capture.joint.convert import convert
 from fxdp.capture.joint.kept_joint import kept_joint
-from fxdp.capture.joint.raw_joint import trace_joint
+from fxdp.capture.joint.raw_joint import JointOptions, trace_joint
 from fxdp.capture.joint.single_sample import for_one, for_several
 from fxdp.capture.joint.static import StaticMismatchError, fitted_joint
 from fxdp.capture.patches.autograd_functions import check_module_hooks
@@ -234,7 +235,7 @@ def _fall_back(error: Exception, tracer: _Tracer, hint: int) -> tuple[Captured, 
 
 
 def _fitted(tracer: _Tracer) -> Captured:
-    """The graph of static traces: as they are, else with the turns of loops over samples as ops on all.
+    """The graph of static traces: as they are, or with the turns of loops over samples as ops on all.
 
     Raises
     ------
@@ -243,17 +244,31 @@ def _fitted(tracer: _Tracer) -> Captured:
     inputs, options = tracer.request.inputs, tracer.request.joint
     batches = static_hints(inputs.tensors, inputs.batch_dims)
 
-    def exports() -> Iterator[Exported]:
-        return (tracer.export(size, symbolic=False) for size in batches)
+    def exports(sizes: Sequence[int]) -> Iterator[Exported]:
+        return (tracer.export(size, symbolic=False) for size in sizes)
 
+    first = list(exports(batches[:2]))
+    every = chain(first, exports(batches[2:]))
+    if len({len(one.gm.graph.nodes) for one in first}) > 1:  # as loops over the samples make them
+        found = _with_loops(batches, every, options)
+        return found or fitted_joint(batches, exports(batches), options)
     try:
-        return fitted_joint(batches, exports(), options)
+        return fitted_joint(batches, every, options)
     except StaticMismatchError:
-        try:
-            return fitted_joint(batches, exports(), options, loops=True)
-        except Exception as error:  # where turns differ, how they do tells a user less
-            _log.debug("loops over the samples are no ops on all of them: %r", error)
+        if (found := _with_loops(batches, exports(batches), options)) is not None:
+            return found
         raise
+
+
+def _with_loops(
+    batches: Sequence[int], exports: Iterable[Exported], options: JointOptions
+) -> Captured | None:
+    """The graph with the turns of loops as ops on all samples; None where there is none."""
+    try:
+        return fitted_joint(batches, exports, options, loops=True)
+    except Exception as error:  # where turns differ, how they do tells a user less
+        _log.debug("loops over the samples are no ops on all of them: %r", error)
+    return None
 
 
 def _only_at(tracer: _Tracer, found: Survey) -> OnlyAt | None:
