@@ -92,6 +92,8 @@ class LayoutRead:
     site: Site
     offset: bool = False
     """Whether it tells where in its storage the tensor begins."""
+    of: int | None = None
+    """The input that is read; None: what may be computed of any."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -141,7 +141,7 @@ _VALUES = ("item", "tolist", "numpy", "__float__", "__int__", "__index__", "__co
 def layout_reads(found: list[LayoutRead], module: nn.Module, inputs: Sequence[Tensor]) -> tuple[Patch, ...]:
     """While the user's code is exported, note what it reads; of views only those of `inputs` themselves."""
     held = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
-    given = {id(tensor) for tensor in inputs}
+    given = {id(tensor): i for i, tensor in enumerate(inputs)}
 
     def derived(tensor: Tensor, _: Any) -> bool:
         return id(tensor) not in held
@@ -157,7 +157,8 @@ def layout_reads(found: list[LayoutRead], module: nn.Module, inputs: Sequence[Te
             tensor = args[0] if args else kwargs["input"]
             if counts(tensor, result) and is_user_file(frame.f_code.co_filename):
                 begins = offset is not None and (len(args) > offset or "storage_offset" in kwargs)
-                found.append(LayoutRead(name, site_of_frame(frame), begins))
+                of = given[id(tensor)] if counts is regrouped else None
+                found.append(LayoutRead(name, site_of_frame(frame), begins, of))
             return result
 
         return Patch(owner, name, around(read))

@@ -39,11 +39,12 @@ def misread(found: Captured, tensors: Sequence[Tensor]) -> tuple[int, ...]:
     """Of which inputs the model's code may read other strides or offsets than in its program."""
     if not found.layout_reads:
         return ()
-    starts = any(read.offset for read in found.layout_reads)
+    starts, inputs = any(r.offset for r in found.layout_reads), {r.of for r in found.layout_reads}
     return tuple(
         i
         for i, t in enumerate(tensors)
-        if not lies_in_order(t) or (starts and t.numel() and t.storage_offset())
+        if not {None, i}.isdisjoint(inputs)
+        and (not lies_in_order(t) or (starts and t.numel() and t.storage_offset()))
     )
 
 
@@ -74,7 +75,8 @@ def strided_draws(found: Captured, copies: dict[str, str], shown: str) -> InputE
 
 def _misread_error(found: Captured, inputs: Inputs, wrong: Sequence[int]) -> InputError:
     strided = [i for i in wrong if not lies_in_order(inputs.tensors[i])]
-    read = next(read for read in found.layout_reads if strided or read.offset)
+    reads = (read for read in found.layout_reads if strided or read.offset)
+    read = next(read for read in reads if read.of in (None, *wrong))
     named = [(inputs.paths[i], inputs.tensors[i]) for i in wrong]
     shown = "; ".join(
         f"{path} (strides {list(t.stride())}, offset {t.storage_offset()})" for path, t in named

@@ -79,3 +79,14 @@ def test_each_call_is_looked_at() -> None:
     with pytest.raises(InputError, match=r"reads how its inputs lie in memory \(stride\), and these"):
         strided(ROWS.view(10, 8)[:, :4])
     strided(ROWS)
+
+
+def _viewed(output: Tensor, target: Tensor) -> Tensor:
+    return F.mse_loss(output.view(-1), target.view(-1))
+
+
+def test_of_several_inputs_the_one_that_is_viewed_counts() -> None:
+    model = fxdp.compile(_Model(lambda fc, x: fc(x)), loss_fn=_viewed, compute="eager")
+    model(ROWS.view(10, 8)[:, :4], target=ROWS[:10])
+    with pytest.raises(InputError, match=r"memory: target \(strides \[8, 1\], offset 0\)\. Pass"):
+        model(ROWS[:10], target=ROWS.view(10, 8)[:, :4])
