@@ -21,7 +21,14 @@ from fxdp.module.call_exchange import CallExchange, CallExchanged
 from fxdp.module.changes import Held
 from fxdp.module.forward_signature import SignedForward, signed
 from fxdp.module.inspected import Inspected
-from fxdp.module.model_checks import OptimizerWatch, check_home, check_model, home_of, without_values
+from fxdp.module.model_checks import (
+    OptimizerWatch,
+    check_home,
+    check_model,
+    check_put,
+    home_of,
+    without_values,
+)
 from fxdp.module.other_ways import OtherWay
 from fxdp.module.programs import Programs
 from fxdp.module.reader import CallReader
@@ -210,6 +217,8 @@ class CompiledModule(Inspected):
 
     def _renew(self) -> None:
         """Make programs anew, as the model holds other tensors than they read; all ranks do this together."""
+        with self._exchange.refusing():
+            check_put(self._model, dealt=self._dealt)
         _log.warning(
             "%s: its programs are compiled anew. To keep them, write values in place, as copy_() and "
             "load_state_dict() without assign=True do",
@@ -255,12 +264,7 @@ class CompiledModule(Inspected):
         return super().state_dict(*args, **kwargs)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """Load into the model; of a whole tensor a rank takes its rows where the parameter is sharded.
-
-        Raises
-        ------
-        InputError : whole tensors of other shapes than a sharded parameter's.
-        """
+        """Load into the model; of a whole tensor a rank takes its rows where the parameter is sharded."""
         result = super().load_state_dict(state_dict, *args, **kwargs)
         self._unset -= state_dict.keys()
         return result

@@ -115,6 +115,28 @@ def check_home(model: nn.Module, home: str) -> None:
         )
 
 
+def check_put(model: nn.Module, *, dealt: bool) -> None:
+    """Refuse what cannot stand in the place of a parameter.
+
+    Raises
+    ------
+    StateError : a plain tensor, or a whole parameter where others are `dealt` out.
+    """
+    for path, owner in model.named_modules():
+        for name, put in owner._parameters.items():
+            where = f"{path}.{name}".lstrip(".")
+            if put is not None and not isinstance(put, nn.Parameter):
+                raise StateError(
+                    f"{where} of the model is no parameter now but a tensor, as in torch.func.functional_call"
+                    "(compiled, ...); expected that call in the forward of the module that is compiled"
+                )
+            if put is not None and dealt and put.dim() > 0 and not is_sharded(put):
+                raise StateError(
+                    f"{where} of the model is whole, where the other parameters are sharded; expected all "
+                    "layers to be there before fxdp.compile, and values by load_state_dict() or in place"
+                )
+
+
 def _children(model: nn.Module) -> list[tuple[str, nn.Module]]:
     """The modules inside of a model, compiled ones among them, which hide themselves behind their models."""
     found = []

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from fxdp.errors import InputError
+from fxdp.errors import StateError
 from fxdp.ir.model_tensors import dealing_of, held, is_sharded, stand_in_for
 from fxdp.ir.ops.parameter_rows import dealt_range, fills_pages, most_rows
 from fxdp.ir.shown_rows import sees_rows
@@ -26,7 +26,7 @@ from fxdp.module.initial_values import initialise
 from fxdp.module.sharded_optimizers import adopt_parameters
 from fxdp.ranks.agreement import agree, broadcast_tensors, gather_objects, model_lines
 from fxdp.ranks.joined import Joined
-from fxdp.torch_compat import dtensor_like, mesh_with_last, shard_axes, sharded_tensor
+from fxdp.torch_compat import dtensor_like, mesh_with_last, set_data_by, shard_axes, sharded_tensor
 
 
 def share_values(module: nn.Module, joined: Joined, lines: Sequence[str] = ()) -> None:
@@ -98,9 +98,14 @@ def _keep(made: Tensor, whole: Tensor) -> None:
 
 
 def _let_states_be_saved(module: nn.Module) -> None:
-    """Let `state_dict()` of the model and of each of its modules give what can be copied and pickled."""
+    """Let `state_dict()` of the model and of each of its modules give what can be copied and pickled.
+
+    And let `load_state_dict()` take whole tensors, and `parameter.data = value` write rows.
+    """
     for each in module.modules():
         each.register_state_dict_post_hook(_as_saved)  # type: ignore[no-untyped-call]
+        each.register_load_state_dict_pre_hook(_dealt_out)  # type: ignore[no-untyped-call]
+    set_data_by(_write)
 
 
 def _as_saved(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
@@ -173,30 +178,30 @@ def whole_stand_ins(module: nn.Module) -> Iterator[None]:
         _replace(module, {stand_in: parameter for parameter, stand_in in stand_ins.items()})
 
 
-def dealt_out(module: nn.Module, state: Mapping[str, Any]) -> dict[str, Any]:
-    """A state dict with this rank's rows in the place of whole tensors that belong to sharded parameters.
+def _dealt_out(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Put this rank's rows in the place of whole tensors of a state that is being loaded into `module`."""
+    own: dict[str, Any] = module._parameters
+    for name, parameter in own.items():
+        value = state.get(prefix + name)
+        if isinstance(parameter, DTensor) and isinstance(value, Tensor) and value.shape == parameter.shape:
+            state[prefix + name] = _rows_like(parameter, value)
 
-    Raises
-    ------
-    InputError : whole tensors of other shapes, all of them listed; nothing was loaded.
-    """
-    own: dict[str, Any] = dict(module.named_parameters(remove_duplicate=False))
-    found, wrong = dict(state), []
-    for name, value in state.items():
-        parameter = own.get(name)
-        if not isinstance(parameter, DTensor) or not isinstance(value, Tensor) or isinstance(value, DTensor):
-            continue
-        if value.shape != parameter.shape:
-            wrong.append(f"{name} {list(value.shape)}, expected {list(parameter.shape)}")
-            continue
-        found[name] = _rows_like(parameter, value)
-    if wrong:
-        raise InputError("the state dict has tensors of other shapes:\n  " + "\n  ".join(wrong))
-    return found
+
+def _write(parameter: DTensor, value: Tensor) -> None:
+    """What `parameter.data = value` asks for."""
+    if (value.shape, value.dtype) != (parameter.shape, parameter.dtype):
+        raise StateError(
+            f"`.data = {value.dtype}{list(value.shape)}` for a sharded parameter of "
+            f"{parameter.dtype}{list(parameter.shape)}; expected its own shape and dtype"
+        )
+    with torch.no_grad():
+        parameter.copy_(_rows_like(parameter, value))
 
 
 def _rows_like(parameter: DTensor, whole: Tensor) -> Tensor:
-    """This rank's rows of a whole value, as the parameter holds them."""
+    """This rank's rows of a value, as the parameter holds them; of a `DTensor` it is itself."""
+    if isinstance(whole, DTensor):
+        return whole
     rows = _own_rows_of(parameter, whole).to(held(parameter))
     return sharded_tensor(rows, parameter, parameter.device_mesh, shard_axes(parameter)).detach()
 

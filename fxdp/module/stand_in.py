@@ -9,7 +9,6 @@ from typing import Any, NoReturn, TypeVar
 from torch import Tensor, nn
 
 from fxdp.errors import StateError
-from fxdp.module.sharded_parameters import dealt_out
 
 S = TypeVar("S", bound="StandIn")
 
@@ -116,13 +115,8 @@ class StandIn(nn.Module):
         return self._model.state_dict(*args, **kwargs)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """Load into the model; of a whole tensor a rank takes its rows where the parameter is sharded.
-
-        Raises
-        ------
-        InputError : whole tensors of other shapes than a sharded parameter's.
-        """
-        return self._model.load_state_dict(dealt_out(self._model, state_dict), *args, **kwargs)
+        """Load into the model; of a whole tensor a rank takes its rows where the parameter is sharded."""
+        return self._model.load_state_dict(state_dict, *args, **kwargs)
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
         """The model's parameters, under their own names."""

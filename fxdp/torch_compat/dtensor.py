@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from operator import attrgetter, is_
 from typing import Any
@@ -22,6 +22,7 @@ __all__ = [
     "local_shards",
     "mesh_on_paper",
     "mesh_with_last",
+    "set_data_by",
     "shard_axes",
     "sharded_tensor",
     "shards_of",
@@ -80,6 +81,22 @@ def local_shards(
         tensor._local_tensor if isinstance(tensor, DTensor) and tensor._spec is other._spec else None
         for tensor, other in zip(tensors, like, strict=True)
     ]
+
+
+def set_data_by(write: Callable[[DTensor, torch.Tensor], None]) -> None:
+    """From now on `parameter.data = value` of a `DTensor` is done by `write`: torch ignores it.
+
+    What moves to another device, as torch's own FSDP does, stays as it is.
+    """
+    plain: Any = torch.Tensor.data
+
+    def assign(self: DTensor, value: torch.Tensor) -> None:
+        if isinstance(self, nn.Parameter) and value.device == self.device:
+            write(self, value)
+        else:
+            plain.__set__(self, value)
+
+    DTensor.data = property(plain.__get__, assign)  # type: ignore[assignment]
 
 
 def sharded_tensor(

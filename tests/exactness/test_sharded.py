@@ -254,8 +254,21 @@ def _state() -> None:
     with torch.no_grad():
         twin.load_state_dict(doubled)
         assert difference(compiled(*own), twin(*whole)) <= 1e-12
-    with pytest.raises(InputError, match=r"inner.weight \[2\], expected \[9, 5\]"):
+    with pytest.raises(RuntimeError, match=r"size mismatch for inner.weight"):
         compiled.load_state_dict({**doubled, "inner.weight": torch.zeros(2)})
+    for net in (model, twin):  # whatever writes values: the model, one of its modules, torch's helpers
+        net.load_state_dict(copy.deepcopy(twin_state), assign=True)
+        net.get_submodule("outer").load_state_dict({"weight": doubled["outer.weight"]})
+        net.get_parameter("norm.weight").data = torch.full((9,), 3.0)
+        nn.utils.vector_to_parameters(net.get_parameter("inner.bias") * 5, [net.get_parameter("inner.bias")])
+        net.get_parameter("one").data *= 7
+    with torch.no_grad():
+        assert difference(compiled(*own), twin(*whole)) <= 1e-12
+    with pytest.raises(StateError, match=r"float32\[9\]` for a sharded parameter of torch.float64"):
+        compiled.get_parameter("norm.weight").data = torch.ones(9, dtype=torch.float32)
+    model.get_submodule("norm").weight = nn.Parameter(torch.ones(9))
+    with pytest.raises(StateError, match=r"norm.weight of the model is whole, where the .* before fxdp"):
+        compiled(*own)
     with pytest.raises(StateError, match=r"before fxdp\.compile"):
         compiled.float()
     with pytest.raises(InputError, match="DTensors"):
