@@ -25,7 +25,7 @@ from tests.capture.zoo import keep_float64
 from tests.rank_host import know_capture, know_inductor
 from tests.zoo.catalogue import CATALOGUE
 from tests.zoo.measure import default_float64
-from tests.zoo.public import WithLoss, inputs_of, public_error
+from tests.zoo.public import SPLITS, WithLoss, inputs_of, public_error
 
 
 @contextlib.contextmanager
@@ -78,18 +78,18 @@ def shared_error(name: str, folder: str, *, any_size: bool, wide: bool) -> float
         if wide:
             chosen.enter_context(default_float64())
             chosen.enter_context(keep_float64(integers=_is_nan_wide(name)))
-        elif not _runs(name):
+        elif not all(_runs(name, sum(split)) for split in SPLITS):
             return None
         return public_error(name)
 
 
-def _runs(name: str) -> bool:
+def _runs(name: str, batch: int) -> bool:
     """Whether eager runs the model in float64, with the model's own casts to float32 as they are.
 
     One that converts its own parameters is no model in float64 after its first call; nan equals nan.
     """
     try:
-        model, values = _first_step(name)
+        model, values = _first_step(name, batch)
     except RuntimeError:
         return False
     except Exception:  # fxdp says what it is
@@ -101,12 +101,12 @@ def _runs(name: str) -> bool:
 def _is_nan_wide(name: str) -> bool:
     """Whether it gives nan where integers are cast to float32: a mask of the least float32."""
     with keep_float64():
-        return any(value.isnan().any() for value in _first_step(name)[1])
+        return any(value.isnan().any() for value in _first_step(name, sum(SPLITS[0]))[1])
 
 
-def _first_step(name: str) -> tuple[WithLoss, list[Tensor]]:
+def _first_step(name: str, batch: int) -> tuple[WithLoss, list[Tensor]]:
     """The model, and its loss and gradients."""
     model = WithLoss(CATALOGUE[name].build().double()).train()
-    loss = model(**inputs_of(name, 2))
+    loss = model(**inputs_of(name, batch))
     loss.backward()
     return model, [loss.detach(), *(p.grad for p in model.parameters() if p.grad is not None)]

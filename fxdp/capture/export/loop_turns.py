@@ -215,4 +215,6 @@ def is_fresh(node: fx.Node) -> bool:
     schema = getattr(node.target, "_schema", None)
     if node.op != "call_function" or schema is None or memory_of(node) is not node:
         return False
+    if node.target is aten.einsum.default and len(node.args[1]) > 1:  # type: ignore[arg-type]
+        return True  # it multiplies
     return schema.name.rpartition("::")[2] not in _MAY_BE_ITS_ARGUMENT

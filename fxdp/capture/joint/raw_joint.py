@@ -14,6 +14,7 @@ from torch import fx, nn
 from fxdp import torch_compat
 from fxdp.capture.couplings.coupling_table import BatchSymbols, coupling_table
 from fxdp.capture.export.exported import BatchDims, Exported
+from fxdp.capture.export.needless_writes import give_new_values
 from fxdp.capture.export.rewrites import part_layers, rejoin, unfused_recurrence
 
 
@@ -92,6 +93,7 @@ def trace_joint(exported: Exported, options: JointOptions) -> RawJoint:
     The trace is made with the graph's own fake inputs: with real tensors torch would fix the batch again.
     """
     part_layers(exported.gm)
+    give_new_values(exported.gm)
     if not exported.symbolic:
         rejoin(exported.gm)
     fakes = exported.fakes

@@ -22,7 +22,8 @@ Such results are copied.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import operator
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -128,15 +129,33 @@ def _dense(graph: fx.Graph, node: fx.Node, order: list[int]) -> fx.Node:
 def _spaced(graph: fx.Graph, node: fx.Node) -> fx.Node:
     """With the gaps that it was traced with, as a part of a whole that this half never makes."""
     value: Tensor = node.meta["val"]
-    size, stride = list(value.shape), list(value.stride())
-    room = 1 + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
+    size = [_number(graph, aten.sym_size.int, node, d) for d in range(value.dim())]
+    stride = [_number(graph, aten.sym_stride.int, node, d) for d in range(value.dim())]
+    room: Any = 1
+    for n, step in zip(size, stride, strict=True):
+        last = _number(graph, operator.mul, _number(graph, operator.sub, n, 1), step)
+        room = _number(graph, operator.add, room, last)
     how: dict[str, Any] = {"dtype": value.dtype, "device": value.device, "pin_memory": False}
     empty = graph.call_function(aten.full.default, ([room], 0), how)
     filled = graph.call_function(aten.as_strided_scatter.default, (empty, node, size, stride, 0))
-    empty.meta["val"] = filled.meta["val"] = whole = aten.new_zeros.default(value, [room])
+    empty.meta["val"] = filled.meta["val"] = whole = aten.new_zeros.default(value, [_value(room)])
     made = graph.call_function(aten.as_strided.default, (filled, size, stride, 0))
-    made.meta["val"] = aten.as_strided.default(whole, size, stride, 0)
+    made.meta["val"] = whole.as_strided(value.shape, value.stride(), 0)
     return made
+
+
+def _number(graph: fx.Graph, op: Callable[..., Any], *args: Any) -> Any:
+    """What an op gives, or where that is open its node: Inductor takes no symbol as an argument."""
+    found = op(*map(_value, args))
+    if not isinstance(found, torch.SymInt):
+        return found
+    made = graph.call_function(op, args)
+    made.meta["val"] = found
+    return made
+
+
+def _value(argument: Any) -> Any:
+    return argument.meta["val"] if isinstance(argument, fx.Node) else argument
 
 
 def restride(backward: fx.GraphModule, strides: Sequence[Any], saved_order: Sequence[int]) -> None:

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, fx
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
 from fxdp.lowering.inductor.strides import copied, moved, results
@@ -59,6 +61,26 @@ def test_a_result_that_inductor_laid_out_in_another_way_is_copied(half: Callable
     assert [t.stride() for t in found] == traced
     for got, expected in zip(found, half(x), strict=True):
         torch.testing.assert_close(got, expected)
+
+
+def test_a_part_with_gaps_is_copied_at_any_size() -> None:
+    def half(n: int, x: Tensor) -> tuple[Tensor, ...]:
+        rows = aten.slice.Tensor(aten.exp.default(aten.view.default(x, [n, 12])), 1, 0, 8)
+        return (aten.view.default(rows, [n, 4, 2]),)
+
+    gm, x, fake_mode = fx.symbolic_trace(half), torch.randn(5, 4, 3), FakeTensorMode(shape_env=ShapeEnv())
+    dims = [DimDynamic.DYNAMIC, DimDynamic.STATIC, DimDynamic.STATIC]
+    example = fake_mode.from_tensor(x, symbolic_context=StatelessSymbolicContext(dynamic_sizes=dims))
+    inputs = [example.shape[0], example]
+    FakeTensorProp(gm, fake_mode).propagate_dont_convert_inputs(*inputs)
+    copy = copied(gm, [0])
+    copy.graph.output_node().meta["user_visible_output_idxs"] = [0]
+    run, strides = compile_with_inductor(copy, inputs, fake_mode, backward=False, inference=False, fixed=0)
+    assert moved(gm, strides, [0]) == []
+    for batch in (x, torch.randn(3, 4, 3)):
+        (found,) = run([len(batch), batch])
+        assert found.stride() == (12, 2, 1)
+        torch.testing.assert_close(found, half(len(batch), batch)[0])
 
 
 def test_strides_of_single_elements_and_of_nothing_do_not_count() -> None:

@@ -1,0 +1,30 @@
+"""Writes into a part of a value: put back into it only where somebody reads more than the part."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.lockstep import check
+
+
+class Relative(nn.Module):
+    """Funnel: scores of relative positions, shifted by reshaping parts, and masked in place."""
+
+    def __init__(self, reads_more: bool) -> None:
+        super().__init__()
+        self.reads_more = reads_more
+        self.relative = nn.Parameter(torch.randn(6, 2, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        whole = torch.einsum("bih,th->bit", x, self.relative)
+        part = whole.reshape(-1, 6, 3)[:, 1:].reshape(-1, 3, 5)[..., :3]
+        part *= torch.ones(3, 3, dtype=x.dtype).tril()
+        return part.square().sum() + (whole.sum() if self.reads_more else 0)
+
+
+@pytest.mark.parametrize("reads_more", [False, True])
+def test_what_is_written_into_a_part(reads_more: bool) -> None:
+    local = check(Relative(reads_more), (torch.randn(8, 3, 2, dtype=torch.float64),))
+    assert any("slice_scatter" in str(node.target) for node in local.gm.graph.nodes) == reads_more
