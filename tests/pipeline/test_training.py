@@ -158,7 +158,9 @@ def test_steps_of_adamw_with_clipping_and_validation(ranks: RankPool) -> None:
 
 
 class Sums(nn.Module):
-    """The gradients of `a` and `b` are one value, made on two stages; `w` has no batch dim."""
+    """The gradients of `a` and `b` are one value, made on two stages; `w` has no batch dim; a weight's mean
+    is read, too.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -166,7 +168,7 @@ class Sums(nn.Module):
         self.first, self.last = nn.Linear(5, 5), nn.Linear(5, 5)
 
     def forward(self, x: Tensor, w: Tensor) -> Tensor:
-        hidden = self.first(x * (self.a + self.b))
+        hidden = self.first(x * (self.a + self.b)) * self.first.weight.mean()
         hidden = self.last(hidden.tanh()) + hidden * w + (self.a + self.b)
         return hidden.square().mean() + self.last.weight.square().sum()
 

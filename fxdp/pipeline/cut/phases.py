@@ -22,7 +22,7 @@ from fxdp.ir import conversions
 from fxdp.ir.draws import node_draws
 from fxdp.ir.graph_text import target_text
 from fxdp.ir.notes import Site, note
-from fxdp.ir.placements import Replicate, Rows
+from fxdp.ir.placements import P, R, Replicate, Rows
 from fxdp.ir.slots import Input, Mutation
 from fxdp.ir.types import TensorType
 from fxdp.pipeline.cut.node_roles import free_nodes, input_only, parameter_views
@@ -121,7 +121,7 @@ def _epilogue(graph: fx.Graph, phases: Phases, microbatches: int) -> tuple[set[f
         if node not in after:
             continue
         whole = isinstance(note(node).placement, Replicate | Rows)
-        may = whole or (microbatches > 1 and _only_shows(node, phases.views))
+        may = whole or (microbatches > 1 and (_only_shows(node, phases.views) or _adds_up(node)))
         if may and all(user is output or user in late for user in node.users):
             late.add(node)
     stuck = [n for n in graph.nodes if n in after and n not in late and n.target in conversions.COLLECTIVES]
@@ -135,6 +135,15 @@ def _only_shows(node: fx.Node, parameters: set[fx.Node]) -> bool:
     """
     layer = any(a in parameters and _dims(a) > 0 for a in node.all_input_nodes)
     return not note(node).backward and not layer
+
+
+def _adds_up(node: fx.Node) -> bool:
+    """Whether a term of a sum is made of terms and of what is whole alone: of their sums it makes the sum.
+
+    So it is with the gradient of a weight that is also read by its mean: that part of it comes from a number.
+    """
+    made_of = [note(a).placement for a in node.all_input_nodes if isinstance(note(a).type, TensorType)]
+    return note(node).placement == P and all(placement in (P, R) for placement in made_of)
 
 
 def _dims(node: fx.Node) -> int:
