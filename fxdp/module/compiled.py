@@ -264,7 +264,12 @@ class CompiledModule(Inspected):
         return super().state_dict(*args, **kwargs)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """Load into the model; of a whole tensor a rank takes its rows where the parameter is sharded."""
+        """Load into the model; of a whole tensor a rank takes its rows where the parameter is sharded.
+
+        Raises
+        ------
+        InputError : tensors of other shapes than sharded parameters', all of them listed; nothing was loaded.
+        """
         result = super().load_state_dict(state_dict, *args, **kwargs)
         self._unset -= state_dict.keys()
         return result

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from fxdp.errors import StateError
+from fxdp.errors import InputError, StateError
 from fxdp.ir.model_tensors import dealing_of, held, is_sharded, stand_in_for
 from fxdp.ir.ops.parameter_rows import dealt_range, fills_pages, most_rows
 from fxdp.ir.shown_rows import sees_rows
@@ -105,7 +105,16 @@ def _let_states_be_saved(module: nn.Module) -> None:
     for each in module.modules():
         each.register_state_dict_post_hook(_as_saved)  # type: ignore[no-untyped-call]
         each.register_load_state_dict_pre_hook(_dealt_out)  # type: ignore[no-untyped-call]
-    set_data_by(_write)
+        each.register_load_state_dict_post_hook(_let_data_be_set)  # type: ignore[no-untyped-call]
+        _let_data_be_set(each)
+
+
+def _let_data_be_set(module: nn.Module, *_: Any) -> None:
+    # after each load, as assign=True makes other parameters
+    own: dict[str, Any] = module._parameters
+    for parameter in own.values():
+        if isinstance(parameter, DTensor):
+            set_data_by(_write, parameter)
 
 
 def _as_saved(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
@@ -180,11 +189,24 @@ def whole_stand_ins(module: nn.Module) -> Iterator[None]:
 
 def _dealt_out(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
     """Put this rank's rows in the place of whole tensors of a state that is being loaded into `module`."""
+    if not prefix:  # the module that was asked to load comes first
+        _check_shapes(module, state)
     own: dict[str, Any] = module._parameters
     for name, parameter in own.items():
         value = state.get(prefix + name)
-        if isinstance(parameter, DTensor) and isinstance(value, Tensor) and value.shape == parameter.shape:
+        if isinstance(parameter, DTensor) and isinstance(value, Tensor):
             state[prefix + name] = _rows_like(parameter, value)
+
+
+def _check_shapes(module: nn.Module, state: Mapping[str, Any]) -> None:
+    """Refuse to load what does not fit sharded parameters, all at once, before anything is loaded."""
+    wrong = [
+        f"{name} {[*state[name].shape]}, expected {[*parameter.shape]}"
+        for name, parameter in module.named_parameters(remove_duplicate=False)
+        if is_sharded(parameter) and name in state and state[name].shape != parameter.shape
+    ]
+    if wrong:
+        raise InputError("the state dict has tensors of other shapes:\n  " + "\n  ".join(wrong))
 
 
 def _write(parameter: DTensor, value: Tensor) -> None:

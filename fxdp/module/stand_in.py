@@ -115,7 +115,12 @@ class StandIn(nn.Module):
         return self._model.state_dict(*args, **kwargs)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """Load into the model; of a whole tensor a rank takes its rows where the parameter is sharded."""
+        """Load into the model; of a whole tensor a rank takes its rows where the parameter is sharded.
+
+        Raises
+        ------
+        InputError : tensors of other shapes than sharded parameters', all of them listed; nothing was loaded.
+        """
         return self._model.load_state_dict(state_dict, *args, **kwargs)
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:

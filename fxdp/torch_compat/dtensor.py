@@ -83,15 +83,16 @@ def local_shards(
     ]
 
 
-def set_data_by(write: Callable[[DTensor, torch.Tensor], None]) -> None:
-    """From now on `parameter.data = value` of a `DTensor` is done by `write`: torch ignores it.
+def set_data_by(write: Callable[[DTensor, torch.Tensor], None], parameter: DTensor) -> None:
+    """From now on `parameter.data = value` is done by `write`: of a `DTensor` torch ignores it.
 
-    What moves to another device, as torch's own FSDP does, stays as it is.
+    What moves to another device, as torch's own FSDP does, stays as it is, and so do others' parameters.
     """
+    parameter.fxdp_writes_data = True  # type: ignore[attr-defined]  # deep copies have it, too
     plain: Any = torch.Tensor.data
 
     def assign(self: DTensor, value: torch.Tensor) -> None:
-        if isinstance(self, nn.Parameter) and value.device == self.device:
+        if getattr(self, "fxdp_writes_data", False) and value.device == self.device:
             write(self, value)
         else:
             plain.__set__(self, value)

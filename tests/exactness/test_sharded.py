@@ -254,8 +254,11 @@ def _state() -> None:
     with torch.no_grad():
         twin.load_state_dict(doubled)
         assert difference(compiled(*own), twin(*whole)) <= 1e-12
-    with pytest.raises(RuntimeError, match=r"size mismatch for inner.weight"):
-        compiled.load_state_dict({**doubled, "inner.weight": torch.zeros(2)})
+    before, small = copy.deepcopy(model.state_dict()), {name: torch.zeros(2) for name in doubled}
+    for module in (compiled, model):
+        with pytest.raises(InputError, match=r"inner.weight \[2\], expected \[9, 5\](\n.*)*\n  outer.weight"):
+            module.load_state_dict({**small, "inner.bias": doubled["inner.bias"]})
+    assert all(difference(_whole(v), _whole(before[name])) == 0 for name, v in model.state_dict().items())
     for net in (model, twin):  # whatever writes values: the model, one of its modules, torch's helpers
         net.load_state_dict(copy.deepcopy(twin_state), assign=True)
         net.get_submodule("outer").load_state_dict({"weight": doubled["outer.weight"]})
