@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import fxdp
 from tests.lockstep import check
 
 
@@ -28,3 +29,14 @@ class Relative(nn.Module):
 def test_what_is_written_into_a_part(reads_more: bool) -> None:
     local = check(Relative(reads_more), (torch.randn(8, 3, 2, dtype=torch.float64),))
     assert any("slice_scatter" in str(node.target) for node in local.gm.graph.nodes) == reads_more
+
+
+class CountsInMemory(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        part = (x * 2)[:, 1:].mul_(3)
+        return part.as_strided((2, 2), (6, 1)).sum() + part.sum()
+
+
+def test_where_memory_is_counted_in_it_stays() -> None:
+    model, x = CountsInMemory(), torch.arange(36.0).view(6, 6).requires_grad_()
+    assert fxdp.compile(model, compute="eager")(x) == model(x)
