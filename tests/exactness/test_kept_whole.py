@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
 import fxdp
-from fxdp.ir.model_tensors import held
+from fxdp.ir.model_tensors import held, whole_of
 from fxdp.ir.tensor_difference import difference
 from fxdp.runtime.whole_values import WholeValues
 from tests.captures import KNOWN, captured_once
@@ -147,6 +147,7 @@ def _runs() -> None:
     _run(("dp",), [3, 3], uneven=False)
     _run(("dp",), [4, 2], microbatches=2)
     _run(("pp",), [6], microbatches=2)
+    _bare()
 
 
 def _alone() -> None:
@@ -164,6 +165,32 @@ def _alone() -> None:
                     edit(net)
                 with torch.no_grad():
                     assert difference(compiled(*whole), twin(*whole)) <= 1e-12, (strategy, edit.__name__)
+
+
+class Bare(nn.Module):
+    """Its second stage reads no weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.then = nn.Linear(3, 2), nn.Tanh()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.then(self.first(x)).square().mean()
+
+
+def _bare() -> None:
+    model = Bare()
+    twin = copy.deepcopy(model)
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("pp",))
+    compiled = fxdp.compile(model, mesh, strategy="optimizer", compute="eager", stages=["then"])
+    for size in (4, 3):
+        x = torch.ones(size, 3)
+        for net in (compiled, twin):
+            net(x).backward()
+    own, whole = compiled.get_parameter("first.bias").grad, twin.first.bias.grad
+    assert own is not None
+    assert whole is not None
+    assert difference(whole_of(own), whole) <= 1e-6
 
 
 def test_one_rank_sees_each_change(ranks: RankPool) -> None:

@@ -48,9 +48,8 @@ def take_gathered(
 ) -> None:
     """Take what such a program gave as an input of this one."""
     dealt.skip_collecting()
-    names = gathered_names(partition, schedule, step.rank)
-    if names:
-        step.keep_items(step.input("whole"), names)
+    # nothing on a rank whose stages read no weights; it is an input there, too
+    step.keep_items(step.input("whole"), gathered_names(partition, schedule, step.rank))
 
 
 def gathered_names(partition: Partition, schedule: Schedule, rank: int) -> list[str]:
