@@ -251,7 +251,7 @@ def _fitted(tracer: _Tracer) -> Captured:
     every = chain(first, exports(batches[2:]))
     if len({len(one.gm.graph.nodes) for one in first}) > 1:  # as loops over the samples make them
         found = _with_loops(batches, every, options)
-        return found or fitted_joint(batches, exports(batches), options)
+        return fitted_joint(batches, exports(batches), options) if found is None else found
     try:
         return fitted_joint(batches, every, options)
     except StaticMismatchError:

@@ -21,14 +21,7 @@ from fxdp.module.call_exchange import CallExchange, CallExchanged
 from fxdp.module.changes import Held
 from fxdp.module.forward_signature import SignedForward, signed
 from fxdp.module.inspected import Inspected
-from fxdp.module.model_checks import (
-    OptimizerWatch,
-    check_home,
-    check_model,
-    check_put,
-    home_of,
-    without_values,
-)
+from fxdp.module.model_checks import OptimizerWatch, check_home, check_model, check_put, home_of, no_values
 from fxdp.module.other_ways import OtherWay
 from fxdp.module.programs import Programs
 from fxdp.module.reader import CallReader
@@ -145,7 +138,7 @@ class CompiledModule(Inspected):
         """
         refuse_surroundings(self._model)
         if self._unset:
-            raise without_values(self._unset)
+            raise no_values(self._unset)
         with guard(self._joined):
             if not self._started:
                 self._start()
@@ -264,12 +257,7 @@ class CompiledModule(Inspected):
         return super().state_dict(*args, **kwargs)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """Load into the model; of a whole tensor a rank takes its rows where the parameter is sharded.
-
-        Raises
-        ------
-        InputError : tensors of other shapes than sharded parameters', all of them listed; nothing was loaded.
-        """
+        """The same as of the model; what is loaded has values then, if it had none on the meta device."""
         result = super().load_state_dict(state_dict, *args, **kwargs)
         self._unset -= state_dict.keys()
         return result

@@ -91,7 +91,7 @@ def home_of(model: nn.Module, mesh: Any, shards: bool) -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def without_values(names: Collection[str]) -> StateError:
+def no_values(names: Collection[str]) -> StateError:
     """The error about tensors that a model from the meta device has no values for."""
     return StateError(
         f"the model comes from the meta device, and nothing gave values to {', '.join(sorted(names))}; "
@@ -120,21 +120,21 @@ def check_put(model: nn.Module, *, dealt: bool) -> None:
 
     Raises
     ------
-    StateError : a plain tensor, or a whole parameter where others are `dealt` out.
+    StateError : plain tensors, or whole parameters where others are `dealt` out; all of them are named.
     """
-    for path, owner in model.named_modules():
-        for name, put in owner._parameters.items():
-            where = f"{path}.{name}".lstrip(".")
-            if put is not None and not isinstance(put, nn.Parameter):
-                raise StateError(
-                    f"{where} of the model is no parameter now but a tensor, as in torch.func.functional_call"
-                    "(compiled, ...); expected that call in the forward of the module that is compiled"
-                )
-            if put is not None and dealt and put.dim() > 0 and not is_sharded(put):
-                raise StateError(
-                    f"{where} of the model is whole, where the other parameters are sharded; expected all "
-                    "layers to be there before fxdp.compile, and values by load_state_dict() or in place"
-                )
+    own = list(model.named_parameters(remove_duplicate=False))
+    plain = [name for name, put in own if not isinstance(put, nn.Parameter)]
+    if plain:
+        raise StateError(
+            f"{', '.join(plain)} of the model is no parameter now but a tensor, as in torch.func."
+            "functional_call(compiled, ...); expected that call in the forward of the module that is compiled"
+        )
+    whole = [name for name, put in own if dealt and put.dim() > 0 and not is_sharded(put)]
+    if whole:
+        raise StateError(
+            f"{', '.join(whole)} of the model is whole, where the other parameters are sharded; expected all "
+            "layers to be there before fxdp.compile, and values by load_state_dict() or in place"
+        )
 
 
 def _children(model: nn.Module) -> list[tuple[str, nn.Module]]:

@@ -200,10 +200,11 @@ def _dealt_out(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -
 
 def _check_shapes(module: nn.Module, state: Mapping[str, Any]) -> None:
     """Refuse to load what does not fit sharded parameters, all at once, before anything is loaded."""
+    given = {name: value for name, value in state.items() if isinstance(value, Tensor)}
     wrong = [
-        f"{name} {[*state[name].shape]}, expected {[*parameter.shape]}"
+        f"{name} {[*given[name].shape]}, expected {[*parameter.shape]}"
         for name, parameter in module.named_parameters(remove_duplicate=False)
-        if is_sharded(parameter) and name in state and state[name].shape != parameter.shape
+        if is_sharded(parameter) and name in given and given[name].shape != parameter.shape
     ]
     if wrong:
         raise InputError("the state dict has tensors of other shapes:\n  " + "\n  ".join(wrong))
