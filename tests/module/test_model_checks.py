@@ -153,7 +153,7 @@ def test_a_compiled_module_has_one_hook_and_takes_it_along(module: nn.Module) ->
 
 def test_a_tensor_in_the_place_of_a_parameter_is_refused() -> None:
     compiled = fxdp.compile(nn.Sequential(nn.Linear(2, 2)), compute="eager")
+    given = {"0.weight": torch.ones(2, 2), "0.bias": torch.ones(2)}
     with pytest.raises(StateError, match=r"^0.weight, 0.bias of the model .* torch.func.functional_call"):
-        given = {"0.weight": torch.ones(2, 2), "0.bias": torch.ones(2)}
         torch.func.functional_call(compiled, given, torch.ones(3, 2))
     assert compiled(torch.ones(3, 2)).shape == (3, 2)
