@@ -131,8 +131,9 @@ class Executables:
         if links is not None:
             bound.settled = links.settle
         behind = outputs_behind(program.causes.graph)
-        slots = enumerate(note(n).slot for n in forward_inputs(gm.graph))
-        places = [(place, behind[slot]) for place, slot in slots if slot in behind]
+        slots = [note(n).slot for n in forward_inputs(gm.graph)]
+        places = [(place, behind[slot]) for place, slot in enumerate(slots) if slot in behind]
+        bound.apart = tuple(place for place, slot in enumerate(slots) if slot not in behind)
         bound.left_out = LeftOut(bound.tangents, places)
         # where no parameter is trained, ranks may differentiate as they like
         if links is not None and any(isinstance(of, Parameter) for of in behind):

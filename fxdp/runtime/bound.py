@@ -74,6 +74,8 @@ class Bound:
     """What the forward and what the backward starts, for a profiler."""
     left_out: LeftOut = field(default_factory=LeftOut)
     """Which gradients are None where a loss does not read all outputs."""
+    apart: tuple[int, ...] = ()
+    """The positions of what has no gradient in the program: autograd knows of no way to them."""
     takes_sizes: bool = field(init=False)
     """Whether a call must bring its sizes."""
     takes_rows: bool = field(init=False)
@@ -113,6 +115,9 @@ class Bound:
         `even` says whether the ranks' parts of the batch are equal in size.
         """
         values = self.template.filled(inputs, sizes, rows, self.whole())
+        for given in inputs:
+            if given._backward_hooks:
+                keep_quiet(given)  # of one whose gradient is left out
         # what the model writes in place reaches the caller, also where a copy stood for his tensor
         copies = [(inputs[i], values[p]) for p, i in self.written if values[p] is not inputs[i]]
         with self._generator(self.seeded), ranged("forward", self.messages[0]):
@@ -133,11 +138,11 @@ class Bound:
     def _run(self, values: list[Any], even: bool) -> Sequence[Tensor]:
         if not self.halves.trains:
             return self.halves.forward(values)
-        leaves = values
-        if self.sharded:
-            leaves = list(values)
-            for position, parameter in self.sharded:
-                leaves[position] = parameter
+        leaves = list(values)
+        for position, parameter in self.sharded:
+            leaves[position] = parameter
+        for position in self.apart:
+            leaves[position] = None
         return _Step.apply(self, even, values, *leaves)  # type: ignore[no-untyped-call,no-any-return]
 
     def backward(

@@ -74,8 +74,13 @@ class Step:
         """This rank's outputs; the loss among them carries the gradients of the step."""
         if self.loss is None or not torch.is_grad_enabled():
             return self._execute(inputs)[0]
+        outputs, gradients = self._execute(inputs)
         leaves = [inputs[s.index] if isinstance(s, Input) else self.leaves[s] for s in self._order]
-        return _HandOut.apply(self, tuple(inputs), *leaves)  # type: ignore[no-untyped-call,no-any-return]
+        # only to those that get a gradient on this rank: torch would call the hooks of others with None
+        reached = [None if g is None else leaf for leaf, g in zip(leaves, gradients, strict=True)]
+        if all(leaf is None for leaf in reached):
+            reached = [*leaves]  # a loss that can be differentiated all the same
+        return _HandOut.apply(self, outputs, gradients, *reached)  # type: ignore[no-untyped-call,no-any-return]
 
     def _execute(self, inputs: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor | None]]:
         """Outputs, and gradients in the order of the leaves."""
@@ -111,8 +116,7 @@ class _HandOut(torch.autograd.Function):
     """The loss of a step whose gradients are there already."""
 
     @staticmethod
-    def forward(ctx: Any, step: Step, inputs: tuple[Tensor, ...], *leaves: Tensor) -> tuple[Tensor, ...]:
-        values, gradients = step._execute(inputs)
+    def forward(ctx: Any, step: Step, values: Any, gradients: Any, *leaves: Any) -> tuple[Tensor, ...]:
         # no views of what a rank received or put together: into those a caller could not write (`loss /= 4`)
         outputs = [value.detach() for value in values]
         ctx.step, ctx.gradients, ctx.call = step, gradients, step.moment()
@@ -141,8 +145,8 @@ class _HandOut(torch.autograd.Function):
         step.handed_out(ctx.call)
         scale = grads[step.loss] if step.loss is not None else None
         if scale is None:
-            return (None, None, *[None] * len(gradients))
-        return (None, None, *first_only(step.dealt_out(_scaled(gradients, whole_of(scale)))))
+            return (None, None, None, *[None] * len(gradients))
+        return (None, None, None, *first_only(step.dealt_out(_scaled(gradients, whole_of(scale)))))
 
 
 def _scaled(gradients: Sequence[Tensor | None], scale: Tensor) -> list[Tensor | None]:

@@ -11,8 +11,8 @@ class _Heads(nn.Module):
         super().__init__()
         self.one, self.other = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return x * self.one, x * self.other
+    def forward(self, x: Tensor, z: Tensor, cut: Tensor) -> tuple[Tensor, Tensor]:
+        return x * self.one + cut.detach(), z * self.other
 
 
 def test_hooks_hear_of_gradients_as_on_one_device() -> None:
@@ -30,7 +30,10 @@ def test_hooks_hear_of_gradients_as_on_one_device() -> None:
             parameter.register_hook(before)
             parameter.register_post_accumulate_grad_hook(after)
         for read in ((0,), (0, 1), (1,), (0, 1)):  # gradients accumulate
-            outputs = run(torch.full((3, 2), 2.0))
+            inputs = [torch.full((3, 2), 2.0, requires_grad=True) for _ in range(3)]
+            for name, given in zip(("x", "z", "cut"), inputs, strict=True):
+                given.register_hook(lambda gradient, name=name: said.append((name, gradient.tolist())))  # type: ignore[no-untyped-call]
+            outputs = run(*inputs)
             sum((outputs[i].sum() for i in read), torch.zeros(())).backward()
             said.append(read)
             said.append([parameter.grad is None for parameter in model.parameters()])
@@ -39,4 +42,4 @@ def test_hooks_hear_of_gradients_as_on_one_device() -> None:
     model, alone = _Heads(), _Heads()
     found, expected = heard(model, fxdp.compile(model, compute="eager")), heard(alone, alone)
     assert sorted(map(str, found)) == sorted(map(str, expected)), "in whichever order within a backward"
-    assert len(found) == 20
+    assert len(found) == 26
