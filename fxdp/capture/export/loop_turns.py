@@ -15,7 +15,12 @@ from fxdp.torch_compat import OpOverload
 aten = torch.ops.aten
 
 SPLITS = frozenset({aten.unbind.int, aten.split.Tensor, aten.split_with_sizes.default, aten.chunk.default})
-_ADDS = frozenset({aten.add.Tensor, aten.add_.Tensor, operator.add})
+_SIGNS: dict[Any, tuple[int, int]] = {
+    **dict.fromkeys((aten.add.Tensor, aten.add_.Tensor, operator.add), (1, 1)),
+    **dict.fromkeys((aten.sub.Tensor, aten.sub_.Tensor, operator.sub), (1, -1)),
+    aten.rsub.Scalar: (-1, 1),
+}
+"""Of sums of two their signs."""
 _STATEFUL = ("batch_norm", "instance_norm", "lstm", "gru", "rnn")
 """Ops that write running averages or draw numbers without saying so."""
 _MAY_BE_ITS_ARGUMENT = frozenset(
@@ -89,28 +94,43 @@ def _size(source: Any, dim: Any) -> int | None:
     return size if isinstance(size, int) else None
 
 
-def ways_of(node: fx.Node, count: int) -> tuple[list[tuple[list[fx.Node], Any]], list[fx.Node]]:
-    """How the last of several sums may have added so many values, in order, to what was there; the sums."""
-    terms, sums, start = _terms(node, count)
-    if len(terms) == count:  # the first turn's own value may be a sum, too
-        return [(terms, start), ([sums[-1], *terms[1:]], None)], sums
-    is_begun = len(terms) == count - 1 and isinstance(start, fx.Node)
-    return [([start, *terms], None)] if is_begun else [], sums
+Term: TypeAlias = "tuple[fx.Node, int]"
+"""A value that a sum takes, and its sign."""
+Way: TypeAlias = "tuple[list[tuple[Group, int]], Any]"
+"""Groups of a value of each turn, with the sign of all; and what they were added to, if anything."""
 
 
-def _terms(node: fx.Node, most: int) -> tuple[list[fx.Node], list[fx.Node], Any]:
-    """Of the last of several sums: what was added last, in order; the sums; what was there before."""
-    terms: list[fx.Node] = []
+def ways_of(node: fx.Node, turns: int, each: int) -> tuple[list[Way], list[fx.Node]]:
+    """How the last of several sums may have taken so many values from each turn, in order; the sums."""
+    terms, sums, start = _terms(node, turns * each)
+    missing = turns * each - len(terms)
+    found: list[tuple[list[Term], Any]] = []
+    if not missing:  # the first turn's own value may be a sum, too
+        found = [(terms, start), ([(sums[-1], 1), *terms[1:]], None)]
+    elif missing == 1 and isinstance(start, fx.Node):
+        found = [([(start, 1), *terms], None)]
+    ways = []
+    for taken, begun in found:
+        groups = [tuple(zip(*taken[turn::each], strict=True)) for turn in range(each)]
+        if all(len(set(signs)) == 1 for _, signs in groups):
+            ways.append(([(group, signs[0]) for group, signs in groups], begun))
+    return ways, sums
+
+
+def _terms(node: fx.Node, most: int) -> tuple[list[Term], list[fx.Node], Any]:
+    """Of the last of several sums: what they took, the last one last; the sums; what was there before."""
+    terms: list[Term] = []
     sums: list[fx.Node] = []
     left: Any = node
     while len(terms) < most and _takes(left, fx.Node) and (left is node or len(left.users) == 1):
         sums.append(left)
-        terms.append(left.args[1])
+        terms.append((left.args[1], _SIGNS[left.target][1]))
         left = left.args[0]
     if len(terms) < most and _takes(left, (int, float)) and len(left.users) == 1:
         sums.append(left)
-        terms.append(left.args[0])
-        left = left.args[1] or None
+        of_value, of_number = _SIGNS[left.target]
+        terms.append((left.args[0], of_value))
+        left = of_number * left.args[1] or None
     return terms[::-1], sums, left
 
 
@@ -119,13 +139,13 @@ def _takes(node: Any, kind: Any) -> bool:
 
 
 def is_sum(node: Any) -> bool:
-    """Whether a node is `a + b`, or `a += b` with which nothing else sees `a` change."""
-    return isinstance(node, fx.Node) and node.target in _ADDS and len(node.args) == 2 and not node.kwargs
+    """Whether a node is `a + b` or `a - b`, or `a += b` with which nothing else sees `a` change."""
+    return isinstance(node, fx.Node) and node.target in _SIGNS and len(node.args) == 2 and not node.kwargs
 
 
-def plus(node: fx.Node) -> Any:
-    """The sum of two values such as a sum adds: numbers, or tensors."""
-    return operator.add if node.target is operator.add else aten.add.Tensor
+def is_of_numbers(node: fx.Node) -> bool:
+    """Whether a sum is one of numbers, not of tensors."""
+    return node.target in (operator.add, operator.sub)
 
 
 def are_alike(first: fx.Node, other: fx.Node) -> bool:
@@ -168,7 +188,7 @@ def _drops(node: fx.Node) -> bool:
 
 
 def writes_of(gm: fx.GraphModule, *, own_sums: bool = False) -> dict[fx.Node, list[fx.Node]]:
-    """What writes into values, or into views of them, in order; with `own_sums`, also `a += b` as such."""
+    """What writes into values, or into views of them, in order; with `own_sums`, also `a += b`, `a -= b`."""
     found: dict[fx.Node, list[fx.Node]] = {}
     for node in gm.graph.nodes:
         if node.op != "call_function" or node.target is aten.detach_.default:
@@ -192,8 +212,8 @@ def _is_graph(gm: fx.GraphModule, node: fx.Node) -> bool:
 
 
 def _is_own_sum(node: fx.Node) -> bool:
-    """`a += b`, where nothing else reads `a`, nor what it is a view of."""
-    of = node.args[0] if node.target is aten.add_.Tensor else None
+    """`a += b` or `a -= b`, where nothing else reads `a`, nor what it is a view of."""
+    of = node.args[0] if node.target in (aten.add_.Tensor, aten.sub_.Tensor) else None
     return isinstance(of, fx.Node) and memory_of(of) is of and len(of.users) == 1
 
 

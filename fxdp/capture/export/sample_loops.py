@@ -13,7 +13,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 import torch
@@ -28,11 +28,11 @@ from fxdp.capture.export.loop_turns import (
     SamplePart,
     are_alike,
     argument_at,
+    is_of_numbers,
     is_of_operands_alone,
     is_sum,
     memory_of,
     part_of,
-    plus,
     ways_of,
     writes_of,
 )
@@ -113,35 +113,37 @@ class _Loops:
 
     def _joined_loops(self, node: fx.Node, parts: Sequence[fx.Node]) -> fx.Node | None:
         """What joins the values of loops, one after another."""
-        loops: list[fx.Node] = []
-        for start in range(0, len(parts), self.batch):
-            made = self._joined(node, parts[start : start + self.batch])
-            if made is None:
-                return None
-            loops.append(made)
-        return self._call(node, _CAT, loops, argument_at(node, 1, 0) % node.meta["val"].dim())
+        starts = range(0, len(parts), self.batch)
+        loops = [self._joined(node, parts[start : start + self.batch]) for start in starts]
+        dim = argument_at(node, 1, 0) % node.meta["val"].dim()
+        return None if None in loops else self._call(node, _CAT, loops, dim)
 
     def add(self, node: fx.Node) -> None:
         """The last of sums that began with nothing, a number or a value, and took values from each turn."""
         with self.graph.inserting_before(node):
-            for each in _TERMS:
-                if self._add(node, each):
-                    return
+            any(self._add(node, each) for each in _TERMS)
 
     def _add(self, node: fx.Node, each: int) -> bool:
         """Whether that becomes sums over all samples, of so many values from each turn."""
-        ways, sums = ways_of(node, each * self.batch)
-        found = ((self._all_rows([tuple(t[turn::each]) for turn in range(each)], node), s) for t, s in ways)
-        rows, start = next(((rows, start) for rows, start in found if rows is not None), (None, None))
-        if rows is None:
-            return False
-        added = [self._call(node, aten.sum.dim_IntList, one, [0]) for one in rows]
-        if node.target is operator.add:  # of numbers: sizes that the data says
-            added = [self._call(node, aten.item.default, one) for one in added]
-        added += [] if start is None else [start]
-        self._replace(node, reduce(lambda a, b: self._call(node, plus(node), a, b), added))
-        self.unread |= dict.fromkeys(sums)
-        return True
+        ways, sums = ways_of(node, self.batch, each)
+        for groups, start in ways:
+            if (rows := self._all_rows([group for group, _ in groups], node)) is None:
+                continue
+            added = [self._sum(node, one, sign) for one, (_, sign) in zip(rows, groups, strict=True)]
+            added += [] if start is None else [start]
+            plus = operator.add if is_of_numbers(node) else aten.add.Tensor
+            self._replace(node, reduce(partial(self._call, node, plus), added))
+            self.unread |= dict.fromkeys(sums)
+            return True
+        return False
+
+    def _sum(self, node: fx.Node, rows: fx.Node, sign: int) -> fx.Node:
+        """The sum over all samples with a sign, in the dtype in which their loop adds; of numbers one."""
+        made = self._call(node, aten.sum.dim_IntList, rows, [0])
+        if not is_of_numbers(node):
+            made.kwargs = {"dtype": node.meta["val"].dtype}
+        made = made if sign > 0 else self._call(node, aten.neg.default, made)
+        return self._call(node, aten.item.default, made) if is_of_numbers(node) else made
 
     def _all_rows(self, groups: Sequence[Group], reader: fx.Node) -> list[fx.Node] | None:
         """A value with rows for each group; None where turns differ, or a sum's terms have no sample."""
