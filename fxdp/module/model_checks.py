@@ -171,8 +171,10 @@ class OptimizerWatch:
 
     def __init__(self, module: nn.Module) -> None:
         trainable = [p for p in module.parameters() if p.requires_grad]
-        # of a DTensor an optimizer may step on the local shard alone, for speed
-        self._own = {id(t): weakref.ref(t) for p in trainable for t in (p, held(p))}
+        # of a DTensor an optimizer may step on the local shard alone, for speed; and no weak references to
+        # parameters, as torch.utils.swap_tensors and conversions of DTensors refuse tensors that have any
+        self._own = frozenset(id(t) for p in trainable for t in (p, held(p)))
+        self._module = weakref.ref(module)
         self._shapes = Counter(tuple(p.shape) for p in trainable)
         self._handle = register_optimizer_step_pre_hook(self._check)
         self._done = not trainable
@@ -203,6 +205,5 @@ class OptimizerWatch:
         shapes = Counter(tuple(p.shape) for p in stepped)
         if shapes != self._shapes or any(p.grad is not None for p in stepped):
             return False
-        return any(
-            (own := reference()) is not None and own.grad is not None for reference in self._own.values()
-        )
+        module = self._module()
+        return module is not None and any(p.grad is not None for p in module.parameters())

@@ -57,6 +57,7 @@ __all__ = [
     "as_if_exporting",
     "compile_lock",
     "exported_module",
+    "forget_tensors",
     "in_function_transform",
     "joint_graph",
     "larger_constants",
@@ -111,6 +112,12 @@ def exported_module(program: torch.export.ExportedProgram) -> fx.GraphModule:
     module = program.module(check_guards=False) if accepts_guards else program.module()
     assert isinstance(module, fx.GraphModule)
     return module
+
+
+def forget_tensors(fakes: Sequence[Any]) -> None:
+    """Let go of what a trace made fake tensors of: torch swaps no tensor that has weak references."""
+    for mode in {id(fake.fake_mode): fake.fake_mode for fake in fakes}.values():
+        mode.fake_tensor_converter.meta_converter.describer.lookup_tensor.clear()
 
 
 REGIONS = frozenset(

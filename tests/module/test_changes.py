@@ -88,13 +88,15 @@ class Thirds(nn.Embedding):
         return super().forward(input) * torch.full((), 1 / 3, dtype=self.weight.dtype)
 
 
-def test_a_model_that_is_converted_runs_in_its_new_type() -> None:
-    """`model.double()` keeps the parameters, and gives them other memory."""
+def test_a_model_that_is_converted_or_swapped_runs_as_it_is_then() -> None:
+    """`model.double()` keeps the parameters, and gives them other memory, as `swap_tensors` does."""
     model = Thirds(9, 6)
     compiled = fxdp.compile(model, compute="eager")
     ids = torch.arange(5)
     assert compiled(ids).dtype == torch.float32
     model.double()
+    torch.testing.assert_close(compiled(ids), model(ids), rtol=1e-12, atol=0)
+    torch.utils.swap_tensors(model.weight, nn.Parameter(model.weight.detach() * 2))
     torch.testing.assert_close(compiled(ids), model(ids), rtol=1e-12, atol=0)
 
 

@@ -37,7 +37,7 @@ from fxdp.ir.graph_form import (
 )
 from fxdp.ir.graphs import attribute_of
 from fxdp.settings import CacheSettings
-from fxdp.torch_compat import REGIONS, known_of_symbols, tracing_modes
+from fxdp.torch_compat import REGIONS, forget_tensors, known_of_symbols, tracing_modes
 
 _LARGEST = 64 * 2**20
 """How many bytes of constants are hashed; beyond, reading them costs about what they save."""
@@ -51,7 +51,10 @@ def kept_joint(exported: Exported, options: JointOptions) -> Captured:
     settings = CacheSettings.from_environment()
     entries = Entries.within(settings.folder, settings.megabytes)
     key = None if entries.folder is None else _key(exported, options)
-    return symbolic_joint(exported, options) if key is None else kept_in(entries, key, exported, options)
+    try:
+        return symbolic_joint(exported, options) if key is None else kept_in(entries, key, exported, options)
+    finally:
+        forget_tensors(exported.fakes)
 
 
 def kept_in(entries: Entries, key: str, exported: Exported, options: JointOptions) -> Captured:
