@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from fxdp.ir.notes import note
 from fxdp.ir.slots import Buffer, Constant, Parameter, Slot
-from fxdp.torch_compat import gradient_like, local_shard, shard_axes, shards_of
+from fxdp.torch_compat import gradient_like, local_shard, shard_axes, shards_of, users_attributes
 
 
 def held(tensor: Tensor) -> Tensor:
@@ -60,7 +60,7 @@ def stand_in_for(parameter: nn.Parameter) -> nn.Parameter:
     """A plain parameter of a sharded one's whole shape: zeros, which take no memory until read."""
     whole = torch.zeros(parameter.shape, dtype=parameter.dtype, device=held(parameter).device)
     made = nn.Parameter(whole, requires_grad=parameter.requires_grad)
-    made.fxdp_stand_in = True  # type: ignore[attr-defined]
+    vars(made).update(users_attributes(parameter), fxdp_stand_in=True)
     return made
 
 

@@ -26,7 +26,14 @@ from fxdp.module.initial_values import initialise
 from fxdp.module.sharded_optimizers import adopt_parameters
 from fxdp.ranks.agreement import agree, broadcast_tensors, gather_objects, model_lines
 from fxdp.ranks.joined import Joined
-from fxdp.torch_compat import dtensor_like, mesh_with_last, set_data_by, shard_axes, sharded_tensor
+from fxdp.torch_compat import (
+    dtensor_like,
+    mesh_with_last,
+    set_data_by,
+    shard_axes,
+    sharded_tensor,
+    take_over,
+)
 
 
 def share_values(module: nn.Module, joined: Joined, lines: Sequence[str] = ()) -> None:
@@ -154,7 +161,11 @@ def _in_rows(
             local = room[: rows.numel()].view(rows.shape)
             if not rows.is_meta:
                 local.copy_(rows)
-            made[parameter] = sharded_tensor(local, parameter, device_mesh, axes)
+            made[parameter] = dealt = sharded_tensor(local, parameter, device_mesh, axes)
+            take_over(dealt, parameter)
+            if parameter.grad is not None:
+                own = parameter.grad[first:last].clone()
+                dealt.grad = sharded_tensor(own, parameter, device_mesh, axes).detach()
     return made
 
 

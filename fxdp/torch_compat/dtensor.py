@@ -26,11 +26,15 @@ __all__ = [
     "shard_axes",
     "sharded_tensor",
     "shards_of",
+    "take_over",
     "tensor_metadata",
+    "users_attributes",
 ]
 
 # what the constructor calls; around it are wrappers for compilers
 _CONSTRUCT: Any = getattr(torch.Tensor, "_dtensor__new__", type.__call__)
+_OWN = frozenset({"_local_tensor", "_spec", "fxdp_writes_data"})
+"""The attributes of a sharded parameter that its users know nothing of."""
 _LOCAL, _SPEC = attrgetter("_local_tensor"), attrgetter("_spec")
 
 
@@ -112,6 +116,21 @@ def sharded_tensor(
     parameter = nn.Parameter(made, requires_grad=whole.requires_grad)
     parameter._local_tensor = local  # type: ignore[attr-defined]
     return parameter
+
+
+def take_over(made: nn.Parameter, parameter: nn.Parameter) -> None:
+    """Let `made` have what users gave the parameter in whose place it comes: hooks and attributes.
+
+    Handles that `register_hook` returned remove hooks of both, as both have the same ones.
+    """
+    vars(made).update(vars(parameter))
+    made._backward_hooks = parameter._backward_hooks
+    made._post_accumulate_grad_hooks = parameter._post_accumulate_grad_hooks
+
+
+def users_attributes(parameter: nn.Parameter) -> dict[str, Any]:
+    """The attributes that users gave a sharded parameter."""
+    return {name: value for name, value in vars(parameter).items() if name not in _OWN}
 
 
 def shard_axes(tensor: DTensor) -> tuple[int, ...]:

@@ -303,6 +303,36 @@ def _copied_with_gradients() -> float:
     return max(errors)
 
 
+def _given_before() -> None:
+    """Hooks, an attribute and a gradient of before are the sharded parameter's, too."""
+    torch.set_default_dtype(torch.float64)
+    torch.manual_seed(0)
+    model = nn.Linear(2, 3, bias=False)
+    twin, weight = copy.deepcopy(model), model.weight
+    x, target, rank, seen = torch.randn(4, 2), torch.randn(4, 3), dist.get_rank(), []
+    for parameter in (weight, twin.weight):
+        parameter.grad = torch.full((3, 2), 0.25)
+        parameter.no_decay = True  # type: ignore[attr-defined]
+    handles = [p.register_hook(lambda g: 3 * g) for p in (weight, twin.weight)]
+    weight.register_post_accumulate_grad_hook(seen.append)
+    compiled = fxdp.compile(model, strategy="shard", loss_fn=F.mse_loss, compute="eager")
+    own = part(x, [1, 3], rank), part(target, [1, 3], rank)
+    for steps in (1, 2):
+        compiled(own[0], target=own[1]).backward()
+        F.mse_loss(twin(x), target).backward()
+        assert twin.weight.grad is not None
+        assert difference(_whole(model.weight.grad), twin.weight.grad) <= 1e-12  # type: ignore[arg-type]
+        assert len(seen) == steps
+        assert seen[0] is model.weight is not weight
+        assert model.weight.no_decay
+        for handle in handles:
+            handle.remove()
+
+
+def test_what_a_parameter_was_given_before_stays(ranks: RankPool) -> None:
+    ranks.run(2, _given_before)
+
+
 def test_a_copy_has_gradients_of_its_own(ranks: RankPool) -> None:
     ranks.prepare(_know)
     assert max(ranks.run(2, _copied_with_gradients)) <= 1e-12

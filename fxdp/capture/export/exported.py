@@ -22,7 +22,7 @@ from fxdp.capture.export.flat_module import FlatModule
 from fxdp.capture.export.skip_marks import route_skips
 from fxdp.capture.export.written_constants import hold_written_constants
 from fxdp.capture.patches.deferred import deferring
-from fxdp.capture.patches.module_state import read_old_values
+from fxdp.capture.patches.module_state import one_name_each, read_old_values
 from fxdp.errors import CaptureError
 
 BatchDims: TypeAlias = Sequence["int | None"]
@@ -76,6 +76,7 @@ def export(
     record = program.record
     hold_written_constants(gm)
     read_old_values(gm, record.assigned)
+    one_name_each(gm)
     deferred.bind(gm)
     routes = route_skips(gm, record.skips)
     assert record.spec is not None

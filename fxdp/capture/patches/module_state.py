@@ -100,6 +100,21 @@ def _let_copy_be_read(node: fx.Node) -> None:
     node.replace_all_uses_with(old, lambda user: user is not old and user is not last)
 
 
+def one_name_each(gm: fx.GraphModule) -> None:
+    """Let the graph have a shared module's buffers under their first names alone.
+
+    Each name is an input of what is traced, and torch cannot trace writes into one of two that are the same.
+    """
+    names: dict[int, str] = {}
+    named = list(gm.named_buffers(remove_duplicate=False))
+    first = {name: names.setdefault(id(buffer), name) for name, buffer in named}
+    for node in gm.graph.find_nodes(op="get_attr"):
+        node.target = first.get(str(node.target), node.target)
+    for name in first.keys() - names.values():
+        owner, _, key = name.rpartition(".")
+        del gm.get_submodule(owner)._buffers[key]
+
+
 @contextlib.contextmanager
 def unchanged(module: nn.Module) -> Iterator[None]:
     """After it every module has the attributes that it had, and these their contents.

@@ -52,6 +52,22 @@ def test_assigned_buffers_are_written() -> None:
     assert written == [Buffer(f"average.{name}") for name in ("average", "scale", "steps")]
 
 
+def test_a_shared_module_writes_its_buffer_in_place() -> None:
+    class Counts(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(4, 4)
+            self.register_buffer("seen", torch.zeros(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.seen.add_(x.detach().sum(0))
+            return torch.tanh(super().forward(x))
+
+    model = nn.Sequential(counts := Counts(), counts, nn.Flatten(0))
+    captured = check(model, (torch.randn(3, 4),), None, ((torch.randn(5, 4),), {}))
+    written = [s.of for s in note(captured.gm.graph.output_node()).results if isinstance(s, Mutation)]
+    assert written == [Buffer("0.seen")]
+
+
 @pytest.mark.parametrize("value", [torch.ones(3), torch.zeros(4, dtype=torch.long), None])
 def test_buffers_keep_their_type(value: Any) -> None:
     class Changed(Net):
