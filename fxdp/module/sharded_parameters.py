@@ -27,6 +27,7 @@ from fxdp.module.sharded_optimizers import adopt_parameters
 from fxdp.ranks.agreement import agree, broadcast_tensors, gather_objects, model_lines
 from fxdp.ranks.joined import Joined
 from fxdp.torch_compat import (
+    act_as_plain,
     dtensor_like,
     mesh_with_last,
     set_data_by,
@@ -109,6 +110,7 @@ def _let_states_be_saved(module: nn.Module) -> None:
 
     And let `load_state_dict()` take whole tensors, and `parameter.data = value` write rows.
     """
+    act_as_plain()
     for each in module.modules():
         each.register_state_dict_post_hook(_as_saved)  # type: ignore[no-untyped-call]
         each.register_load_state_dict_pre_hook(_dealt_out)  # type: ignore[no-untyped-call]

@@ -10,6 +10,7 @@ from fxdp.torch_compat.code_on_call import *  # noqa: F403
 from fxdp.torch_compat.compiled_code import *  # noqa: F403
 from fxdp.torch_compat.distributed import *  # noqa: F403
 from fxdp.torch_compat.dtensor import *  # noqa: F403
+from fxdp.torch_compat.dtensor_ops import *  # noqa: F403
 from fxdp.torch_compat.dynamo import *  # noqa: F403
 from fxdp.torch_compat.execution import *  # noqa: F403
 from fxdp.torch_compat.exporting import *  # noqa: F403

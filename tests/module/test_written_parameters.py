@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 import fxdp
+from fxdp.ir.model_tensors import whole_of
 from tests.rank_pool import RankPool
 
 
@@ -66,3 +70,37 @@ def test_verify_compares_what_was_written() -> None:
 def test_a_part_of_a_parameter_is_not_written(options: dict[str, object]) -> None:
     with pytest.raises(fxdp.MeshError, match=r"changes parameters in place \(.*slow.weight.*register_buffer"):
         fxdp.plan(Follower().double(), _data(0), mesh={"dp": 2}, **options)
+
+
+def _read_and_written(rows: int) -> None:
+    """What a training loop does to weights and gradients, of uneven rows, or fewer than ranks."""
+    torch.manual_seed(0)
+    model = nn.Linear(3, rows, bias=False).double()
+    twin = copy.deepcopy(model)
+    compiled = fxdp.compile(model, strategy="shard", loss_fn=F.mse_loss, compute="eager")
+    own = slice(2, 4) if dist.get_rank() else slice(0, 2)
+    x, y = torch.randn(4, 3).double(), torch.randn(4, rows).double()
+    compiled(x[own], target=y[own]).backward()
+    F.mse_loss(twin(x), y).backward()
+    found = []
+    for weight in (model.weight, twin.weight):
+        assert weight.grad is not None
+        with torch.no_grad():
+            for value in (weight, weight.grad):
+                value[-1].mul_(3)
+                value[:1] *= 2
+                value[0, 1] = 0.5
+                value[:, 0] = 0.25
+        numbers = [weight.grad.norm().item(), weight.abs().max().item(), float(weight.detach().argmin())]
+        numbers += [float(nn.utils.clip_grad_norm_([weight], 0.1, norm_type=float("inf")))]
+        values, weight.grad = [whole_of(weight.detach()), whole_of(weight.grad)], None
+        penalty = F.mse_loss(weight, weight.detach() * 0.5) + weight[0].square().sum()
+        whole_of(penalty).backward()
+        found.append((torch.tensor(numbers), *values, whole_of(weight.grad)))
+    for mine, expected in zip(*found, strict=True):
+        torch.testing.assert_close(mine, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("rows", [1, 4, 5])
+def test_sharded_weights_are_read_and_written_as_plain_ones(rows: int, ranks: RankPool) -> None:
+    ranks.run(2, _read_and_written, rows)

@@ -1,0 +1,168 @@
+"""Where torch's ops on `DTensor`s are silently wrong, or raise on some ranks alone.
+
+    rows[2].zero_()         writes into a copy: rows that are selected are gathered first
+    rows.norm().item()      gives this rank's part of the number
+    rows.max()              raises on a rank without rows, for which the others wait
+    mse_loss(rows, other)   divides by the number of rows of a rank
+    rows[:, 0] = 0.0        is not known
+
+From the first sharded parameter on they do what they do to a plain tensor, to anybody's `DTensor`s.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.utils._pytree import tree_map_only
+
+__all__ = ["act_as_plain"]
+
+_ATEN = torch.ops.aten
+_VIEWS = (_ATEN.select.int, _ATEN.slice.Tensor)
+_NORMS = (_ATEN.linalg_vector_norm.default, _ATEN._foreach_norm.Scalar)
+_OF_EVEN_ROWS = (
+    _ATEN.max.default, _ATEN.min.default, _ATEN.amax.default, _ATEN.amin.default, _ATEN.aminmax.default,
+    _ATEN.argmax.default, _ATEN.argmin.default,
+)  # fmt: skip
+"""Ops of which no rank may be without rows."""
+_OF_MEANS = (_ATEN.mse_loss.default, _ATEN.mse_loss_backward.default)
+
+
+def act_as_plain() -> None:
+    """From now on these ops are right for `DTensor`s, too."""
+    handlers = _handlers()
+    if handlers.get(_VIEWS[0]) is _view:
+        return
+    own = {_ATEN._local_scalar_dense.default: _number}
+    own |= {_ATEN.fill_.Tensor: _fill} | dict.fromkeys(_OF_MEANS, _of_wholes) | dict.fromkeys(_VIEWS, _view)
+    own |= dict.fromkeys((*_NORMS, *_OF_EVEN_ROWS), _of_uneven_rows)
+    for op in own:
+        _BEFORE[op] = handlers.get(op)
+    handlers.update(own)
+
+
+_BEFORE: dict[Any, Callable[..., Any] | None] = {}
+
+
+def _handlers() -> dict[Any, Callable[..., Any]]:
+    found: dict[Any, Callable[..., Any]] = DTensor._op_dispatcher._custom_op_handlers
+    return found
+
+
+def _as_torch_does(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if (before := _BEFORE[op]) is not None:
+        return before(op, args, kwargs)
+    handlers = _handlers()
+    own = handlers.pop(op)
+    try:
+        return op(*args, **kwargs)
+    finally:
+        handlers[op] = own
+
+
+def _number(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return op(_whole(args[0]))
+
+
+def _of_uneven_rows(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    finite = op in _NORMS and not math.isinf(args[1] if len(args) > 1 else kwargs.get("ord", 2))
+    if not finite:
+        args, kwargs = tree_map_only(DTensor, _evened, (args, kwargs))
+    return _as_torch_does(op, args, kwargs)
+
+
+def _of_wholes(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return _as_torch_does(op, *tree_map_only(DTensor, _replicated, (args, kwargs)))
+
+
+def _fill(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    filled, value = args
+    op(filled._local_tensor, _whole(value) if isinstance(value, DTensor) else value)
+    return filled
+
+
+def _view(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    rows, dim = args[0], args[1] if len(args) > 1 else 0
+    made = _as_torch_does(op, args, kwargs)
+    if rows.placements == made.placements or not any(p.is_shard(dim % rows.ndim) for p in rows.placements):
+        return made
+    return _Part.of(made, rows, ((op, args[1:], kwargs),))
+
+
+def _whole(tensor: DTensor) -> torch.Tensor:
+    if all(isinstance(placement, Replicate) for placement in tensor.placements):
+        return tensor._local_tensor
+    with torch.no_grad():
+        return tensor.full_tensor()
+
+
+def _evened(tensor: DTensor) -> DTensor:
+    """The tensor, whole on each rank if the ranks hold other numbers of rows."""
+    parts = [1] * tensor.ndim
+    for axis, placement in enumerate(tensor.placements):
+        if isinstance(placement, Shard):
+            parts[placement.dim] *= tensor.device_mesh.size(axis)
+    if all(size % count == 0 for size, count in zip(tensor.shape, parts, strict=True)):
+        return tensor
+    return _replicated(tensor)
+
+
+def _replicated(tensor: DTensor) -> DTensor:
+    with torch.no_grad():
+        return tensor.redistribute(placements=[Replicate()] * tensor.device_mesh.ndim)
+
+
+class _Part(DTensor):
+    """Rows that were selected of a sharded tensor and gathered: what is written into them reaches it.
+
+    Attributes
+    ----------
+    rows : the sharded tensor.
+    views : by which ops it was made, each with its other arguments.
+    """
+
+    rows: DTensor
+    views: tuple[tuple[Any, tuple[Any, ...], dict[str, Any]], ...]
+
+    @classmethod
+    def of(cls, made: DTensor, rows: DTensor, views: tuple[Any, ...]) -> _Part:
+        """The same value, as a part of `rows`."""
+        part: _Part = _new(cls, made)
+        part.rows, part.views = rows, views
+        return part
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        part = args[0] if args else None
+        schema = func._schema.arguments
+        if isinstance(part, cls) and schema[0].is_write:
+            return part._write(func, args[1:], kwargs)
+        made = super().__torch_dispatch__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
+        if isinstance(part, cls) and isinstance(made, DTensor) and func.is_view:
+            return cls.of(made, part.rows, (*part.views, (func, args[1:], kwargs)))
+        return made
+
+    def _write(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Part:
+        rows = self.rows
+        args, kwargs = tree_map_only(DTensor, _whole, (args, kwargs))
+        with torch.no_grad():
+            whole = _whole(rows)
+            part = whole
+            for view, others, options in self.views:
+                part = view(part, *others, **options)
+            func(part, *args, **kwargs)
+            dealt = DTensor.from_local(whole, rows.device_mesh, run_check=False)
+            rows._local_tensor.copy_(dealt.redistribute(placements=rows.placements)._local_tensor)
+            self._local_tensor.copy_(part)
+        return self
+
+
+def _new(kind: type[_Part], made: DTensor) -> Any:
+    return DTensor.__new__(kind, made._local_tensor, made._spec, requires_grad=False)
