@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fxdp.capture.captured import Check
+from fxdp.capture.patches.module_state import unchanged
 from fxdp.ir.draws import kept_random_state
 from fxdp.ir.model_tensors import is_sharded
 from fxdp.module.call import Call
@@ -43,7 +44,8 @@ def _raised(module: nn.Module, loss_fn: Any, call: Call, failed: Sequence[Check]
     target = kwargs.pop("target", None) if loss_fn is not None else None
     buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
     try:
-        with torch.no_grad(), kept_random_state():
+        # of a module under two names torch would leave it these buffers
+        with torch.no_grad(), kept_random_state(), unchanged(module):
             output = functional_call(module, buffers, args, kwargs)
             if target is not None:
                 loss_fn(output, target)

@@ -110,7 +110,6 @@ def _let_states_be_saved(module: nn.Module) -> None:
 
     And let `load_state_dict()` take whole tensors, and `parameter.data = value` write rows.
     """
-    act_as_plain()
     for each in module.modules():
         each.register_state_dict_post_hook(_as_saved)  # type: ignore[no-untyped-call]
         each.register_load_state_dict_pre_hook(_dealt_out)  # type: ignore[no-untyped-call]
@@ -143,6 +142,7 @@ def _in_rows(
     if joined.device_mesh is None:
         return {}
     mesh, device_mesh = joined.mesh, mesh_with_last(joined.device_mesh, "pp")
+    act_as_plain(device_mesh)
     names, dealt_along = device_mesh.mesh_dim_names or (), {mesh.shard_axis or mesh.axes[0], "pp"}
     axes = tuple(i for i, name in enumerate(names) if name in dealt_along)
     alike: dict[tuple[torch.dtype, torch.device], list[nn.Parameter]] = {}

@@ -6,18 +6,21 @@
     mse_loss(rows, other)   divides by the number of rows of a rank
     rows[:, 0] = 0.0        is not known
 
-From the first sharded parameter on they do what they do to a plain tensor, to anybody's `DTensor`s.
+On the meshes along which fxdp deals out parameters they do what they do to a plain tensor.
 """
 
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 __all__ = ["act_as_plain"]
 
@@ -32,20 +35,31 @@ _OF_EVEN_ROWS = (
 _OF_MEANS = (_ATEN.mse_loss.default, _ATEN.mse_loss_backward.default)
 
 
-def act_as_plain() -> None:
-    """From now on these ops are right for `DTensor`s, too."""
-    handlers = _handlers()
-    if handlers.get(_VIEWS[0]) is _view:
+def act_as_plain(mesh: DeviceMesh) -> None:
+    """From now on these ops are right for `DTensor`s of this mesh, too."""
+    _MESHES.add(mesh)
+    if _BEFORE:
         return
     own = {_ATEN._local_scalar_dense.default: _number}
     own |= {_ATEN.fill_.Tensor: _fill} | dict.fromkeys(_OF_MEANS, _of_wholes) | dict.fromkeys(_VIEWS, _view)
     own |= dict.fromkeys((*_NORMS, *_OF_EVEN_ROWS), _of_uneven_rows)
-    for op in own:
+    handlers = _handlers()
+    for op, handler in own.items():
         _BEFORE[op] = handlers.get(op)
-    handlers.update(own)
+        handlers[op] = partial(_on_our_meshes, handler)
 
 
+_MESHES: weakref.WeakSet[DeviceMesh] = weakref.WeakSet()
 _BEFORE: dict[Any, Callable[..., Any] | None] = {}
+"""torch's own handlers: of a process, as these are."""
+
+
+def _on_our_meshes(
+    handler: Callable[..., Any], op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    tensors = (leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, DTensor))
+    ours = any(tensor.device_mesh in _MESHES for tensor in tensors)
+    return (handler if ours else _as_torch_does)(op, args, kwargs)
 
 
 def _handlers() -> dict[Any, Callable[..., Any]]:

@@ -24,6 +24,8 @@ class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 3)
+        self.same = self.first
+        self.first.register_buffer("seen", torch.zeros(1))
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         assert torch.isfinite(x).all(), "a bad sample"
@@ -57,8 +59,9 @@ def _label(**options: Any) -> str:
 def _check() -> tuple[str, str]:
     """The samples of rank 1 are not finite; the next call works."""
     compiled = _compiled()
-    y = torch.zeros(4, dtype=torch.long)
+    y, seen = torch.zeros(4, dtype=torch.long), compiled.get_buffer("first.seen")
     bad = _said(lambda: compiled(torch.ones(4, 4) / (1 - dist.get_rank()), y))
+    assert compiled.get_buffer("first.seen") is seen
     return bad, _said(lambda: compiled(torch.ones(4, 4), y).backward())
 
 
