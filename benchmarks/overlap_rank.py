@@ -29,7 +29,7 @@ def measure(asked: dict[str, Any]) -> dict[str, Any]:
     for number in range(WARM + asked["steps"]):
         compiled.zero_grad()
         dist.barrier()
-        with profile(activities=[ProfilerActivity.CPU]) as seen:
+        with profile(activities=[ProfilerActivity.CPU], acc_events=True) as seen:
             compiled(*batch).backward()
         if number >= WARM:
             steps.append(_spans(seen))

@@ -19,7 +19,7 @@ from torch.profiler import ProfilerActivity, profile
 
 def peak_of(run: Callable[[], Any]) -> int:
     """The most bytes that a call holds at once, beside what was there before it."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+    with profile(activities=[ProfilerActivity.CPU], acc_events=True, profile_memory=True) as profiled:
         run()
     found: Any = profiled.profiler
     events = [e for e in found.kineto_results.events() if e.name() == "[memory]"]

@@ -82,7 +82,8 @@ def serve(descriptor: int) -> None:
     torch.hub.tqdm.monitor_interval = 0  # torch makes a bar, shown or not, for each graph it runs: no thread
     if "PYTEST_XDIST_WORKER" in os.environ:  # a whole run: ranks of many tests need it
         know_inductor()
-        know_capture()
+        if torch.version.cuda is None:  # a backward in a build for CUDA has threads, which no fork may follow
+            know_capture()
     gc.freeze()  # what is imported is no garbage: ranks collect theirs after each task
     children: set[int] = set()
     while True:

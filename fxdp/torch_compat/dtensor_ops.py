@@ -20,7 +20,11 @@ from typing import Any
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
+from torch.distributed.tensor._redistribute import redistribute_local_tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
+
+from fxdp.torch_compat.operators import torch_release
 
 __all__ = ["act_as_plain"]
 
@@ -29,10 +33,21 @@ _VIEWS = (_ATEN.select.int, _ATEN.slice.Tensor)
 _NORMS = (_ATEN.linalg_vector_norm.default, _ATEN._foreach_norm.Scalar)
 _OF_EVEN_ROWS = (
     _ATEN.max.default, _ATEN.min.default, _ATEN.amax.default, _ATEN.amin.default, _ATEN.aminmax.default,
-    _ATEN.argmax.default, _ATEN.argmin.default,
 )  # fmt: skip
 """Ops of which no rank may be without rows."""
-_OF_MEANS = (_ATEN.mse_loss.default, _ATEN.mse_loss_backward.default)
+_OF_WHOLES = (
+    _ATEN.mse_loss.default, _ATEN.mse_loss_backward.default, _ATEN.argmax.default, _ATEN.argmin.default,
+)  # fmt: skip
+"""Ops that must see all rows; those of places in torch 2.11 fail on gloo."""
+_WRITES = tuple(
+    getattr(getattr(_ATEN, f"{name}_"), overload)
+    for name, overload in (
+        ("zero", "default"), ("fill", "Scalar"), ("copy", "default"), ("add", "Tensor"), ("sub", "Tensor"),
+        ("mul", "Tensor"), ("div", "Tensor"), ("pow", "Scalar"), ("neg", "default"), ("clamp", "default"),
+        ("lerp", "Scalar"), ("addcmul", "default"), ("addcdiv", "default"),
+    )
+)  # fmt: skip
+"""Where torch passes by what a kind of `DTensor` does itself, only these reach the rows of a part."""
 
 
 def act_as_plain(mesh: DeviceMesh) -> None:
@@ -41,8 +56,10 @@ def act_as_plain(mesh: DeviceMesh) -> None:
     if _BEFORE:
         return
     own = {_ATEN._local_scalar_dense.default: _number}
-    own |= {_ATEN.fill_.Tensor: _fill} | dict.fromkeys(_OF_MEANS, _of_wholes) | dict.fromkeys(_VIEWS, _view)
+    own |= {_ATEN.fill_.Tensor: _fill} | dict.fromkeys(_OF_WHOLES, _of_wholes) | dict.fromkeys(_VIEWS, _view)
     own |= dict.fromkeys((*_NORMS, *_OF_EVEN_ROWS), _of_uneven_rows)
+    if torch_release() in ("2.11", "2.12"):
+        own |= dict.fromkeys(_WRITES, _write)
     handlers = _handlers()
     for op, handler in own.items():
         _BEFORE[op] = handlers.get(op)
@@ -95,23 +112,30 @@ def _of_wholes(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 def _fill(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     filled, value = args
+    if isinstance(filled, _Part):
+        return filled.write(op, args[1:], kwargs)
     op(filled._local_tensor, _whole(value) if isinstance(value, DTensor) else value)
     return filled
+
+
+def _write(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if isinstance(args[0], _Part):
+        return args[0].write(op, args[1:], kwargs)
+    return _as_torch_does(op, args, kwargs)
 
 
 def _view(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     rows, dim = args[0], args[1] if len(args) > 1 else 0
     made = _as_torch_does(op, args, kwargs)
+    if isinstance(rows, _Part):
+        return _Part.of(made, rows.rows, (*rows.views, (op, args[1:], kwargs)))
     if rows.placements == made.placements or not any(p.is_shard(dim % rows.ndim) for p in rows.placements):
         return made
     return _Part.of(made, rows, ((op, args[1:], kwargs),))
 
 
 def _whole(tensor: DTensor) -> torch.Tensor:
-    if all(isinstance(placement, Replicate) for placement in tensor.placements):
-        return tensor._local_tensor
-    with torch.no_grad():
-        return tensor.full_tensor()
+    return _replicated(tensor)._local_tensor
 
 
 def _evened(tensor: DTensor) -> DTensor:
@@ -126,8 +150,15 @@ def _evened(tensor: DTensor) -> DTensor:
 
 
 def _replicated(tensor: DTensor) -> DTensor:
-    with torch.no_grad():
-        return tensor.redistribute(placements=[Replicate()] * tensor.device_mesh.ndim)
+    """The same, whole on each rank; handlers are below autograd, where `redistribute` of torch 2.11 fails."""
+    spec = _spread(tensor)
+    made: DTensor = _new(DTensor, redistribute_local_tensor(tensor._local_tensor, tensor._spec, spec), spec)
+    return made
+
+
+def _spread(tensor: DTensor) -> DTensorSpec:
+    places = (Replicate(),) * tensor.device_mesh.ndim
+    return DTensorSpec(tensor.device_mesh, places, tensor_meta=tensor._spec.tensor_meta)
 
 
 class _Part(DTensor):
@@ -145,7 +176,7 @@ class _Part(DTensor):
     @classmethod
     def of(cls, made: DTensor, rows: DTensor, views: tuple[Any, ...]) -> _Part:
         """The same value, as a part of `rows`."""
-        part: _Part = _new(cls, made)
+        part: _Part = _new(cls, made._local_tensor, made._spec)
         part.rows, part.views = rows, views
         return part
 
@@ -157,13 +188,14 @@ class _Part(DTensor):
         part = args[0] if args else None
         schema = func._schema.arguments
         if isinstance(part, cls) and schema[0].is_write:
-            return part._write(func, args[1:], kwargs)
+            return part.write(func, args[1:], kwargs)
         made = super().__torch_dispatch__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
         if isinstance(part, cls) and isinstance(made, DTensor) and func.is_view:
             return cls.of(made, part.rows, (*part.views, (func, args[1:], kwargs)))
         return made
 
-    def _write(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Part:
+    def write(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Part:
+        """Do it to those elements of the rows, and to this value."""
         rows = self.rows
         args, kwargs = tree_map_only(DTensor, _whole, (args, kwargs))
         with torch.no_grad():
@@ -172,11 +204,10 @@ class _Part(DTensor):
             for view, others, options in self.views:
                 part = view(part, *others, **options)
             func(part, *args, **kwargs)
-            dealt = DTensor.from_local(whole, rows.device_mesh, run_check=False)
-            rows._local_tensor.copy_(dealt.redistribute(placements=rows.placements)._local_tensor)
+            rows._local_tensor.copy_(redistribute_local_tensor(whole, _spread(rows), rows._spec))
             self._local_tensor.copy_(part)
         return self
 
 
-def _new(kind: type[_Part], made: DTensor) -> Any:
-    return DTensor.__new__(kind, made._local_tensor, made._spec, requires_grad=False)
+def _new(kind: type[DTensor], local: torch.Tensor, spec: DTensorSpec) -> Any:
+    return DTensor.__new__(kind, local, spec, requires_grad=False)

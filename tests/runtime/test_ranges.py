@@ -16,10 +16,14 @@ from tests.rank_pool import RankPool
 _TORCHS = ("::", "Backward", "gloo", "PythonDispatchMode")
 
 
+def _profile() -> profile:
+    return profile(activities=[ProfilerActivity.CPU], acc_events=True)
+
+
 def _recorded(compiled: fxdp.CompiledModule, x: Tensor) -> list[str]:
     """The ranges of one step, those of torch's own ops aside."""
     compiled(x).backward()
-    with profile(activities=[ProfilerActivity.CPU]) as found:
+    with _profile() as found:
         compiled(x).backward()
     names = [event.name for event in sorted(found.events(), key=lambda e: e.time_range.start)]
     return [name for name in names if not any(word in name for word in _TORCHS)]
@@ -48,11 +52,11 @@ def _profiles() -> tuple[list[str], list[str], list[str], list[str]]:
     assert dist.group.WORLD is not None
     group, value = dist.group.WORLD.group_name, torch.ones(2)
     c10d = torch.ops._c10d_functional
-    with profile(activities=[ProfilerActivity.CPU]) as found, ranged("forward", [("all_reduce", "a: of b")]):
+    with _profile() as found, ranged("forward", [("all_reduce", "a: of b")]):
         # as Inductor writes them: into the operand; the second is none that the plan knows
         c10d.wait_tensor(c10d.all_reduce_(value, "sum", group))
         c10d.wait_tensor(c10d.all_reduce_(value, "sum", group))
-    with profile(activities=[ProfilerActivity.CPU]) as packed, ranged("forward", [("all_reduce", "a: of b")]):
+    with _profile() as packed, ranged("forward", [("all_reduce", "a: of b")]):
         c10d.wait_tensor(start_sum([value, value], group))
     found.events().extend(packed.events())
     third = [event.name for event in found.events() if not any(word in event.name for word in _TORCHS)]
