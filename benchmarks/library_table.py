@@ -7,8 +7,9 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from library_ranks import rows as rows_on_ranks
 from library_sweep import results
-from zoo_table import shortened, state
+from zoo_table import public_state, public_summary, shortened, state
 
 Row = dict[str, Any]
 
@@ -20,11 +21,13 @@ their names, but some were asked for: of transformers, 60 that the catalogue lac
 its transformers, of timm what has few ops). Families that eager does not run here are no rows.
 A family of transformers is the catalogue's model if it has one, else the family's own configuration with
 small sizes, without what draws in Python (LayerDrop, SpecAugment), experts as `batched_mm`.
+`two ranks`: a share of the families, which goes round, as in the tables above: on two real ranks, through
+Inductor; what it cannot compile has failed (`zoo_public.py --library timm --share 8`). {public}
 A model of timm has two blocks in a stage where its class has a setting for them, which its row names; one of
 diffusers is as small as the library's own tests make it, or, where these have none, as `diffusers_*.py` here.
 
-| library | families | measured | eager runs | exact | refused | wrong | raw errors | too slow |
-|---|---|---|---|---|---|---|---|---|
+| library | families | measured | eager runs | exact | refused | wrong | raw errors | too slow | two ranks |
+|---|---|---|---|---|---|---|---|---|---|
 {rows}
 """
 _KINDS = ("refused", "wrong", "error", "not measured")
@@ -33,15 +36,18 @@ _HEAD = """## {library} {version}
 **{exact} of {run} families that eager runs are captured and exact**; measured are {measured} of the {listed}
 families{other}.
 
-| family | model | train | sums | gathers | run whole on each rank |
-|---|---|---|---|---|---|
+| family | model | train | two ranks | sums | gathers | run whole on each rank |
+|---|---|---|---|---|---|---|
 {rows}
 """
 
 
 def library_summary(libraries: Sequence[str]) -> str:
     """A row for each library."""
-    return _SUMMARY.format(rows="\n".join(map(_counts, filter(_is_measured, libraries))))
+    every = {library: rows_on_ranks(library) for library in libraries}
+    on_ranks = {f"{library} {name}": row for library, rows in every.items() for name, row in rows.items()}
+    lines = "\n".join(map(_counts, filter(_is_measured, libraries)))
+    return _SUMMARY.format(rows=lines, public=public_summary(on_ranks))
 
 
 def _is_measured(library: str) -> bool:
@@ -52,7 +58,8 @@ def _counts(library: str) -> str:
     kept = json.loads(results(library).read_text())
     failed = [row.get("failed", "") for row in kept["families"].values()]
     run = len(failed) - failed.count("not run by eager")
-    counts = [kept["listed"], len(failed), run, failed.count(""), *map(failed.count, _KINDS)]
+    on_ranks = len(rows_on_ranks(library))
+    counts = [kept["listed"], len(failed), run, failed.count(""), *map(failed.count, _KINDS), on_ranks]
     return f"| {library} {kept['version']} | {' | '.join(map(str, counts))} |"
 
 
@@ -64,19 +71,20 @@ def library_page(library: str) -> str:
     rows: dict[str, Row] = kept["families"]
     run = {name: row for name, row in rows.items() if row.get("failed") != "not run by eager"}
     exact = {name: row for name, row in run.items() if "failed" not in row}
+    on_ranks = rows_on_ranks(library)
     left = sorted(rows.keys() - run.keys())
     other = f". Eager does not run here, or no small model is known of: {', '.join(left)}" if left else ""
     head = _HEAD.format(
         library=library, version=kept["version"], exact=len(exact), run=len(run), other=other,
         measured=len(rows), listed=kept["listed"],
-        rows="\n".join(_line(name, row) for name, row in exact.items()),
+        rows="\n".join(_line(name, row, on_ranks.get(name, {})) for name, row in exact.items()),
     )  # fmt: skip
     return head + _reasons({name: row for name, row in run.items() if "failed" in row})
 
 
-def _line(name: str, row: Row) -> str:
+def _line(name: str, row: Row, on_ranks: Row) -> str:
     counts = (row["collectives"] - row["gathers"], row["gathers"], len(row["fallbacks"]) or "")
-    return f"| {' | '.join([name, row['model'], state(row), *map(str, counts)])} |"
+    return f"| {' | '.join([name, row['model'], state(row), public_state(on_ranks), *map(str, counts)])} |"
 
 
 def _reasons(failed: dict[str, Row]) -> str:

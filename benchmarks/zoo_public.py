@@ -3,11 +3,13 @@
     python benchmarks/zoo_public.py                     # all models without a result, smaller ones first
     python benchmarks/zoo_public.py swin whisper        # some
     python benchmarks/zoo_public.py --any-size          # both batches by the program of any size: quicker
+    python benchmarks/zoo_public.py --library timm --share 8    # families of a library whose turn it is
 
 `zoo_sweep.py` compares every node of a program on virtual ranks, without Inductor; this one compares losses,
 gradients and buffers of compiled programs. What Inductor cannot compile counts as failed. Ranks lower one
 after the other, and what one has lowered the other finds on the disk, as a second start does; kernels are
-built with -O0. Results gather in a JSON file; models that are in it are left out.
+built with -O0. Results gather in JSON files; models of the catalogue that are in theirs are left out, and
+families of libraries (see `zoo_sweep.py --library`) have their turns: those never measured, then the oldest.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import queue
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +28,13 @@ from rich.console import Console
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+import library_ranks
+from library_entries import LIBRARIES
 from zoo_table import shortened
 
 from tests.rank_pool import RankError, RankPool
 from tests.zoo.catalogue import CATALOGUE
-from tests.zoo.shared_work import know_what_models_need, shared_error
+from tests.zoo.shared_work import catalogued_error, know_what_models_need
 
 RESULTS = Path(__file__).with_name("zoo_public.json")
 NODES = Path(__file__).with_name("zoo.json")
@@ -52,10 +57,12 @@ def main() -> int:
     parser.add_argument("--timeout", type=float, default=900.0, help="seconds per model")
     parser.add_argument("--any-size", action="store_true", help="no program of the first batch's own sizes")
     parser.add_argument("--pools", type=int, default=1, help="how many models at a time")
+    parser.add_argument("--library", choices=LIBRARIES, help="its families, not the catalogue")
+    parser.add_argument("--share", type=int, default=8, help="how many of its families")
     asked = parser.parse_args()
-    results = _Results()
+    results = _Results(asked.library)
     names: queue.SimpleQueue[str] = queue.SimpleQueue()
-    for name in asked.models or [name for name in _smallest_first() if name not in results.found]:
+    for name in asked.models or _missing(results, asked.share):
         names.put(name)
     threads = [
         threading.Thread(target=_work, args=(names, results, asked.timeout, asked.any_size))
@@ -67,6 +74,12 @@ def main() -> int:
         thread.join()
     rows = results.found.values()
     return int(any("refused" not in row and min(_errors(row), default=1.0) > _CASTS for row in rows))
+
+
+def _missing(results: _Results, share: int) -> list[str]:
+    if results.library:
+        return library_ranks.share(results.library, share)
+    return [name for name in _smallest_first() if name not in results.found]
 
 
 def _errors(row: dict[str, Any]) -> list[float]:
@@ -81,39 +94,59 @@ def _smallest_first() -> list[str]:
 
 
 class _Results:
-    """What is known of each model, in memory and in the file."""
+    """What is known of each model of the catalogue, or of a library, in memory and in the file."""
 
-    def __init__(self) -> None:
-        self.found: dict[str, dict[str, Any]] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    def __init__(self, library: str | None) -> None:
+        self.library = library
+        self.found = library_ranks.rows(library) if library else _read(RESULTS)
         self._lock = threading.Lock()
 
     def add(self, name: str, row: dict[str, Any], seconds: float) -> None:
         with self._lock:
-            self.found[name] = row
-            lines = [f" {json.dumps(known)}: {json.dumps(self.found[known])}" for known in sorted(self.found)]
-            RESULTS.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+            if self.library:
+                self.found[name] = {**row, "on": time.strftime("%Y-%m-%d")}
+                every = _read(library_ranks.RESULTS) | {self.library: self.found}
+                library_ranks.RESULTS.write_text(json.dumps(every, indent=1, sort_keys=True) + "\n")
+            else:
+                self.found[name] = row
+                lines = [f" {json.dumps(key)}: {json.dumps(self.found[key])}" for key in sorted(self.found)]
+                RESULTS.write_text("{\n" + ",\n".join(lines) + "\n}\n")
             CONSOLE.print(
                 f"{time.strftime('%H:%M')} {name}: {row} ({seconds:.0f} s)", highlight=False, markup=False
             )
 
 
+def _read(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
 def _work(names: queue.SimpleQueue[str], results: _Results, timeout: float, any_size: bool) -> None:
     pool, done = RankPool(), 0
-    pool.prepare(know_what_models_need)
+    library = results.library
+    if library:
+        pool.prepare(library_ranks.know_library, library)
+        on_rank: Callable[..., Any] = library_ranks.family_error
+    else:
+        pool.prepare(know_what_models_need)
+        on_rank = catalogued_error
     while True:
         try:
             name = names.get_nowait()
         except queue.Empty:
             break
         start = time.monotonic()
-        results.add(name, _measured(pool, name, timeout, any_size), time.monotonic() - start)
+        which = (library, name) if library else (name,)
+        row = _measured(pool, on_rank, which, timeout, any_size)
+        results.add(name, row, time.monotonic() - start)
         done += 1
         if done % _RENEWED == 0:
             pool.renew()
     pool.close()
 
 
-def _measured(pool: RankPool, name: str, timeout: float, any_size: bool) -> dict[str, Any]:
+def _measured(
+    pool: RankPool, on_rank: Callable[..., Any], which: tuple[str, ...], timeout: float, any_size: bool
+) -> dict[str, Any]:
     """The errors of a model, or why it has none.
 
     error        with the casts to float32 that the model makes by itself, if eager runs so in float64
@@ -123,9 +156,8 @@ def _measured(pool: RankPool, name: str, timeout: float, any_size: bool) -> dict
     row: dict[str, Any] = {}
     try:
         for wide in (False, True):
-            found = pool.run(
-                2, shared_error, name, str(pool.folder), any_size=any_size, wide=wide, timeout=timeout
-            )
+            options = {"any_size": any_size, "wide": wide, "timeout": timeout}
+            found = pool.run(2, on_rank, *which, str(pool.folder), **options)
             if None not in found:
                 row["in_float64" if wide else "error"] = max(found)
                 if wide or max(found) <= _MEASURED_WIDE:

@@ -51,7 +51,7 @@ def markdown(kinds: dict[str, dict[str, Modes]], versions: dict[str, str], publi
         _HEAD.format(
             versions=", ".join(f"{name} {version}" for name, version in versions.items()),
             splits=", ".join(splits), exact=len(exact), total=len(measured),
-            public=_public_summary({name: public[name] for name in models if name in public}),
+            public=public_summary({name: public[name] for name in models if name in public}),
         )
     ]  # fmt: skip
     for kind, rows in kinds.items():
@@ -71,7 +71,8 @@ def _is_exact(modes: Modes) -> bool:
     return all(mode in modes and "failed" not in modes[mode] for mode in _MODES)
 
 
-def _public_summary(found: dict[str, Result]) -> str:
+def public_summary(found: dict[str, Result]) -> str:
+    """How many models were measured on two ranks, the largest error, and what has none."""
     errors = [error for row in found.values() if (error := _public_error(row)) is not None]
     alone = sum(row.get("programs") == 1 for row in found.values())
     refused = sum("refused" in row for row in found.values())
@@ -82,7 +83,7 @@ def _public_summary(found: dict[str, Result]) -> str:
     return "; ".join(counts) + "."
 
 
-def _public_state(row: Result) -> str:
+def public_state(row: Result) -> str:
     """`3e-07`, `2e-11 f64`, in a word what went wrong, or nothing."""
     error = _public_error(row)
     if error is None:
@@ -100,7 +101,7 @@ def _table(kind: str, rows: dict[str, Modes], public: dict[str, Result]) -> str:
         "| model | train | eval | no_grad | two ranks | sums | gathers | run whole on each rank |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    lines += [_row(name, modes, _public_state(public.get(name, {}))) for name, modes in rows.items()]
+    lines += [_row(name, modes, public_state(public.get(name, {}))) for name, modes in rows.items()]
     return "\n".join(lines) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""A model of the catalogue as a user trains it: the public API, real ranks, Inductor, batches that change."""
+"""A model of the zoo as a user trains it: the public API, real ranks, Inductor, batches that change."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fxdp.ir.tensor_difference import difference
 from fxdp.module.reader import CallReader
 from tests.exactness.models import gradient_errors, part
 from tests.fallbacks import no_fallback
-from tests.zoo.catalogue import CATALOGUE
+from tests.zoo.entry import Entry
 
 SPLITS = ((3, 2), (2, 4))
 """Uneven; the second is served by the size-generic program."""
@@ -39,28 +39,29 @@ class WithLoss(nn.Module):
         return scalars[0] if scalars else torch.stack([v.square().mean() for v in values[:3]]).sum()
 
 
-def public_error(name: str, compute: str = "inductor", splits: Sequence[Sequence[int]] = SPLITS) -> float:
+def public_error(
+    entry: Entry, compute: str = "inductor", splits: Sequence[Sequence[int]] = SPLITS
+) -> float:
     """The largest relative error of loss, gradients and buffers of this rank, beside one eager device.
 
     Dropout draws one device's numbers. Runs on each rank of a process group.
     What Inductor cannot compile fails.
     """
-    entry = CATALOGUE[name]
     torch.manual_seed(0)
     model = WithLoss(entry.build().double()).train()
     twin = copy.deepcopy(model)
     compiled = fxdp.compile(model, batch_dims=entry.batch_dims, rng="single-device", compute=compute)
     with no_fallback():
-        return max(_step(compiled, twin, inputs_of(name, sum(split)), split) for split in splits)
+        return max(_step(compiled, twin, inputs_of(entry, sum(split)), split) for split in splits)
 
 
-def inputs_of(name: str, batch: int, seed: int = 1) -> dict[str, Any]:
-    """A batch of a model of the catalogue, in float64."""
+def inputs_of(entry: Entry, batch: int, seed: int = 1) -> dict[str, Any]:
+    """A batch of a model of the zoo, in float64."""
     torch.manual_seed(seed)
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
-        return CATALOGUE[name].inputs(batch)
+        return entry.inputs(batch)
     finally:
         torch.set_default_dtype(before)
 

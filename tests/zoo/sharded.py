@@ -91,7 +91,7 @@ def train(name: str, way: str, steps: int = STEPS) -> Trained:
         found, losses = Trained(), []
         for step in range(steps):
             split = chosen.splits[step % len(chosen.splits)]
-            whole = inputs_of(name, sum(split), seed=step)
+            whole = inputs_of(CATALOGUE[name], sum(split), seed=step)
             own = own_inputs(compiled, whole, split, _data_rank(mesh))
             for module, inputs, optimizer in zip((compiled, twin), (own, whole), optimizers, strict=True):
                 torch.manual_seed(step)
@@ -122,7 +122,7 @@ def _wide(name: str, model: nn.Module) -> Iterator[None]:
     with keep_float64():
         torch.manual_seed(0)
         with torch.no_grad():
-            finite = bool(copy.deepcopy(model)(**inputs_of(name, 5)).isfinite())
+            finite = bool(copy.deepcopy(model)(**inputs_of(CATALOGUE[name], 5)).isfinite())
     with keep_float64(integers=not finite):
         yield
 

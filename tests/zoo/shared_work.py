@@ -24,6 +24,7 @@ from fxdp.module.programs import Programs
 from tests.capture.zoo import keep_float64
 from tests.rank_host import know_capture, know_inductor
 from tests.zoo.catalogue import CATALOGUE
+from tests.zoo.entry import Entry
 from tests.zoo.measure import default_float64
 from tests.zoo.public import SPLITS, WithLoss, inputs_of, public_error
 
@@ -65,7 +66,12 @@ def know_what_models_need() -> None:
         know_capture()
 
 
-def shared_error(name: str, folder: str, *, any_size: bool, wide: bool) -> float | None:
+def catalogued_error(name: str, folder: str, *, any_size: bool, wide: bool) -> float | None:
+    """`shared_error` of a model of the catalogue."""
+    return shared_error(CATALOGUE[name], folder, any_size=any_size, wide=wide)
+
+
+def shared_error(entry: Entry, folder: str, *, any_size: bool, wide: bool) -> float | None:
     """`public_error` with Inductor; None for a model that does not run in float64 by itself.
 
     `any_size`: of the program of any size alone; `wide`: what the model casts to float32 stays float64.
@@ -77,19 +83,19 @@ def shared_error(name: str, folder: str, *, any_size: bool, wide: bool) -> float
             chosen.enter_context(of_any_size())
         if wide:
             chosen.enter_context(default_float64())
-            chosen.enter_context(keep_float64(integers=_is_nan_wide(name)))
-        elif not all(_runs(name, sum(split)) for split in SPLITS):
+            chosen.enter_context(keep_float64(integers=_is_nan_wide(entry)))
+        elif not all(_runs(entry, sum(split)) for split in SPLITS):
             return None
-        return public_error(name)
+        return public_error(entry)
 
 
-def _runs(name: str, batch: int) -> bool:
+def _runs(entry: Entry, batch: int) -> bool:
     """Whether eager runs the model in float64, with the model's own casts to float32 as they are.
 
     One that converts its own parameters is no model in float64 after its first call; nan equals nan.
     """
     try:
-        model, values = _first_step(name, batch)
+        model, values = _first_step(entry, batch)
     except RuntimeError:
         return False
     except Exception:  # fxdp says what it is
@@ -98,15 +104,15 @@ def _runs(name: str, batch: int) -> bool:
     return not narrow and not any(value.isnan().any() for value in values)
 
 
-def _is_nan_wide(name: str) -> bool:
+def _is_nan_wide(entry: Entry) -> bool:
     """Whether it gives nan where integers are cast to float32: a mask of the least float32."""
     with keep_float64():
-        return any(value.isnan().any() for value in _first_step(name, sum(SPLITS[0]))[1])
+        return any(value.isnan().any() for value in _first_step(entry, sum(SPLITS[0]))[1])
 
 
-def _first_step(name: str, batch: int) -> tuple[WithLoss, list[Tensor]]:
+def _first_step(entry: Entry, batch: int) -> tuple[WithLoss, list[Tensor]]:
     """The model, and its loss and gradients."""
-    model = WithLoss(CATALOGUE[name].build().double()).train()
-    loss = model(**inputs_of(name, batch))
+    model = WithLoss(entry.build().double()).train()
+    loss = model(**inputs_of(entry, batch))
     loss.backward()
     return model, [loss.detach(), *(p.grad for p in model.parameters() if p.grad is not None)]
