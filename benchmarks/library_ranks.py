@@ -54,7 +54,7 @@ def know_library(library: str) -> None:
     know_what_models_need()
 
 
-def family_error(library: str, name: str, folder: str, *, any_size: bool, wide: bool) -> float | None:
+def family_error(library: str, name: str, folder: str, *, any_size: bool, wide: int) -> float | None:
     """`shared_error` of the family's smallest model that eager runs."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -20,11 +20,11 @@ def keep_float64(*, integers: bool = False) -> Iterator[None]:
     """transformers casts losses and norms to float32; keep float64 tensors as they are.
 
     `integers`: `positions.float()` and `.to(torch.float32)` of anything are float64, too, where a model
-    multiplies it with its parameters.
+    multiplies it with its parameters; so are ranges that it asks for in float32.
     """
     to, as_float, softmax = torch.Tensor.to, torch.Tensor.float, nn.functional.softmax
     log_softmax, as_type = nn.functional.log_softmax, torch.Tensor.type
-    norm, meshgrid = torch.linalg.vector_norm, torch.meshgrid
+    norm, meshgrid, arange = torch.linalg.vector_norm, torch.meshgrid, torch.arange
 
     def patched_to(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         asked = (*args, kwargs.get("dtype"))
@@ -52,13 +52,17 @@ def keep_float64(*, integers: bool = False) -> Iterator[None]:
         wide = any(axis.dtype == torch.float64 for axis in listed)
         return meshgrid(*(axis.double() if wide else axis for axis in listed), **kwargs)
 
+    def patched_arange(*args: Any, **kwargs: Any) -> torch.Tensor:
+        narrow = kwargs.get("dtype") is torch.float32
+        return arange(*args, **kwargs | ({"dtype": torch.float64} if narrow and integers else {}))
+
     def patched_type(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if args[:1] == (torch.float32,) and self.dtype == torch.float64:
             return self
         return as_type(self, *args, **kwargs)
 
     torch.Tensor.to, torch.Tensor.type = patched_to, patched_type
-    torch.linalg.vector_norm, torch.meshgrid = patched_norm, patched_meshgrid
+    torch.linalg.vector_norm, torch.meshgrid, torch.arange = patched_norm, patched_meshgrid, patched_arange
     wide = {torch.float64, *((torch.int64, torch.int32, torch.bool) if integers else ())}
     torch.Tensor.float = lambda self: self.double() if self.dtype in wide else as_float(self)
     nn.functional.softmax, nn.functional.log_softmax = patched_softmax, patched_log_softmax
@@ -67,7 +71,7 @@ def keep_float64(*, integers: bool = False) -> Iterator[None]:
     finally:
         torch.Tensor.to, torch.Tensor.float, torch.Tensor.type = to, as_float, as_type
         nn.functional.softmax, nn.functional.log_softmax = softmax, log_softmax
-        torch.linalg.vector_norm, torch.meshgrid = norm, meshgrid
+        torch.linalg.vector_norm, torch.meshgrid, torch.arange = norm, meshgrid, arange
 
 
 def _tokens(batch: int, length: int = 6) -> torch.Tensor:

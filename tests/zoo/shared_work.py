@@ -66,15 +66,16 @@ def know_what_models_need() -> None:
         know_capture()
 
 
-def catalogued_error(name: str, folder: str, *, any_size: bool, wide: bool) -> float | None:
+def catalogued_error(name: str, folder: str, *, any_size: bool, wide: int) -> float | None:
     """`shared_error` of a model of the catalogue."""
     return shared_error(CATALOGUE[name], folder, any_size=any_size, wide=wide)
 
 
-def shared_error(entry: Entry, folder: str, *, any_size: bool, wide: bool) -> float | None:
+def shared_error(entry: Entry, folder: str, *, any_size: bool, wide: int) -> float | None:
     """`public_error` with Inductor; None for a model that does not run in float64 by itself.
 
-    `any_size`: of the program of any size alone; `wide`: what the model casts to float32 stays float64.
+    `any_size`: of the program of any size alone; `wide`: 1 if what the model casts to float32 stays float64,
+    2 if integers that it makes float32 are float64, too.
     """
     torch._dynamo.config.fake_tensor_cache_enabled = True  # large models: it saves a fifth
     with lowered_in_turn(Path(folder)), warnings.catch_warnings(), contextlib.ExitStack() as chosen:
@@ -83,7 +84,7 @@ def shared_error(entry: Entry, folder: str, *, any_size: bool, wide: bool) -> fl
             chosen.enter_context(of_any_size())
         if wide:
             chosen.enter_context(default_float64())
-            chosen.enter_context(keep_float64(integers=_is_nan_wide(entry)))
+            chosen.enter_context(keep_float64(integers=wide > 1 or _is_nan_wide(entry)))
         elif not all(_runs(entry, sum(split)) for split in SPLITS):
             return None
         return public_error(entry)
