@@ -17,8 +17,7 @@ _SUMMARY = """## Whole libraries
 
 The smallest model of every family that a library itself lists, in training, with a loss, on three ranks with
 5, 0 and 1 samples (`--library all --missing` goes on; families come in an order that has nothing to do with
-their names, but some were asked for: of transformers, 60 that the catalogue lacks came first, of diffusers
-its transformers, of timm what has few ops). Families that eager does not run here are no rows.
+their names). Families that eager does not run here are no rows.
 A family of transformers is the catalogue's model if it has one, else the family's own configuration with
 small sizes, without what draws in Python (LayerDrop, SpecAugment), experts as `batched_mm`.
 `two ranks`: a share of the families, which goes round, as in the tables above: on two real ranks, through
