@@ -66,6 +66,12 @@ class Task:
     """Where processes keep what one of them finds out for all."""
 
 
+_BACKWARD_HAS_THREADS = torch.version.cuda is not None
+"""In a build for CUDA, with or without a device: no fork may follow one."""
+_LEFT: list[Task] = []
+"""What each rank prepares by itself then."""
+
+
 @dataclass(frozen=True)
 class Reply:
     """What a rank answers: its result, or the text of its error."""
@@ -82,7 +88,7 @@ def serve(descriptor: int) -> None:
     torch.hub.tqdm.monitor_interval = 0  # torch makes a bar, shown or not, for each graph it runs: no thread
     if "PYTEST_XDIST_WORKER" in os.environ:  # a whole run: ranks of many tests need it
         know_inductor()
-        if torch.version.cuda is None:  # a backward in a build for CUDA has threads, which no fork may follow
+        if not _BACKWARD_HAS_THREADS:
             know_capture()
     gc.freeze()  # what is imported is no garbage: ranks collect theirs after each task
     children: set[int] = set()
@@ -160,7 +166,10 @@ def know_capture() -> None:
 
 
 def _prepared(task: Task) -> Reply:
-    """Run `task` here, for all ranks that are forked from now on."""
+    """Run `task` here, for all ranks that are forked from now on; by each where no fork may follow."""
+    if _BACKWARD_HAS_THREADS:
+        _LEFT.append(task)
+        return Reply()
     try:
         with traced_once(Path(task.folder)):
             reply = Reply(_call(task))
@@ -186,6 +195,9 @@ def _be_rank(address: str, key: bytes, output: str, environment: dict[str, str],
     connection.send(os.getpid())
     code = 0
     try:
+        for task in _LEFT:
+            with traced_once(Path(task.folder)):
+                _call(task)
         while True:
             task = connection.recv()
             if once:
