@@ -24,6 +24,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._redistribute import redistribute_local_tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from fxdp.torch_compat.dtensor import dtensor_like
 from fxdp.torch_compat.operators import torch_release
 
 __all__ = ["act_as_plain"]
@@ -59,7 +60,7 @@ def act_as_plain(mesh: DeviceMesh) -> None:
     own |= {_ATEN.fill_.Tensor: _fill} | dict.fromkeys(_OF_WHOLES, _of_wholes) | dict.fromkeys(_VIEWS, _view)
     own |= dict.fromkeys((*_NORMS, *_OF_EVEN_ROWS), _of_uneven_rows)
     if torch_release() in ("2.11", "2.12"):
-        own |= dict.fromkeys(_WRITES, _write)
+        own |= dict.fromkeys(_WRITES, _write) | {_ATEN.detach.default: _detached}
     handlers = _handlers()
     for op, handler in own.items():
         _BEFORE[op] = handlers.get(op)
@@ -122,6 +123,10 @@ def _write(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if isinstance(args[0], _Part):
         return args[0].write(op, args[1:], kwargs)
     return _as_torch_does(op, args, kwargs)
+
+
+def _detached(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return dtensor_like(args[0], args[0]._local_tensor)  # a gradient that can be copied and pickled
 
 
 def _view(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
