@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from operator import attrgetter, is_
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -33,6 +33,7 @@ __all__ = [
 
 # what the constructor calls; around it are wrappers for compilers
 _CONSTRUCT: Any = getattr(torch.Tensor, "_dtensor__new__", type.__call__)
+_Kind = TypeVar("_Kind", bound=DTensor)
 _OWN = frozenset({"_local_tensor", "_spec", "fxdp_writes_data"})
 """The attributes of a sharded parameter that its users know nothing of."""
 _LOCAL, _SPEC = attrgetter("_local_tensor"), attrgetter("_spec")
@@ -157,12 +158,12 @@ def mesh_with_last(mesh: DeviceMesh, axis: str) -> DeviceMesh:
 
 def dtensor_like(tensor: DTensor, local: torch.Tensor) -> DTensor:
     """Another value of a `DTensor`'s kind; this takes 1 us, its constructor 4, `from_local` 75."""
-    return _new(DTensor, local, tensor._spec)
+    return new_dtensor(DTensor, local, tensor._spec)
 
 
 def gradient_like(tensor: DTensor, local: torch.Tensor) -> DTensor:
     """The same for autograd to keep as a gradient, which takes it half as long."""
-    return _new(_Gradient, local, tensor._spec)
+    return new_dtensor(_Gradient, local, tensor._spec)
 
 
 class _Gradient(DTensor):
@@ -173,14 +174,15 @@ class _Gradient(DTensor):
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func is torch.ops.aten.detach.default:
-            return _new(DTensor, args[0]._local_tensor, args[0]._spec)
+            return new_dtensor(DTensor, args[0]._local_tensor, args[0]._spec)
         return super().__torch_dispatch__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
 
 
-def _new(kind: type[DTensor], local: torch.Tensor, spec: Any) -> DTensor:
+def new_dtensor(kind: type[_Kind], local: torch.Tensor, spec: Any) -> _Kind:
+    """A `DTensor` of this kind, of which this rank holds `local`."""
     # A `DTensor` that is made of a view takes over where that begins in its memory, though it has none
     # itself: then torch looks for that memory when it is to pickle or copy it. Sizes it has from the spec.
-    made: DTensor = _CONSTRUCT(kind, _at_its_start(local.dtype, local.device), spec, requires_grad=False)
+    made: _Kind = _CONSTRUCT(kind, _at_its_start(local.dtype, local.device), spec, requires_grad=False)
     made._local_tensor = local
     return made
 

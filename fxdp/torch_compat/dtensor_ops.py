@@ -22,9 +22,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._redistribute import redistribute_local_tensor
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_iter, tree_map_only
 
-from fxdp.torch_compat.dtensor import dtensor_like
+from fxdp.torch_compat.dtensor import dtensor_like, new_dtensor
 from fxdp.torch_compat.operators import torch_release
 
 __all__ = ["act_as_plain"]
@@ -64,18 +64,19 @@ def act_as_plain(mesh: DeviceMesh) -> None:
     handlers = _handlers()
     for op, handler in own.items():
         _BEFORE[op] = handlers.get(op)
-        handlers[op] = partial(_on_our_meshes, handler)
+        handlers[op] = _OURS[op] = partial(_on_our_meshes, handler)
 
 
 _MESHES: weakref.WeakSet[DeviceMesh] = weakref.WeakSet()
 _BEFORE: dict[Any, Callable[..., Any] | None] = {}
 """torch's own handlers: of a process, as these are."""
+_OURS: dict[Any, Callable[..., Any]] = {}
 
 
 def _on_our_meshes(
     handler: Callable[..., Any], op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    tensors = (leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, DTensor))
+    tensors = (leaf for leaf in tree_iter((args, kwargs)) if isinstance(leaf, DTensor))
     ours = any(tensor.device_mesh in _MESHES for tensor in tensors)
     return (handler if ours else _as_torch_does)(op, args, kwargs)
 
@@ -88,8 +89,8 @@ def _handlers() -> dict[Any, Callable[..., Any]]:
 def _as_torch_does(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if (before := _BEFORE[op]) is not None:
         return before(op, args, kwargs)
-    handlers = _handlers()
-    own = handlers.pop(op)
+    handlers, own = _handlers(), _OURS[op]
+    handlers.pop(op, None)  # another thread may be here, too
     try:
         return op(*args, **kwargs)
     finally:
@@ -157,8 +158,7 @@ def _evened(tensor: DTensor) -> DTensor:
 def _replicated(tensor: DTensor) -> DTensor:
     """The same, whole on each rank; handlers are below autograd, where `redistribute` of torch 2.11 fails."""
     spec = _spread(tensor)
-    made: DTensor = _new(DTensor, redistribute_local_tensor(tensor._local_tensor, tensor._spec, spec), spec)
-    return made
+    return new_dtensor(DTensor, redistribute_local_tensor(tensor._local_tensor, tensor._spec, spec), spec)
 
 
 def _spread(tensor: DTensor) -> DTensorSpec:
@@ -181,7 +181,7 @@ class _Part(DTensor):
     @classmethod
     def of(cls, made: DTensor, rows: DTensor, views: tuple[Any, ...]) -> _Part:
         """The same value, as a part of `rows`."""
-        part: _Part = _new(cls, made._local_tensor, made._spec)
+        part = new_dtensor(cls, made._local_tensor, made._spec)
         part.rows, part.views = rows, views
         return part
 
@@ -212,7 +212,3 @@ class _Part(DTensor):
             rows._local_tensor.copy_(redistribute_local_tensor(whole, _spread(rows), rows._spec))
             self._local_tensor.copy_(part)
         return self
-
-
-def _new(kind: type[DTensor], local: torch.Tensor, spec: DTensorSpec) -> Any:
-    return DTensor.__new__(kind, local, spec, requires_grad=False)

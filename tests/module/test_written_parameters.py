@@ -8,6 +8,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.nn import functional as F
 
 import fxdp
@@ -83,6 +85,9 @@ def _read_and_written(rows: int) -> None:
     compiled(x[own], target=y[own]).backward()
     F.mse_loss(twin(x), y).backward()
     found = []
+    elsewhere = init_device_mesh("cpu", (2,), mesh_dim_names=("elsewhere",))
+    assert type(distribute_tensor(y, elsewhere, [Shard(0)])[0]) is DTensor, "others' are torch's"
+    assert type(model.weight.detach()[0]) is not DTensor
     for weight in (model.weight, twin.weight):
         assert weight.grad is not None
         with torch.no_grad():
