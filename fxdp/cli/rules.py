@@ -8,8 +8,8 @@ import sys
 from rich.console import Console
 
 from fxdp.errors import InputError
-from fxdp.reports.tables import rules_table
-from fxdp.rules.op_table import markdown, rule_rows
+from fxdp.reports.sheet import Sheet
+from fxdp.rules.op_table import counts, markdown, rule_rows
 
 
 def declare(parser: argparse.ArgumentParser) -> None:
@@ -29,5 +29,8 @@ def run(asked: argparse.Namespace) -> int:
     if asked.markdown:
         sys.stdout.write(markdown(rows))
     else:
-        Console().print(rules_table(rows))
+        totals = ", ".join(f"{n} {kind}" for kind, n in counts(rows).items())
+        shown = tuple((row.op, row.family, row.kind) for row in rows)
+        last = (f"{len(rows)} ops", "", totals)
+        Console().print(Sheet("op rules", ("op", "family", "kind"), shown, total=last))
     return 0

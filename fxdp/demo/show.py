@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from fxdp.demo.curves import can_draw, draw_curves
 from fxdp.demo.options import DemoOptions
 from fxdp.demo.training import LENGTH, Curve, TrainingStep, largest_difference
 from fxdp.reports.rows import format_seconds
+from fxdp.reports.sheet import Sheet
 from fxdp.reports.tables import communication_table, timings_line
 
 if TYPE_CHECKING:
@@ -93,16 +93,13 @@ def summarize(
     return 0 if good else 1
 
 
-def _losses(options: DemoOptions, ranks: int, reference: Curve, curve: Curve) -> Table:
-    table = Table(title="losses", title_justify="left")
-    for column in ("step", "one device", count_ranks(ranks), "difference"):
-        table.add_column(column, justify="right")
-    last = len(curve.steps) - 1
+def _losses(options: DemoOptions, ranks: int, reference: Curve, curve: Curve) -> Sheet:
+    columns = ("#step", "#one device", f"#{count_ranks(ranks)}", "#difference")
+    rows, last = [], len(curve.steps) - 1
     for step in sorted({0, *range(9, last, max(10, last // 6 // 10 * 10)), last}):
         loss, expected = curve.losses[step], reference.losses[step]
-        table.add_row(str(step + 1), f"{expected:.6f}", f"{loss:.6f}", f"{abs(loss - expected):.1e}")
+        rows.append((str(step + 1), f"{expected:.6f}", f"{loss:.6f}", f"{abs(loss - expected):.1e}"))
     tokens = options.batch * LENGTH
     speeds = (f"{tokens / run.step_seconds:,.0f}" for run in (reference, curve))
-    table.add_section()
-    table.add_row("tokens/s", *speeds, f"{reference.step_seconds / curve.step_seconds:.2f}x")
-    return table
+    total = ("tokens/s", *speeds, f"{reference.step_seconds / curve.step_seconds:.2f}x")
+    return Sheet("losses", columns, tuple(rows), total=total)

@@ -6,21 +6,17 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rich.console import Group, RenderableType
-from rich.table import Table
-from rich.text import Text
-
 from fxdp.errors import ExactnessError
 from fxdp.ir.notes import Site
 from fxdp.oracle.fault import Fault
 from fxdp.oracle.results import ResultError
 from fxdp.oracle.virtual_run import SplitRun
 from fxdp.reports.rows import flat_dict
-from fxdp.reports.sheet import Sheet, sheets_html
+from fxdp.reports.sheet import Sheet, Shown
 
 
 @dataclass(frozen=True, repr=False)
-class Report:
+class Report(Shown):
     """Whether a model's data-parallel program equals the model on one device.
 
     Attributes
@@ -104,29 +100,21 @@ class Report:
     def __repr__(self) -> str:
         return f"Report({self._headline()})"
 
-    def _repr_html_(self) -> str:
+    def sheets(self) -> tuple[Sheet, ...]:
+        """A line per split, and what the text says beside them."""
         rows = tuple(
             (str(list(run.split)), str(run.nodes), str(len(run.results)), f"{run.worst:.1e}", run.worst_node,
              "equal" if run.ok else "differs")
             for run in self.splits
         )  # fmt: skip
         columns = ("split", "#nodes", "#results", "largest error", "at", "")
-        return sheets_html([Sheet(self._headline(), columns, rows, "\n".join(self._beside_splits()))])
+        note, style = "\n".join(self._beside_splits()), "green" if self.ok else "red"
+        return (Sheet(self._headline(), columns, rows, note, style=style),)
 
     def _beside_splits(self) -> list[str]:
         """What the text says beside the headline and the splits."""
         said = {_split_line(run) for run in self.splits}
         return [line for line in str(self).splitlines()[1:] if line.strip() not in said]
-
-    def __rich__(self) -> RenderableType:
-        table = Table(title=self._headline(), title_justify="left", title_style="green" if self.ok else "red")
-        for name in ("split", "nodes", "results", "largest error", "at", ""):
-            table.add_column(name, justify="right" if name in ("nodes", "results") else "left")
-        for run in self.splits:
-            state = Text("equal", "green") if run.ok else Text("differs", "red")
-            cells = (str(list(run.split)), str(run.nodes), str(len(run.results)), f"{run.worst:.1e}")
-            table.add_row(*cells, Text(run.worst_node), state)
-        return Group(table, Text("\n".join(self._beside_splits())))
 
     def _headline(self) -> str:
         if not self.ok:

@@ -13,22 +13,30 @@ from rich.text import Text
 
 @dataclass(frozen=True)
 class Sheet:
-    """A table of texts; without rows its note says what that means. Columns named `#...` hold numbers."""
+    """A table of texts; without rows its note says what that means. Columns named `#...` hold numbers.
+
+    `total` is a last line about all rows; `style` is the title's in a terminal.
+    """
 
     title: str
     columns: tuple[str, ...] = ()
     rows: tuple[tuple[str, ...], ...] = ()
     note: str = ""
+    total: tuple[str, ...] = ()
+    style: str = ""
 
     def __rich__(self) -> RenderableType:
-        note = [Text(self.note, "dim")] if self.note else []
+        note = [Text(self.note)] if self.note else []
         if not self.rows:
             return Group(Text(self.title, "bold"), *note)
-        table = Table(title=self.title, title_justify="left")
+        table = Table(title=self.title, title_justify="left", title_style=self.style or None)
         for name in self.columns:
             table.add_column(name.lstrip("#"), justify="right" if name.startswith("#") else "left")
         for row in self.rows:
             table.add_row(*map(Text, row))
+        if self.total:
+            table.add_section()
+            table.add_row(*map(Text, self.total))
         return Group(table, *note)
 
 
@@ -41,7 +49,7 @@ _TEMPLATE = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).f
 <table style="border-collapse:collapse;text-align:left">
 <tr>{% for name in sheet.columns %}<th style="padding:2px 10px 2px 0;border-bottom:1px solid #8888">\
 {{ name.lstrip('#') }}</th>{% endfor %}</tr>
-{% for row in sheet.rows %}
+{% for row in sheet.rows + ((sheet.total,) if sheet.total else ()) %}
 <tr>{% for cell in row %}<td style="padding:2px 10px 2px 0;vertical-align:top;white-space:pre-wrap\
 {{ ';text-align:right' if sheet.columns[loop.index0].startswith('#') }}">{{ cell }}</td>{% endfor %}</tr>
 {% endfor %}

@@ -1,4 +1,4 @@
-"""Rows as tables for a terminal: of a plan, and of the op rules."""
+"""Rows of a plan as tables for a terminal."""
 
 from __future__ import annotations
 
@@ -8,34 +8,21 @@ from rich.table import Table
 from rich.text import Text
 
 from fxdp.reports.rows import CommRow, CoverageRow, format_bytes, format_seconds
-from fxdp.rules.op_table import RuleRow, counts
+from fxdp.reports.sheet import Sheet
+
+_COMMUNICATION = "communication of one step"
 
 
-def communication_table(rows: Sequence[CommRow]) -> Table:
+def communication_table(rows: Sequence[CommRow]) -> Sheet:
     """The collectives of one step, each with its cause; the last line is their sum."""
-    table = Table(title="communication of one step", title_justify="left", show_footer=bool(rows))
-    table.add_column("phase", footer="total", no_wrap=True)
-    table.add_column("op", no_wrap=True)
-    table.add_column("by", no_wrap=True)
-    table.add_column("count", footer=str(sum(row.count for row in rows)), justify="right")
-    table.add_column(
-        "bytes", footer=format_bytes(sum(row.bytes for row in rows)), justify="right", no_wrap=True
+    columns = ("phase", "op", "by", "#count", "#bytes", "cause", "at")
+    shown = tuple(
+        (row.phase, row.op, row.by, str(row.count), format_bytes(row.bytes), row.cause, row.site)
+        for row in rows
     )
-    table.add_column("cause")
-    table.add_column("at")
-    for row in rows:
-        table.add_row(
-            row.phase,
-            row.op,
-            row.by,
-            str(row.count),
-            format_bytes(row.bytes),
-            Text(row.cause),
-            Text(row.site, style="dim"),
-        )
-    if not rows:
-        table.add_row("", "none", "", "0", "0 B", Text("one rank sends nothing"), "")
-    return table
+    count, size = sum(row.count for row in rows), format_bytes(sum(row.bytes for row in rows))
+    note = "" if rows else "one rank sends nothing"
+    return Sheet(_COMMUNICATION, columns, shown, note, ("total", "", "", str(count), size, "", ""))
 
 
 def coverage_table(rows: Sequence[CoverageRow]) -> Table:
@@ -48,18 +35,6 @@ def coverage_table(rows: Sequence[CoverageRow]) -> Table:
         op = Text(row.op).append(f"\n{row.what}{times}\n{row.phase}", "dim")
         advice = Text(f"{row.site}\n", "cyan").append(f"{row.cause}\n{row.remedy}", "default")
         table.add_row(op, format_bytes(row.bytes), advice)
-    return table
-
-
-def rules_table(rows: tuple[RuleRow, ...]) -> Table:
-    """One line per op; the last one counts the kinds."""
-    totals = ", ".join(f"{n} {kind}" for kind, n in counts(rows).items())
-    table = Table(title="op rules", title_justify="left", show_footer=True)
-    table.add_column("op", footer=f"{len(rows)} ops", no_wrap=True)
-    table.add_column("family")
-    table.add_column("kind", footer=totals)
-    for row in rows:
-        table.add_row(row.op, row.family, row.kind)
     return table
 
 

@@ -7,9 +7,9 @@ from io import StringIO
 
 import pytest
 from rich.console import Console
-from rich.table import Table
 
 from fxdp.reports.rows import CommRow, format_bytes, format_seconds
+from fxdp.reports.sheet import Sheet, sheets_html
 from fxdp.reports.tables import communication_table, timings_line
 
 Row = partial(CommRow, by="gloo")
@@ -19,7 +19,7 @@ def _text(*rows: CommRow) -> list[str]:
     return _printed(communication_table(rows))
 
 
-def _printed(table: Table) -> list[str]:
+def _printed(table: Sheet) -> list[str]:
     console = Console(width=100, file=StringIO())
     with console.capture() as shown:
         console.print(table)
@@ -27,12 +27,14 @@ def _printed(table: Table) -> list[str]:
 
 
 def test_each_collective_has_its_cause_and_the_last_line_is_the_sum() -> None:
-    lines = _text(
+    rows = (
         Row("all_reduce", 2048, 2, "gradient of [w]", "model.py:7", "backward"),
         Row("all_reduce", 4, 1, "loss", "model.py:9", "forward"),
     )
+    lines = _text(*rows)
     assert "│ backward │ all_reduce │ gloo │     2 │ 2.0 KiB │ gradient of [w] │ model.py:7 │" in lines
     assert "│ total    │            │      │     3 │ 2.0 KiB │                 │            │" in lines
+    assert ">total</td>" in sheets_html([communication_table(rows)])
 
 
 def test_one_rank_sends_nothing() -> None:
