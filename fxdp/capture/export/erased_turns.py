@@ -9,6 +9,7 @@ from torch import fx
 
 from fxdp.capture.export.loop_turns import SPLITS, memory_of
 from fxdp.capture.export.unread_numbers import unread_assertions
+from fxdp.ir.graphs import spread
 
 CONSTANT = "lifted_tensor_"
 """What export calls tensors that code makes of Python values; buffers that are equal may not stay so."""
@@ -35,14 +36,8 @@ def _read(
     graph: fx.Graph, unread: Mapping[fx.Node, None], writes: Mapping[fx.Node, Sequence[fx.Node]]
 ) -> set[fx.Node]:
     """What is read after all by what stays, and what writes into that."""
-    read: set[fx.Node] = set()
-    left = [node for node in graph.nodes if node not in unread]
-    while left:
-        node = left.pop()
-        if node not in read:
-            read.add(node)
-            left += [*node.all_input_nodes, *writes.get(memory_of(node), ())]
-    return read
+    stays = (node for node in graph.nodes if node not in unread)
+    return spread(stays, lambda node: [*node.all_input_nodes, *writes.get(memory_of(node), ())])
 
 
 def renumber_constants(gm: fx.GraphModule) -> None:

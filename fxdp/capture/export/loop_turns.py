@@ -15,6 +15,7 @@ from fxdp.torch_compat import OpOverload
 aten = torch.ops.aten
 
 SPLITS = frozenset({aten.unbind.int, aten.split.Tensor, aten.split_with_sizes.default, aten.chunk.default})
+"""Ops that take a value apart along a dim."""
 _SIGNS: dict[Any, tuple[int, int]] = {
     **dict.fromkeys((aten.add.Tensor, aten.add_.Tensor, operator.add), (1, 1)),
     **dict.fromkeys((aten.sub.Tensor, aten.sub_.Tensor, operator.sub), (1, -1)),
@@ -71,15 +72,20 @@ def _member_of(apart: Any, index: Any) -> SamplePart | None:
     """A result of `unbind`, or of a split into equal parts."""
     if apart.target not in SPLITS:
         return None
-    source = apart.args[0]
-    unbound = apart.target is aten.unbind.int
-    dim = argument_at(apart, 1 if unbound else 2, 0) % source.meta["val"].dim()
-    if unbound:
+    source, dim = apart.args[0], split_dim(apart)
+    if apart.target is aten.unbind.int:
         return SamplePart(source, dim, None, index)
     rows = {part.shape[dim] for part in apart.meta["val"]}
     count = next(iter(rows))
     equal = len(rows) == 1 and isinstance(count, int)
     return SamplePart(source, dim, count, index * count) if equal else None
+
+
+def split_dim(apart: fx.Node) -> int:
+    """The dim along which one of `SPLITS` takes a value apart."""
+    source: Any = apart.args[0]
+    position = 1 if apart.target is aten.unbind.int else 2
+    return int(argument_at(apart, position, 0) % source.meta["val"].dim())
 
 
 def argument_at(node: fx.Node, position: int, default: int) -> int:

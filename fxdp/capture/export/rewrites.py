@@ -17,16 +17,16 @@ import torch
 from torch import fx
 
 from fxdp import torch_compat
+from fxdp.capture.export.loop_turns import SPLITS, argument_at, split_dim
 from fxdp.capture.export.unread_numbers import drop_lengths
 from fxdp.ir.graphs import given_arguments
 from fxdp.torch_compat import stacks_lstm_states
 
 aten = torch.ops.aten
 
-_APART = frozenset({aten.unbind.int, aten.split.Tensor, aten.split_with_sizes.default, aten.chunk.default})
 _TOGETHER = frozenset({aten.cat.default, aten.stack.default})
 _MERGES = frozenset({aten.reshape.default, aten.view.default, aten.flatten.using_ints})
-_PICKED = frozenset({*_APART, *_MERGES, operator.getitem})
+_PICKED = frozenset({*SPLITS, *_MERGES, operator.getitem})
 
 _LAYERS = frozenset(
     {
@@ -95,7 +95,7 @@ def rejoin(gm: fx.GraphModule) -> None:
     for node in list(reversed(gm.graph.nodes)):
         if not node.users and node.target in _PICKED:
             if node in apart and node.target is aten.split_with_sizes.default:
-                unread.append((node.args[0], _joined_dim(node, 2), node.args[1]))
+                unread.append((node.args[0], argument_at(node, 2, 0), node.args[1]))
             gm.graph.erase_node(node)
     for x, dim, lengths in unread:
         drop_lengths(x, dim, lengths)
@@ -118,7 +118,7 @@ def _taken_apart(join: fx.Node) -> _Apart | None:
     if not picked or not all(isinstance(p, fx.Node) and p.target is operator.getitem for p in picked):
         return None
     source = picked[0].args[0]
-    if any(part.args[0] is not source for part in picked) or source.target not in _APART:
+    if any(part.args[0] is not source for part in picked) or source.target not in SPLITS:
         return None
     complete = [part.args[1] for part in picked] == list(range(len(source.meta["val"])))
     return _Apart(source, merged) if complete else None
@@ -130,10 +130,8 @@ def _merged(graph: fx.Graph, found: _Apart, join: fx.Node) -> fx.Node | None:
     parts: Any = join.args[0]
     rest = _row(join, join.meta["val"].dim() - 1)
     rows = rest and all(_row(part, len(rest)) == rest == _row(part.args[0], len(rest)) for part in parts)
-    unbound = found.apart.target is aten.unbind.int
-    first = _joined_dim(found.apart, 1 if unbound else 2) % x.meta["val"].dim() == 0
-    along = join.target is aten.cat.default and _joined_dim(join, 1) % join.meta["val"].dim() == 0
-    if not (rows and first and along):
+    along = join.target is aten.cat.default and _joined_dim(join) == 0
+    if not (rows and along and split_dim(found.apart) == 0):
         return None
     return graph.call_function(aten.reshape.default, (x, [-1, *rest]))
 
@@ -148,18 +146,16 @@ def _joined(graph: fx.Graph, apart: fx.Node, join: fx.Node) -> fx.Node | None:
     """`join(apart(x))` as one op on `x`."""
     x: Any = apart.args[0]
     unbound, stacked = apart.target is aten.unbind.int, join.target is aten.stack.default
-    split = _joined_dim(apart, 1 if unbound else 2) % x.meta["val"].dim()
-    dim = _joined_dim(join, 1) % (join.meta["val"].dim())
-    if split != dim or (stacked and not unbound):
+    dim = _joined_dim(join)
+    if split_dim(apart) != dim or (stacked and not unbound):
         return None
     if unbound and not stacked:
         return graph.call_function(aten.flatten.using_ints, (x, dim, dim + 1))
     return graph.call_function(aten.clone.default, (x,))
 
 
-def _joined_dim(node: fx.Node, position: int) -> int:
-    value: Any = node.args[position] if len(node.args) > position else node.kwargs.get("dim", 0)
-    return int(value)
+def _joined_dim(join: fx.Node) -> int:
+    return int(argument_at(join, 1, 0) % join.meta["val"].dim())
 
 
 @contextlib.contextmanager

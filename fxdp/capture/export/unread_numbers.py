@@ -17,6 +17,8 @@ import sympy
 import torch
 from torch import fx
 
+from fxdp.ir.graphs import spread
+
 aten = torch.ops.aten
 
 _ASSERTIONS = frozenset(
@@ -38,7 +40,8 @@ def drop_lengths(x: fx.Node, dim: int, lengths: Sequence[Any]) -> None:
     readers = _readers(numbers)
     wanted = [node for node in readers if any(not _is_number(user) for user in node.users)]
     shares = [_share(node, lengths) for node in wanted]
-    if any(number.users and not _all_numbers(number) for number in numbers) or None in shares:
+    others = any(not _is_number(user) for number in numbers for user in number.users)
+    if others or None in shares:
         return
     with x.graph.inserting_after(x):
         total = x.graph.call_function(aten.sym_size.int, (x, dim))
@@ -83,19 +86,10 @@ def _is_number(node: fx.Node) -> bool:
     return node.target in _ASSERTIONS or isinstance(node.meta.get("val"), _NUMBERS)
 
 
-def _all_numbers(node: fx.Node) -> bool:
-    return all(map(_is_number, node.users))
-
-
 def _readers(numbers: Sequence[fx.Node]) -> list[fx.Node]:
     """All numbers that are computed of these, and what is asserted of them, in order."""
-    found: set[fx.Node] = set()
-    left = [user for number in numbers for user in number.users]
-    while left:
-        node = left.pop()
-        if _is_number(node) and node not in found:
-            found.add(node)
-            left += node.users
+    users = (user for number in numbers for user in number.users if _is_number(user))
+    found = spread(users, lambda node: filter(_is_number, node.users))
     return [node for node in numbers[0].graph.nodes if node in found] if numbers else []
 
 
