@@ -68,7 +68,7 @@ class _Insertion:
         first, *more = conversions.route(have, wanted)
         if isinstance(have, Shard) and self._is_had_whole(node):
             if wanted == R:
-                return self._recomputed(node, consumer, cause)
+                return self._replicated_clone(node) or self._derived(node, consumer, cause)
             more = [first]  # the whole value costs no traffic, whatever the direct way does
         if more:
             by: Placement = conversions.between(wanted) if isinstance(wanted, Rows) else R
@@ -121,10 +121,6 @@ class _Insertion:
     def _is_had_whole(self, node: fx.Node) -> bool:
         """Whether each rank can have the whole of a sharded value without traffic."""
         return node.target in conversions.LOCAL or node in self.replicable or note(node).derived
-
-    def _recomputed(self, node: fx.Node, consumer: fx.Node, cause: Cause) -> fx.Node:
-        """The whole value without traffic."""
-        return self._replicated_clone(node) or self._derived(node, consumer, cause)
 
     def _replicated_clone(self, node: fx.Node) -> fx.Node | None:
         """The node computed whole from whole operands, or None where it depends on sharded data."""

@@ -218,27 +218,30 @@ def check_plain_tensors(leaves: Iterable[Any], names: Iterable[str]) -> None:
     ------
     InputError : nested, sparse or quantized tensors, all of them by name.
     """
-    nested, sparse, quantized = [], [], []
-    for name, leaf in zip(names, leaves, strict=True):
-        if isinstance(leaf, torch.Tensor):
-            nested += [name] if leaf.is_nested else []
-            sparse += [name] if not leaf.is_nested and leaf.layout != torch.strided else []
-            quantized += [name] if leaf.is_quantized else []
-    if nested:
-        raise InputError(
-            f"{', '.join(nested)}: a nested tensor (torch.nested), whose samples have lengths of their own; "
-            "expected a tensor with one size per dim: pass torch.nested.to_padded_tensor(...) and a mask"
-        )
-    if sparse:
-        raise InputError(
-            f"{', '.join(sparse)}: a sparse tensor; expected a dense one, which has rows that ranks could "
-            "divide: pass x.to_dense()"
-        )
-    if quantized:
-        raise InputError(
-            f"{', '.join(quantized)}: a quantized tensor, which cannot be trained on; expected a tensor of "
-            "plain numbers: pass x.dequantize()"
-        )
+    pairs = zip(names, leaves, strict=True)
+    tensors = [(name, leaf) for name, leaf in pairs if isinstance(leaf, torch.Tensor)]
+    for is_so, words in _NOT_PLAIN:
+        if found := [name for name, tensor in tensors if is_so(tensor)]:
+            raise InputError(f"{', '.join(found)}: {words}")
+
+
+_NOT_PLAIN: tuple[tuple[Callable[[torch.Tensor], bool], str], ...] = (
+    (
+        lambda tensor: tensor.is_nested,
+        "a nested tensor (torch.nested), whose samples have lengths of their own; expected a tensor with one "
+        "size per dim: pass torch.nested.to_padded_tensor(...) and a mask",
+    ),
+    (
+        lambda tensor: tensor.layout != torch.strided,
+        "a sparse tensor; expected a dense one, which has rows that ranks could divide: pass x.to_dense()",
+    ),
+    (
+        lambda tensor: tensor.is_quantized,
+        "a quantized tensor, which cannot be trained on; expected a tensor of plain numbers: pass "
+        "x.dequantize()",
+    ),
+)
+"""What a tensor is that no rank could have a part of, and what to pass instead; the first that some are."""
 
 
 def run_model(

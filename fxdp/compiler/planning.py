@@ -56,7 +56,7 @@ class Planning:
         return Plan(
             program.text,
             tuple(map(_in_short, self._collectives)),
-            communication(program.causes, sizes, origin=origin),
+            communication(program.causes, sizes, origin),
             replicated_ops(program.gm),
             dict(program.seconds),
             program.nodes,

@@ -15,7 +15,7 @@ from fxdp.compiler.program import Program, ScheduledStep
 from fxdp.compiler.records import tell_captured
 from fxdp.compiler.verifier import verify
 from fxdp.errors import MeshError, PlacementError, StageError
-from fxdp.ir import conversions
+from fxdp.ir.conversion_cause import unconverted
 from fxdp.ir.graph_text import target_text, type_text
 from fxdp.ir.graphs import copy_graph, results_of
 from fxdp.ir.level import Level
@@ -275,13 +275,6 @@ def refuse_fallbacks(gm: fx.GraphModule) -> None:
 
 
 def _fallback_text(node: fx.Node) -> str:
-    sources = [_origin(source) for source in tensor_operands(node)]
+    sources = map(unconverted, tensor_operands(node))
     operands = ", ".join(f"%{s.name}: {type_text(note(s).type)} {{{note(s).placement}}}" for s in sources)
     return f"{target_text(node.target)} at {note(node).site}\n    operands: {operands or 'none'}"
-
-
-def _origin(node: fx.Node) -> fx.Node:
-    """The value before it was gathered or reduced for the op."""
-    while node.target in conversions.CONVERSIONS and isinstance(node.args[0], fx.Node):
-        node = node.args[0]
-    return node

@@ -1,4 +1,4 @@
-"""Why a value is converted: the op that needs it otherwise, and the line of code it came from."""
+"""Why a value is converted: the op that needs it otherwise, and its line of code; and what it was before."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from fxdp.ir.conversions import CONVERSIONS
 from fxdp.ir.graph_text import target_text
 from fxdp.ir.notes import Cause, note
 from fxdp.ir.slots import Gradient, Parameter, result_words
@@ -26,3 +27,10 @@ def cause_of(consumer: fx.Node, producer: fx.Node, position: int) -> Cause:
     where = f" in `{site.code}`" if site.code else ""
     name = note(consumer).spells or target_text(consumer.target)
     return Cause(consumer.name, producer.name, site, f"{name}{where}")
+
+
+def unconverted(node: fx.Node) -> fx.Node:
+    """The value before it was gathered, reduced or cut; the node itself if it was not."""
+    while node.target in CONVERSIONS and isinstance(node.args[0], fx.Node):
+        node = node.args[0]
+    return node

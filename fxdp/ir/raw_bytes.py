@@ -1,7 +1,8 @@
-"""Tensors of any dtype as rows of bytes, as which they travel between ranks."""
+"""Tensors of any dtype as rows of bytes, as which they travel between ranks; and a number for bytes."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from math import prod
 
@@ -17,6 +18,11 @@ def plain(value: Tensor) -> Tensor:
 def as_bytes(value: Tensor) -> Tensor:
     """The memory of a plain value; the one stride of a single element may be anything."""
     return value.as_strided((value.numel(),), (1,)).view(torch.uint8)
+
+
+def number_of(content: bytes) -> int:
+    """A hash that ranks tell each other as an integer: below 2**62, equal on all of them for equal bytes."""
+    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little") >> 2
 
 
 def packed_size(shapes: Sequence[Sequence[int]], dtypes: Sequence[torch.dtype]) -> int:

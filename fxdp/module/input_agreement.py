@@ -16,11 +16,11 @@ import logging
 from collections.abc import Mapping, Sequence
 
 import torch
-from torch import Tensor
 
 from fxdp.capture.captured import Captured
 from fxdp.capture.refusals.input_layouts import strided_draws
 from fxdp.errors import FxdpError, InputError
+from fxdp.ir.raw_bytes import number_of
 from fxdp.module.call import Call
 from fxdp.ranks.agreement import content_digest, gather_objects
 from fxdp.ranks.failure import everywhere
@@ -56,17 +56,12 @@ def _digests(call: Call) -> tuple[dict[int, str], str]:
     for i, (tensor, dim) in enumerate(zip(call.tensors, call.batch_dims, strict=True)):
         if tensor.layout != torch.strided:
             continue
-        digest = _digest(tensor)
+        digest = content_digest(tensor)
         if dim is None:
             shared[i] = digest
         else:
             batch.update(digest.encode())
     return shared, batch.hexdigest() if call.batch else ""
-
-
-def _digest(tensor: Tensor) -> str:
-    with torch.no_grad():
-        return content_digest(tensor)
 
 
 def _check_shared(rows: Sequence[dict[int, str]], paths: Sequence[str]) -> None:
@@ -112,8 +107,7 @@ def generator_state(device_type: str) -> int:
     states = [torch.get_rng_state()]
     if device_type == "cuda":
         states.append(torch.cuda.get_rng_state())
-    raw = hashlib.blake2b(b"".join(state.numpy().tobytes() for state in states), digest_size=8).digest()
-    return int.from_bytes(raw, "little") >> 2
+    return number_of(b"".join(state.numpy().tobytes() for state in states))
 
 
 def drawing_apart() -> FxdpError:

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 
-from fxdp.capture.captured import Captured, Check, Condition
+from fxdp.capture.captured import Captured, Condition
 from fxdp.capture.driver import capture_request
 from fxdp.capture.outline import Taken, capture_open
 from fxdp.capture.python_values import DecidesError
@@ -286,11 +286,9 @@ class Programs:
         if isinstance(outputs, OtherWay):
             return outputs
         if captured.checks:
-            raise_if_checked(captured.checks, outputs, lambda failed: self._blame(call, failed))
+            told = partial(refused_parts, self._joined, self._module, self._options.loss_fn, call)
+            raise_if_checked(captured.checks, outputs, told)
         return packed(captured, outputs, sizes)
-
-    def _blame(self, call: Call, failed: Sequence[Check]) -> str:
-        return refused_parts(self._joined, self._module, self._options.loss_fn, call, failed)
 
     def _row_numbers(self, call: Call, batches: tuple[int, ...]) -> Tensor:
         device = call.tensors[0].device

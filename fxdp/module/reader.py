@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
 from operator import attrgetter
@@ -19,6 +18,7 @@ from fxdp.capture.inputs import Inputs, check_plain_tensors, flat_leaves, leaf_n
 from fxdp.capture.python_values import number_tensor, stable_text
 from fxdp.capture.refusals.input_layouts import lies_in_order
 from fxdp.errors import InputError, a_kind
+from fxdp.ir.raw_bytes import number_of
 from fxdp.module.cache import Recent
 from fxdp.module.call import Call, ProgramKey
 from fxdp.module.changes import Key, ModelState
@@ -197,8 +197,7 @@ class CallReader:
         found = self._digests.get(value)
         if found is None:
             parts = value.parts() if isinstance(value, ProgramKey) else value
-            raw = hashlib.sha256(stable_text(parts).encode()).digest()
-            found = self._digests[value] = int.from_bytes(raw[:8], "little") >> 2
+            found = self._digests[value] = number_of(stable_text(parts).encode())
         return found
 
 

@@ -10,7 +10,6 @@ A number is such a constant, too, if a capture without its value fails or turns 
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +17,8 @@ from enum import Enum
 from typing import Any
 
 from torch import Tensor
+
+from fxdp.ir.raw_bytes import number_of
 
 _log = logging.getLogger("fxdp")
 
@@ -63,8 +64,7 @@ def fits(value: Any) -> bool:
 
 def digest_of(numbers: Iterable[tuple[str, Any]]) -> int:
     """A number below 2**62, equal on all ranks for equal numbers."""
-    raw = hashlib.blake2b(repr([value for _, value in numbers]).encode(), digest_size=8).digest()
-    return int.from_bytes(raw, "little") >> 2
+    return number_of(repr([value for _, value in numbers]).encode())
 
 
 def liftable(own: Mapping[str, Any], other: Mapping[str, Any], values: Values) -> set[str]:

@@ -35,7 +35,7 @@ def iota_dim(node: fx.Node, known: dict[fx.Node, int]) -> int | None:
     dim = known[source]
     if keeps_values(target):
         dim += _ndim(node) - _ndim(source)
-        return dim if _is_whole(node, dim) else None
+        return dim if _shape(node)[dim] == B else None
     if target is aten.unsqueeze.default:
         at = int(node.args[1]) % _ndim(node)  # type: ignore[arg-type]
         return dim + 1 if at <= dim else dim
@@ -69,10 +69,6 @@ def _shape(node: fx.Node) -> tuple[int | sympy.Expr, ...]:
 
 def _ndim(node: fx.Node) -> int:
     return len(_shape(node))
-
-
-def _is_whole(node: fx.Node, dim: int) -> bool:
-    return bool(_shape(node)[dim] == B)
 
 
 def _only_batch_dim(node: fx.Node, source: fx.Node) -> int | None:

@@ -59,10 +59,8 @@ _BY_FAMILY: dict[str, tuple[str, str]] = {
         f"{_INHERENT}; else decompose one matrix per sample, with the batch as a leading dim",
     ),
 }
-_BY_FAMILY["size by value"] = (
-    "makes a value whose size depends on all samples",
-    "keep the size fixed: torch.where or a product with the mask, and divide by the mask's sum",
-)
+_FIXED_SIZE = "keep the size fixed: torch.where or a product with the mask, and divide by the mask's sum"
+_BY_FAMILY["size by value"] = ("makes a value whose size depends on all samples", _FIXED_SIZE)
 _BY_FAMILY["order of values"] = (
     "gives a sample what depends on the samples before it",
     f"{_INHERENT}; else use an op that treats samples apart: gather, or where with a mask",
@@ -82,10 +80,7 @@ _UNKNOWN = (
     "has no placement rule, so every rank runs it on the whole batch",
     "give the op a rule with fxdp.register_rule",
 )
-_DATA_SIZE = (
-    "makes or reads a value whose size only the data decides",
-    "keep the size fixed: torch.where or a product with the mask, and divide by the mask's sum",
-)
+_DATA_SIZE = ("makes or reads a value whose size only the data decides", _FIXED_SIZE)
 _RETURNED = (
     "is handed out whole, or along another batch dim than it was computed along",
     "return values whose first dim is the batch",

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, overload
 
 from fxdp.errors import InputError
-from fxdp.rules.dims import has_argument, operand_or_none
+from fxdp.rules.dims import argument_or_none, operand_or_none
 from fxdp.rules.families.pointwise import aligned
 from fxdp.rules.labels import by_labels, filled, linear
 from fxdp.rules.registry import Alternative, Kind, Op, Operand, Rule, overloads, registry
@@ -151,7 +151,7 @@ def _labelled(inputs: Sequence[str], results: Sequence[str], linear_in: Sequence
 
 
 def _sums(op: Op, linear_in: Sequence[str]) -> Iterator[Alternative]:
-    named = [operand_or_none(op.arg(name)) for name in linear_in if has_argument(op, name)]
+    named = (argument_or_none(op, name) for name in linear_in)
     yield from linear(op, *([o] for o in named if isinstance(o, Operand)))
 
 

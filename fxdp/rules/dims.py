@@ -37,9 +37,14 @@ def has_argument(op: Op, name: str) -> bool:
     return any(argument.name == name for argument in op.target._schema.arguments)
 
 
+def argument_or_none(op: Op, name: str) -> Any:
+    """The argument of this name; None where the op's schema has none."""
+    return op.arg(name) if has_argument(op, name) else None
+
+
 def keeps_dims(op: Op) -> bool:
     """Whether reduced dims stay with size 1."""
-    return has_argument(op, "keepdim") and bool(op.arg("keepdim"))
+    return bool(argument_or_none(op, "keepdim"))
 
 
 def operand_or_none(value: Any) -> Operand | None:

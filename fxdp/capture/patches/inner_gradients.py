@@ -100,9 +100,8 @@ def _listed(tensors: Any) -> list[Any]:
 
 def _requires_grad(plain: Callable[..., Tensor], self: Tensor, requires_grad: bool = True) -> Tensor:
     """`x.requires_grad_()` is a node of the export, too: it is no op, and would be forgotten."""
-    kept = current()
-    if kept is not None and torch.is_grad_enabled() and requires_grad:
-        kept.visit(_mark, self)
+    if requires_grad:
+        _mark_later(self)
     return plain(self, requires_grad)
 
 
@@ -110,12 +109,17 @@ def _assigned(plain: Any) -> property:
     """The same as an assignment: `x.requires_grad = True`."""
 
     def write(self: Tensor, value: bool) -> None:
-        kept = current()
-        if kept is not None and torch.is_grad_enabled() and value:
-            kept.visit(_mark, self)
+        if value:
+            _mark_later(self)
         plain.__set__(self, value)
 
     return property(plain.__get__, write)
+
+
+def _mark_later(x: Tensor) -> None:
+    kept = current()
+    if kept is not None and torch.is_grad_enabled():
+        kept.visit(_mark, x)
 
 
 def _mark(x: Tensor) -> None:
@@ -130,9 +134,7 @@ class MarkedWhenMade(TorchFunctionMode):
         made = func(*args, **(kwargs or {}))
         # first, as Dynamo, which traces the branches of torch.cond through this, knows no context variables
         if kwargs and kwargs.get("requires_grad"):
-            kept = current()
-            if kept is not None and torch.is_grad_enabled():
-                kept.visit(_mark, made)
+            _mark_later(made)
         return made
 
 

@@ -17,11 +17,11 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import fx, nn
 
 from fxdp.disk.entries import Entries, key_of
 from fxdp.errors import StateError
-from fxdp.ir.graph_form import NoTextError, exact_text, graph_bytes, graph_of_bytes, node_text
+from fxdp.ir.graph_form import NoTextError, exact_text, graph_bytes, graph_of_bytes, node_text, value_text
 from fxdp.ir.notes import Note, note
 from fxdp.ir.slots import Slot
 from fxdp.lowering.halves import Halves, LoweredBackward
@@ -72,7 +72,7 @@ def _key(
             *others,
             exact_text((hints, shapes.generic, shapes.single)),
             "\n".join(_graph_lines(gm)),
-            "\n".join(f"{exact_text(slot)} {_tensor_text(value)}" for slot, value in values.items()),
+            "\n".join(f"{exact_text(slot)} {value_text(value)}" for slot, value in values.items()),
         )
     except NoTextError:
         return None
@@ -86,13 +86,6 @@ def _graph_lines(gm: fx.GraphModule) -> Iterable[str]:
         known: Note = note(node)
         read = (known.type, known.slot, known.results, known.backward, known.placement, known.draws_for)
         yield f"{node_text(node)} {exact_text((*read, known.again))}"
-
-
-def _tensor_text(value: Any) -> str:
-    if not isinstance(value, Tensor) or value.layout != torch.strided:
-        raise NoTextError(f"a value of {type(value).__name__}")
-    lies = (tuple(value.shape), tuple(value.stride()), value.storage_offset())
-    return f"{type(value).__name__} {value.dtype} {value.device} {lies}"
 
 
 def _bytes(halves: Halves) -> bytes:

@@ -45,14 +45,9 @@ class _Cut:
         # results that belong to no stage are made in the first one's epilogue
         loose = {n for _, n in self.results if self._is_loose(n)}
         last = [self._epilogue(s, epilogue_members, loose) for s in range(self.stages)]
-        wanted: dict[Crossing, fx.Node] = {}
-        for builder, _ in last:
-            for node in builder.crossing:
-                if self.phases.is_own(node):
-                    wanted[Crossing(node.name, node in self.phases.backward)] = node
-        for _, node in self.results:
-            if self.phases.is_own(node):
-                wanted[Crossing(node.name, node in self.phases.backward)] = node
+        read_late = [*(n for builder, _ in last for n in builder.crossing), *(n for _, n in self.results)]
+        own = filter(self.phases.is_own, read_late)
+        wanted = {Crossing(node.name, node in self.phases.backward): node for node in own}
         builders = [self._stage(s) for s in range(self.stages)]
         parts = [self._finish_stage(s, builders, wanted) for s in range(self.stages)]
         returned = {n for _, n in self.results}

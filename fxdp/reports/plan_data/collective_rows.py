@@ -102,25 +102,24 @@ def described(node: fx.Node) -> str:
 
 
 def communication(
-    gm: fx.GraphModule, sizes: Mapping[str, int], mesh: Mesh | None = None, origin: Origin | None = None
+    gm: fx.GraphModule, sizes: Mapping[str, int], origin: Origin | None = None
 ) -> tuple[CommRow, ...]:
-    """One row per collective in the graph, in order; bytes at the given sizes; carriers on the given mesh.
+    """One row per collective in the graph, in order; bytes at the given sizes.
 
     With an `origin` a row's line is the user's own, where torch's modules run the op.
     """
     nodes = (node for node in gm.graph.nodes if node.target in conversions.COLLECTIVES)
-    return tuple(_comm_row(node, sizes, mesh, origin) for node in nodes)
+    return tuple(_comm_row(node, sizes, origin) for node in nodes)
 
 
-def _comm_row(node: fx.Node, sizes: Mapping[str, int], mesh: Mesh | None, origin: Origin | None) -> CommRow:
+def _comm_row(node: fx.Node, sizes: Mapping[str, int], origin: Origin | None) -> CommRow:
     known = note(node)
     cause = known.cause or Cause("", "", known.site)
     phase = "backward" if known.backward else "forward"
-    by = "" if mesh is None else carrier_name(node, mesh)
     op, site = target_text(node.target), str(cause.site if origin is None else origin.of(cause.site))
     # a size that only the data knows counts as the batch's
     size = type_bytes(known.type, sizes, unknown=sizes.get(B.name))
-    return CommRow(op, size, 1, cause.text, site, phase, cause.gradient, by)
+    return CommRow(op, size, 1, cause.text, site, phase, cause.gradient)
 
 
 def collectives_of(

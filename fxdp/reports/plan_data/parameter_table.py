@@ -9,7 +9,7 @@ from math import prod
 from torch import Tensor, fx
 
 from fxdp.capture.sites import Origin
-from fxdp.ir import conversions
+from fxdp.ir.conversion_cause import unconverted
 from fxdp.ir.graphs import results_of
 from fxdp.ir.mesh import Mesh
 from fxdp.ir.notes import Site, note, tensor_type
@@ -129,10 +129,8 @@ def first_read(node: fx.Node) -> Site:
 
 def _gradients(causes: fx.GraphModule) -> dict[str, str]:
     """By parameter, the node of its gradient before that is reduced."""
-    found = {}
-    for slot, value in results_of(causes.graph):
-        if isinstance(slot, Gradient) and isinstance(slot.of, Parameter):
-            while value.target in conversions.CONVERSIONS and isinstance(value.args[0], fx.Node):
-                value = value.args[0]
-            found[slot.of.name] = value.name
-    return found
+    return {
+        slot.of.name: unconverted(value).name
+        for slot, value in results_of(causes.graph)
+        if isinstance(slot, Gradient) and isinstance(slot.of, Parameter)
+    }

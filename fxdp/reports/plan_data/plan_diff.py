@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from fxdp.reports.plan_data.collective import Collective
 from fxdp.reports.plan_data.details import Details
 from fxdp.reports.rows import format_bytes
 from fxdp.reports.sheet import Sheet, Shown
@@ -78,10 +77,7 @@ def _exchanged(one: Details) -> dict[str, str]:
             text = row.text if row.kind == "send" else need.text
             size = row.bytes if row.kind == "send" else need.bytes
             found.setdefault(f"{row.phase} {row.kind}: {text}", []).append(size)
-    total = {"bytes of a step": format_bytes(_total(one.collectives))} if one.collectives else {}
+    size = sum(row.bytes for row in one.collectives)
+    total = {"bytes of a step": format_bytes(size)} if one.collectives else {}
     times = {name: f"{len(sizes)}x " if len(sizes) > 1 else "" for name, sizes in found.items()}
     return {**total, **{name: times[name] + format_bytes(sum(sizes)) for name, sizes in found.items()}}
-
-
-def _total(rows: Iterable[Collective]) -> int:
-    return sum(row.bytes for row in rows)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, cast
+from typing import Any
 
 from torch import fx
 
 from fxdp.ir import conversions
+from fxdp.ir.conversion_cause import unconverted
 from fxdp.ir.graph_text import type_text
 from fxdp.ir.graphs import results_of
 from fxdp.ir.notes import Site, note
@@ -144,9 +145,7 @@ class Transfers:
     def _result(self, slot: ResultSlot | None) -> fx.Node | None:
         """What a result is made of, before it is reduced."""
         found = next((v for s, v in results_of(self.reader.causes.graph) if s == slot), None)
-        while found is not None and found.target in conversions.CONVERSIONS:
-            found = cast(fx.Node, found.args[0])
-        return found
+        return None if found is None else unconverted(found)
 
     def _timing(self, items: Sequence[Sent]) -> tuple[str, str, Hidden]:
         """The stage's call after which the first leaves, the one that waits for it, and what runs between."""

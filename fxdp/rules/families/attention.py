@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from fxdp.ir.ops.library import aten, existing
 from fxdp.ir.placements import Placement, R
-from fxdp.rules.dims import has_argument
+from fxdp.rules.dims import argument_or_none
 from fxdp.rules.labels import by_labels, filled, trailing
 from fxdp.rules.registry import Alternative, Op, Operand, rule
 
@@ -41,7 +41,7 @@ def _inputs(op: Op) -> Iterator[tuple[Operand, str]]:
 )
 def attention(op: Op) -> Iterator[Alternative]:
     """Output and log-sum-exp per sample; seeds and empty results whole."""
-    if op.operands[0].ndim != 4 or _returns_mask(op):
+    if op.operands[0].ndim != 4 or argument_or_none(op, "return_debug_mask"):
         return
     # Which results there are differs by kernel: after the first two come generator states, which all ranks
     # share, lengths, and tensors that nobody reads.
@@ -50,10 +50,6 @@ def attention(op: Op) -> Iterator[Alternative]:
     if op.outputs[1] is not None and op.outputs[1].shape:  # the log-sum-exp, where the kernel computes it
         outputs[1] = "n..."
     yield from by_labels(op, _inputs(op), outputs, broadcast=True)
-
-
-def _returns_mask(op: Op) -> bool:
-    return has_argument(op, "return_debug_mask") and bool(op.arg("return_debug_mask"))
 
 
 @rule(
@@ -101,7 +97,7 @@ def attention_by_position_backward(op: Op) -> Iterator[Alternative]:
 
 
 def _is_ragged(op: Op) -> bool:
-    return any(has_argument(op, name) and op.arg(name) is not None for name in _RAGGED)
+    return any(argument_or_none(op, name) is not None for name in _RAGGED)
 
 
 @rule("attention", aten.scaled_dot_product_attention.default, aten._scaled_dot_product_attention_math.default)

@@ -71,7 +71,7 @@ def nll_loss(op: Op) -> Iterator[Alternative]:
     # of losses that stay apart the total weight is zero, the same on all ranks
     outputs: list[str | Placement] = ["", ""] if op.arg("reduction") == _SUM else [chosen, R]
     yield from by_labels(op, [(prediction, names), (target, chosen)], outputs)
-    yield from _nll_in_parts(op)
+    yield from (_nll_in_parts(op, shard) for shard in _class_shards(op))
 
 
 @rule("losses", aten.nll_loss_backward.default, aten.nll_loss2d_backward.default)
@@ -84,7 +84,7 @@ def nll_loss_backward(op: Op) -> Iterator[Alternative]:
     chosen = names.replace("_", "")
     inputs = [(prediction, names), (target, chosen), (grad, chosen if grad.ndim else "")]
     yield from by_labels(op, inputs, [names], unread=[op.arg("total_weight")])
-    yield from _nll_backward_in_parts(op)
+    yield from (_nll_backward_in_parts(op, shard) for shard in _class_shards(op))
 
 
 @rule(
@@ -135,19 +135,15 @@ def _sequences(op: Op) -> list[tuple[Operand, str]]:
     return [(op.arg(name), names) for name, names in labels.items()]
 
 
-def _nll_in_parts(op: Op) -> Iterator[Alternative]:
-    """`nll_loss(x, target)` of `x` sharded on its class dim, unless classes have weights or it is a mean."""
-    for shard in _class_shards(op):
-        yield _nll_forward(op, shard)
-
-
 def _class_shards(op: Op) -> Iterator[Shard]:
+    """Shards of the class dim, unless classes have weights or the loss is a mean."""
     x = op.arg("self")
     if op.arg("weight") is None and op.arg("reduction") != _MEAN and x.ndim >= 2:
         yield from (shard for shard in x.shards if shard.dim == 1)
 
 
-def _nll_forward(op: Op, shard: Shard) -> Alternative:
+def _nll_in_parts(op: Op, shard: Shard) -> Alternative:
+    """`nll_loss(x, target)` of `x` sharded on its class dim."""
     cook, operand = Cook(op), op.arg("self")
     x, target = cook.operand(operand, shard), cook.operand(op.arg("target"))
     hit, valid = _hits(cook, operand, target, shard)
@@ -163,13 +159,8 @@ def _nll_forward(op: Op, shard: Shard) -> Alternative:
     return cook.serves(total, weight)
 
 
-def _nll_backward_in_parts(op: Op) -> Iterator[Alternative]:
+def _nll_backward_in_parts(op: Op, shard: Shard) -> Alternative:
     """The gradient: minus the loss's own at each sample's class, zero elsewhere."""
-    for shard in _class_shards(op):
-        yield _nll_backward(op, shard)
-
-
-def _nll_backward(op: Op, shard: Shard) -> Alternative:
     cook, operand = Cook(op), op.arg("self")
     cook.unread(operand)
     cook.unread(op.arg("total_weight"))

@@ -17,7 +17,7 @@ from fxdp.ir.ops.moments import MOMENTS_OP
 from fxdp.ir.ops.standardize import STANDARDIZE_BACKWARD_OP, STANDARDIZE_OP
 from fxdp.ir.placements import MOMENTS, R, Shard
 from fxdp.ir.recipes import Rewrite
-from fxdp.rules.dims import has_argument, wrap_all
+from fxdp.rules.dims import argument_or_none, wrap_all
 from fxdp.rules.labels import by_labels, letters, linear
 from fxdp.rules.registry import Alternative, Op, rule
 
@@ -68,7 +68,7 @@ def batch_norm_by_running_statistics(op: Op) -> Iterator[Alternative]:
     """In evaluation all dims but the channels split; the other results are empty or the statistics."""
     x = op.operands[0]
     # the trap: in training the same op couples all samples, and a rank's own statistics look plausible
-    if (has_argument(op, "training") and op.arg("training")) or x.ndim < 2:
+    if argument_or_none(op, "training") or x.ndim < 2:
         return
     names = letters(x.ndim, whole={1})  # the channels
     yield from by_labels(op, [(x, names)], [names, *(R for _ in op.outputs[1:])])

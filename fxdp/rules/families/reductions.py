@@ -14,7 +14,7 @@ from typing import Any
 from fxdp.ir.ops.library import aten, existing
 from fxdp.ir.placements import P, Shard
 from fxdp.rules.cook import in_parts
-from fxdp.rules.dims import has_argument, keeps_dims, moved, widens, wrap, wrap_all
+from fxdp.rules.dims import argument_or_none, keeps_dims, moved, widens, wrap, wrap_all
 from fxdp.rules.families.extrema import (
     extremum_in_parts,
     norm_in_parts,
@@ -105,7 +105,7 @@ def logsumexp(op: Op) -> Iterator[Alternative]:
 def _reduced(op: Op) -> frozenset[int]:
     """The reduced dims of the first operand."""
     x = op.operands[0]
-    dims: Any = op.arg("dim") if has_argument(op, "dim") else None
+    dims: Any = argument_or_none(op, "dim")
     if isinstance(dims, int) or dims:
         return wrap_all(dims, x.ndim)
     # no dims are all dims; the few overloads for which an empty list reduces nothing keep the shape
