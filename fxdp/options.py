@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
@@ -23,17 +23,8 @@ from fxdp.pipeline.schedule.catalogue import check_name
 _log = logging.getLogger("fxdp")
 _MOST = 4096
 """Of micro-batches and of stages: a step is written out, a few nodes for each."""
-_SWITCHES = ("uneven", "verify", "strict")
 CHEAPEST_FIRST = "replicate", "optimizer", "shard"
 """Strategies by what they communicate and wait for, the least first; the last needs the least memory."""
-_CHOICES = {
-    "strategy": (*CHEAPEST_FIRST, "auto"),
-    "rng": ("sharded", "single-device"),
-    "compute": ("inductor", "eager"),
-    "checkpoint": ("never", "except_last", "always"),
-    "gradients": ("everywhere", "owner"),
-    "batch_stats": ("global", "microbatch"),
-}
 
 
 @dataclass(frozen=True)
@@ -65,56 +56,19 @@ class Options:
     dump_dir: Path | str | None = None
 
     def __post_init__(self) -> None:
-        faults = [
-            f"{name} is {_shown(getattr(self, name))}, expected one of {choices}"
-            for name, choices in _CHOICES.items()
-            if not isinstance(getattr(self, name), str) or getattr(self, name) not in choices
-        ]
-        faults += [
-            f"{name} is {_shown(getattr(self, name))}, expected True or False"
-            for name in _SWITCHES
-            if not isinstance(getattr(self, name), bool)
-        ]
-        faults += self._reshard_faults()
-        faults += self._number_faults()
+        given = ((name, getattr(self, name), *wanted) for name, wanted in _EXPECTED.items())
+        faults = [f"{name} is {_shown(x)}, expected {words}" for name, x, fits, words in given if not fits(x)]
         faults += self._budget_faults()
-        names: object = self.recompute
-        if not isinstance(names, (list, tuple)) or not all(isinstance(n, str) and n for n in names):
-            faults.append(
-                f"recompute is {_shown(names)}, expected a list of names of modules, as in ['layers.*']"
-            )
         faults += _leaf_faults("batch_dims", self.batch_dims, (int, RowsPerSample), "an int, RowsPerSample")
         faults += _leaf_faults("pad", self.pad, (int, float, bool), "a number")
         faults += _folder_faults(self.dump_dir)
         faults += policy_faults(self.mp_policy)
-        faults += self._staging_faults()
         loss_fn: Any = self.loss_fn
         if loss_fn is not None and not callable(loss_fn):
             faults.append(f"loss_fn is {a_kind(loss_fn)}, expected a callable (output, target) -> loss")
         if faults:
             raise InputError("fxdp.compile cannot take these options:\n  " + "\n  ".join(faults))
         check_name(self.schedule)
-
-    def _reshard_faults(self) -> list[str]:
-        value: Any = self.reshard_after_forward
-        if isinstance(value, bool) or _is_count(value, most=sys.maxsize):
-            return []
-        return [
-            f"reshard_after_forward is {_shown(value)}, expected True, False, or among how many ranks the "
-            "backward gathers parameters"
-        ]
-
-    def _number_faults(self) -> list[str]:
-        faults = []
-        if not (self.bucket_mb is None or _is_size(self.bucket_mb)):
-            faults.append(f"bucket_mb is {_shown(self.bucket_mb)}, expected a size in MiB above 0")
-        if not (self.memory_limit is None or _is_count(self.memory_limit, most=sys.maxsize)):
-            given = _shown(self.memory_limit)
-            faults.append(f"memory_limit is {given}, expected the bytes that a rank may hold, as 16 * 2**30")
-        if not _is_count(self.check_replicas, least=0, most=sys.maxsize):
-            given = _shown(self.check_replicas)
-            faults.append(f"check_replicas is {given}, expected a number of calls, or 0 for never")
-        return faults
 
     def _budget_faults(self) -> list[str]:
         budget: Any = self.activation_memory_budget
@@ -125,24 +79,6 @@ class Options:
             return [f"{given} with compute='eager', which saves all; expected compute='inductor'"]
         return []
 
-    def _staging_faults(self) -> list[str]:
-        faults = []
-        if not _is_count(self.microbatches):
-            faults.append(
-                f"microbatches is {_shown(self.microbatches)}, expected an integer of at least 1 and at most "
-                f"{_MOST:,}"
-            )
-        schedule: Any = self.schedule
-        if not isinstance(schedule, str):
-            faults.append(f"schedule is {self.schedule!r}, expected a name, or the path of a file *.csv")
-        stages: Any = self.stages
-        named = isinstance(stages, (list, tuple)) and all(isinstance(n, str) for n in stages)
-        if not (stages is None or named or _is_count(stages)):
-            faults.append(
-                f"stages is {_shown(stages)}, expected an integer of at least 1, or a list of module names"
-            )
-        return faults
-
     @classmethod
     def named(cls, given: Mapping[str, Any]) -> Options:
         """The options of these names.
@@ -152,13 +88,10 @@ class Options:
         InputError : names that are no options, with those that are near.
         """
         known = [f.name for f in fields(cls)]
-        unknown = []
-        for name in given:
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.6) if name not in known else []
-            if name not in known:
-                unknown.append(f"{name}: did you mean {near[0]}?" if near else name)
+        unknown = {n: difflib.get_close_matches(n, known, n=1) for n in given if n not in known}
         if unknown:
-            listing = "\n  ".join(unknown)
+            lines = [f"{n}: did you mean {near[0]}?" if near else n for n, near in unknown.items()]
+            listing = "\n  ".join(lines)
             raise InputError(
                 f"fxdp.compile has no options of these names:\n  {listing}\nexpected some of "
                 + ", ".join(known)
@@ -241,6 +174,52 @@ def _is_size(value: Any) -> bool:
 
 def _is_count(value: Any, *, least: int = 1, most: int = _MOST) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+
+
+def _are_names(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and all(isinstance(name, str) for name in value)
+
+
+_Expected: TypeAlias = "tuple[Callable[[Any], bool], str]"
+"""Whether a value is one that an option can have, and what these are in words."""
+
+
+def _one_of(*choices: str) -> _Expected:
+    return lambda value: isinstance(value, str) and value in choices, f"one of {choices}"
+
+
+_SWITCH: _Expected = lambda value: isinstance(value, bool), "True or False"
+_EXPECTED: dict[str, _Expected] = {
+    "strategy": _one_of(*CHEAPEST_FIRST, "auto"),
+    "rng": _one_of("sharded", "single-device"),
+    "compute": _one_of("inductor", "eager"),
+    "checkpoint": _one_of("never", "except_last", "always"),
+    "gradients": _one_of("everywhere", "owner"),
+    "batch_stats": _one_of("global", "microbatch"),
+    **dict.fromkeys(("uneven", "verify", "strict"), _SWITCH),
+    "reshard_after_forward": (
+        lambda value: isinstance(value, bool) or _is_count(value, most=sys.maxsize),
+        "True, False, or among how many ranks the backward gathers parameters",
+    ),
+    "bucket_mb": (lambda value: value is None or _is_size(value), "a size in MiB above 0"),
+    "memory_limit": (
+        lambda value: value is None or _is_count(value, most=sys.maxsize),
+        "the bytes that a rank may hold, as 16 * 2**30",
+    ),
+    "check_replicas": (
+        lambda value: _is_count(value, least=0, most=sys.maxsize), "a number of calls, or 0 for never"
+    ),
+    "recompute": (
+        lambda value: _are_names(value) and all(value), "a list of names of modules, as in ['layers.*']"
+    ),
+    "microbatches": (_is_count, f"an integer of at least 1 and at most {_MOST:,}"),
+    "schedule": (lambda value: isinstance(value, str), "a name, or the path of a file *.csv"),
+    "stages": (
+        lambda value: value is None or _are_names(value) or _is_count(value),
+        "an integer of at least 1, or a list of module names",
+    ),
+}  # fmt: skip
+"""Of the options that one can judge by themselves."""
 
 
 def _leaf_faults(name: str, value: Any, kinds: tuple[type, ...], words: str) -> list[str]:
