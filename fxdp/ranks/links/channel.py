@@ -105,7 +105,7 @@ class Channel(Wires):
                 self._tell_where(waiting)
             deadline = deadline or time.monotonic() + self._timeout_s
             if time.monotonic() > deadline:
-                raise LateError(self._late(waiting))
+                raise LateError(self._late_words(self._late(waiting)))
 
     def _check_size(self, data: bytes) -> None:
         if len(data) > DATA_BYTES:
@@ -113,10 +113,7 @@ class Channel(Wires):
 
     def _tell_where(self, waiting: list[Peer]) -> None:
         """Tell those for whom this rank waits where it is: they may wait for it elsewhere."""
-        frame = framed(FrameKind.WAITS, ROUND.pack(self.round) + self.waits_for(), self.rank)
-        for peer in waiting:
-            with contextlib.suppress(OSError):
-                self._send(peer, frame)
+        self._tell(waiting, framed(FrameKind.WAITS, ROUND.pack(self.round) + self.waits_for(), self.rank))
 
     def _ending(self, waiting: list[Peer]) -> Ending | None:
         """Why this round will never be complete: a rank that failed, or one that left before its part."""
@@ -124,8 +121,9 @@ class Channel(Wires):
         failed = [ending for ending in endings if ending.kind is not EndKind.ENDED]
         return next(iter(failed + [peer.ending for peer in waiting if peer.ending]), None)
 
-    def _late(self, waiting: list[Peer]) -> str:
-        return self._late_words([peer.rank for peer in waiting])
+    def _late(self, waiting: Sequence[Peer]) -> Sequence[int]:
+        """The ranks for which this one waits in vain."""
+        return [peer.rank for peer in waiting]
 
     def _late_words(self, ranks: Sequence[int]) -> str:
         late = ", ".join(str(self.names[rank]) for rank in ranks)
@@ -147,12 +145,9 @@ class Channel(Wires):
         if now - self._placed < _AGAIN_S:
             return
         self._placed = now
-        own = framed(FrameKind.PLACE, self.is_at(), self.rank)
-        for peer in self.peers:
-            with contextlib.suppress(OSError):
-                if peer is not source and (source is None or self.hops > 1):
-                    self._send(peer, framed(FrameKind.ASKS, b"", self.rank))
-                self._send(peer, own)
+        asked = [peer for peer in self.peers if peer is not source and (source is None or self.hops > 1)]
+        self._tell(asked, framed(FrameKind.ASKS, b"", self.rank))
+        self._tell(self.peers, framed(FrameKind.PLACE, self.is_at(), self.rank))
 
     def _hear_place(self, source: Peer, about: int, content: bytes) -> None:
         """A rank has said where it is."""

@@ -28,7 +28,7 @@ class Control(Channel):
         self._check_size(data)
         self._own = data
         self.round += 1
-        self._send_all(framed(FrameKind.DATA, data, self.rank))
+        self._send_all(framed(FrameKind.DATA, data, self.rank), self.peers)
 
     def finish(self) -> list[bytes]:
         """Wait for the other ranks' parts of the round that `start` began."""
@@ -51,4 +51,4 @@ class Control(Channel):
         with self._lock:
             for peer in self.peers:
                 peer.drop_round()
-        self._send_all(framed(FrameKind.REFUSED, as_bytes(text), self.rank))
+        self._send_all(framed(FrameKind.REFUSED, as_bytes(text), self.rank), self.peers)

@@ -35,12 +35,11 @@ class History:
     ----------
     now : the moment that began last; 0 before the first.
     order : a hash of all moments so far.
-    backwards : how many of them are backwards.
+    began : how many there were so far; `backwards`, how many of them are backwards.
     """
 
     def __init__(self) -> None:
-        self.now = self.order = self.backwards = 0
-        self._began = 0
+        self.now = self.order = self.began = self.backwards = 0
         self._names: list[str] = []
         self._last: deque[int] = deque(maxlen=_KEPT)
         self._places: dict[int, Place] = {}
@@ -74,17 +73,12 @@ class History:
 
     def _add(self, moment: int) -> None:
         self.order = (self.order * _MIX + moment) & _MASK
-        self._began += 1
+        self.began += 1
         self._last.append(moment)
-
-    @property
-    def began(self) -> int:
-        """How many moments there were so far."""
-        return self._began
 
     def recent(self) -> tuple[int, ...]:
         """How many moments there were before those that are remembered, and these."""
-        return (self._began - len(self._last), *self._last)
+        return (self.began - len(self._last), *self._last)
 
     @staticmethod
     def is_backward(moment: int) -> bool:

@@ -170,7 +170,7 @@ class Messages:
             now = time.perf_counter()
             start = start or now
             if now > start + self._timeout_s:
-                raise LateError(self._late(waiting or self._peers, expected))
+                raise LateError(self._late_words(self._late(waiting or self._peers, expected)))
             if now > start + _SPIN_S:
                 for peer in waiting:  # one that sent less would be waited for in vain
                     check_header(peer, expected)
@@ -178,8 +178,9 @@ class Messages:
                     self._say_who_is_missing(waiting, expected)
                 self._sleep(waiting)
 
-    def _late(self, waiting: Sequence[Correspondent], expected: Round) -> str:
-        return self._late_words([peer.rank for peer in waiting])
+    def _late(self, waiting: Sequence[Correspondent], expected: Round) -> Sequence[int]:
+        """The ranks for which this one waits in vain."""
+        return [peer.rank for peer in waiting]
 
     def _late_words(self, places: Sequence[int]) -> str:
         late = ", ".join(str(self.names[place]) for place in places)

@@ -160,13 +160,11 @@ class _Opening:
             self.store, self.name, self.rank, planes, self._host(), timeout_s,
             self.look, self.settings.lost_s, above,
         )  # fmt: skip
-        if len(self.ranks) <= above:
-            to_all, to_row = connect_all(*given)
-            in_row = {place_of[rank]: connection for rank, connection in to_row.items()}
-            return Control(self.rank, to_all, timeout_s), Messages(own, in_row, timeout_s)
-        joint = connect_tree(*given)
-        to_all, to_row = joint.connections
+        joint = connect_tree(*given) if len(self.ranks) > above else None
+        to_all, to_row = connect_all(*given) if joint is None else joint.connections
         in_row = {place_of[rank]: connection for rank, connection in to_row.items()}
+        if joint is None:
+            return Control(self.rank, to_all, timeout_s), Messages(own, in_row, timeout_s)
         control = TreeControl(self.rank, joint.places[0], to_all, timeout_s)
         if joint.places[1] is None:
             return control, Messages(own, in_row, timeout_s)

@@ -11,6 +11,7 @@ import select
 import socket
 import threading
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from fxdp.ranks.links.ending import UNHEARD, Ending, EndKind, sent_nonsense
@@ -88,8 +89,8 @@ class Wires:
 
     # -- sending -------------------------------------------------------------------------------------------
 
-    def _send_all(self, frame: bytes) -> None:
-        for peer in self.peers:
+    def _send_all(self, frame: bytes, peers: Iterable[Peer]) -> None:
+        for peer in peers:
             self._send_or_drain(peer, frame)
 
     def _send_or_drain(self, peer: Peer, frame: bytes) -> None:
@@ -97,6 +98,12 @@ class Wires:
             self._send(peer, frame)
         except OSError as error:
             self._lose(peer, error)
+
+    def _tell(self, peers: Iterable[Peer], frame: bytes) -> None:
+        """Send what nobody need get: who is gone is noticed elsewhere."""
+        for peer in peers:
+            with contextlib.suppress(OSError):
+                self._send(peer, frame)
 
     def _lose(self, peer: Peer, error: OSError) -> None:
         """The peer is gone; who waits reports it with its last words."""

@@ -11,7 +11,6 @@ finished its rounds before: so who hears that it has left, and has no answer, wi
 
 from __future__ import annotations
 
-import contextlib
 import json
 import socket
 import struct
@@ -130,7 +129,7 @@ class TreeControl(Channel):
             child.rounds.popleft()
         if self._parent is None:
             self._answer, self._open = joined, False
-            self._send_down(framed(FrameKind.DATA, data, self.rank))
+            self._send_all(framed(FrameKind.DATA, data, self.rank), self._children)
         else:
             self._risen = True
             self._send_or_drain(self._parent, framed(FrameKind.DATA, data, self.rank))
@@ -143,11 +142,7 @@ class TreeControl(Channel):
             self._turn_away(parent, str(error))
             return
         self._open = False
-        self._send_down(framed(FrameKind.DATA, content, self.rank))
-
-    def _send_down(self, frame: bytes) -> None:
-        for child in self._children:
-            self._send_or_drain(child, frame)
+        self._send_all(framed(FrameKind.DATA, content, self.rank), self._children)
 
     def _decide_refused(self, refusals: list[tuple[int, str]]) -> None:
         """This round is refused: drop what comes for it yet, and tell whom this rank owes a frame of it."""
@@ -155,10 +150,8 @@ class TreeControl(Channel):
         for peer in self.peers:
             if not self._risen or peer is self._parent:  # else its part was taken
                 peer.drop_round()
-        frame = framed(FrameKind.REFUSED, _written(refusals), self.rank)
-        for peer in self.peers:
-            if not (self._risen and peer is self._parent):
-                self._send_or_drain(peer, frame)
+        owed = self._children if self._risen else self.peers
+        self._send_all(framed(FrameKind.REFUSED, _written(refusals), self.rank), owed)
 
     def _read_refusals(self, peer: Peer) -> list[tuple[int, str]]:
         try:
@@ -190,10 +183,7 @@ class TreeControl(Channel):
 
     def _hear_place(self, source: Peer, about: int, content: bytes) -> None:
         super()._hear_place(source, about, content)
-        for peer in self.peers:
-            if peer is not source:
-                with contextlib.suppress(OSError):
-                    self._send(peer, framed(FrameKind.PLACE, content, about))
+        self._tell(self._besides(source), framed(FrameKind.PLACE, content, about))
 
     def _hang_up(self, peer: Peer) -> None:
         super()._hang_up(peer)
@@ -213,11 +203,10 @@ class TreeControl(Channel):
         if self.left is not None or self.silent:
             return
         self.left = ending
-        frame = framed(FrameKind.ENDED, as_bytes(ending.text), ending.rank)
-        for peer in self.peers:
-            if peer is not source:
-                with contextlib.suppress(OSError):
-                    self._send(peer, frame)
+        self._tell(self._besides(source), framed(FrameKind.ENDED, as_bytes(ending.text), ending.rank))
+
+    def _besides(self, source: Peer) -> list[Peer]:
+        return [peer for peer in self.peers if peer is not source]
 
     def _is_way_to(self, peer: Peer, rank: int) -> bool:
         return peer.rank == rank or (peer.ending is not None and peer.ending.rank == rank)
@@ -243,8 +232,7 @@ class TreeControl(Channel):
             if missing and self._told.get(peer.rank) != missing:
                 self._told[peer.rank] = missing
                 content = ROUND.pack(self.round) + b"".join(map(_RANK.pack, missing))
-                with contextlib.suppress(OSError):
-                    self._send(peer, framed(FrameKind.MISSING, content, self.rank))
+                self._tell([peer], framed(FrameKind.MISSING, content, self.rank))
 
     def _missed(self, besides: Peer | None = None) -> tuple[int, ...]:
         """The ranks that have not come: a neighbour, or, if it has come and said so, those whom it misses."""
@@ -255,8 +243,8 @@ class TreeControl(Channel):
                 found.update(ranks if number == self.round and ranks else (peer.rank,))
         return tuple(sorted(found)[:_NAMED])
 
-    def _late(self, waiting: list[Peer]) -> str:
-        return self._late_words(self._missed() or [peer.rank for peer in waiting])
+    def _late(self, waiting: Sequence[Peer]) -> Sequence[int]:
+        return self._missed() or super()._late(waiting)
 
 
 def _written(refusals: Sequence[tuple[int, str]]) -> bytes:

@@ -150,8 +150,8 @@ class TreeMessages(Messages):
         said, missing = self._absent.get(peer.rank, (0, peer.rank))
         return missing if said == number and missing < self._place.size else peer.rank
 
-    def _late(self, waiting: Sequence[Correspondent], expected: Round) -> str:
-        return self._late_words(sorted({self._missed(peer, expected.number) for peer in waiting}))
+    def _late(self, waiting: Sequence[Correspondent], expected: Round) -> Sequence[int]:
+        return sorted({self._missed(peer, expected.number) for peer in waiting})
 
     def _read(self, peer: Correspondent) -> bool:
         while True:
