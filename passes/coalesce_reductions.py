@@ -14,6 +14,7 @@ from fxdp.ir.level import Level
 from fxdp.ir.mesh import Mesh
 from fxdp.ir.notes import Cause, members_of, note, tensor_type
 from fxdp.ir.packing import Packing, elements
+from fxdp.ir.row_buckets import causes_of
 from fxdp.ir.types import is_static, type_bytes
 
 _Key: TypeAlias = "tuple[torch.dtype, bool, str | None]"
@@ -75,7 +76,7 @@ def _first(graph: fx.Graph, nodes: list[fx.Node]) -> fx.Node:
 
 
 def _cause(members: list[fx.Node]) -> Cause:
-    causes = [cause for member in members if (cause := note(member).cause) is not None]
+    causes = causes_of(members)
     text = f"{len(members)} sums: {'; '.join(dict.fromkeys(cause.text for cause in causes))}"
     first = causes[0]
     return Cause(first.consumer, first.producer, first.site, text, members=members_of(causes))

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
+from fxdp.ir.graphs import inputs_of
 from fxdp.ir.level import Level
 from fxdp.ir.mesh import Mesh
 from fxdp.ir.notes import copy_note, note, tensor_type
@@ -130,8 +131,8 @@ class PlaceParameters:
         data_ranks = mesh.size_along(rows.axis)
         if data_ranks * mesh.pipeline.size == 1:
             return gm
-        found = {note(n).slot: n for n in gm.graph.find_nodes(op="placeholder") if in_rows(note(n).type)}
-        parameters = {slot: node for slot, node in found.items() if isinstance(slot, Parameter)}
+        every = inputs_of(gm.graph, Parameter)
+        parameters = {slot: node for slot, node in every if in_rows(note(node).type)}
         for node in parameters.values():
             note(node).placement = rows
         casts = _cast_in_rows(gm.graph, parameters.values(), rows)

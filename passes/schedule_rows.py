@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import fx
 
 from fxdp.ir import conversions
-from fxdp.ir.graphs import reachable
+from fxdp.ir.graphs import inputs_of, reachable
 from fxdp.ir.level import Level
 from fxdp.ir.mesh import Mesh
 from fxdp.ir.notes import note
@@ -22,9 +22,8 @@ class _Schedule:
 
     def __init__(self, graph: fx.Graph) -> None:
         self._graph = graph
-        tangents = [n for n in graph.find_nodes(op="placeholder") if isinstance(note(n).slot, Tangent)]
-        self._tangents = tangents
-        self._later = reachable(tangents)
+        self._tangents = [node for _, node in inputs_of(graph, Tangent)]
+        self._later = reachable(self._tangents)
         """All that is computed from a tangent: what a backward has and a forward has not."""
 
     def gathers(self, backward: bool) -> None:

@@ -119,8 +119,8 @@ def _program(
     told: Mapping[int, Sequence[ReadNumber]] | None = None,
 ) -> FlatModule:
     """What is traced for a request, with these buffers as numbers, and told what runs read of their data."""
-    asked = request
-    return FlatModule(asked.module, asked.inputs, asked.loss_fn, numbers, asked.precision, asked.ways, told)
+    module, inputs, loss_fn = request.module, request.inputs, request.loss_fn
+    return FlatModule(module, inputs, loss_fn, numbers, request.precision, request.ways, told)
 
 
 def _capture(tracer: _Tracer, hint: int) -> tuple[Captured, _Tracer]:

@@ -19,6 +19,7 @@ from fxdp.capture.driver import capture_request
 from fxdp.capture.inputs import Inputs
 from fxdp.capture.python_values import DecidesError
 from fxdp.capture.request import Request
+from fxdp.ir.graphs import inputs_of
 from fxdp.ir.notes import note
 from fxdp.ir.sizes import number
 from fxdp.ir.slots import Input
@@ -80,9 +81,8 @@ def digest(captured: Captured, inputs: Inputs, numbers: Mapping[str, float]) -> 
 def number_symbols(gm: fx.GraphModule, inputs: Sequence[int]) -> dict[str, int]:
     """The symbols of numbers that are read off these inputs, and of which."""
     found: dict[str, int] = {}
-    for node in gm.graph.find_nodes(op="placeholder"):
-        slot = note(node).slot
-        if isinstance(slot, Input) and slot.index in inputs:
+    for slot, node in inputs_of(gm.graph, Input):
+        if slot.index in inputs:
             read = (note(user).type for user in node.users)
             found |= {str(type_.expr): slot.index for type_ in read if isinstance(type_, ScalarType)}
     return found
@@ -91,8 +91,7 @@ def number_symbols(gm: fx.GraphModule, inputs: Sequence[int]) -> dict[str, int]:
 def shapes_depend_on(gm: fx.GraphModule, symbols: Iterable[str]) -> bool:
     """Whether the size of any value depends on one of these numbers."""
     for node in gm.graph.nodes:
-        known = note(node).type
-        for type_ in known if isinstance(known, tuple) else (known,):
+        for type_ in note(node).types:
             sizes = type_.shape if isinstance(type_, TensorType) else ()
             if any(str(s) in symbols for n in sizes if isinstance(n, sympy.Basic) for s in n.free_symbols):
                 return True

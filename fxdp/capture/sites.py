@@ -48,16 +48,24 @@ def site_of_trace(trace: str) -> Site:
     return (users or others or [Site()])[-1]
 
 
+def chain(error: BaseException) -> list[BaseException]:
+    """An exception and what led to it."""
+    found: list[BaseException] = []
+    seen: BaseException | None = error
+    while seen is not None and seen not in found:
+        found.append(seen)
+        seen = seen.__cause__ or seen.__context__
+    return found
+
+
 def site_of_exception(error: BaseException) -> Site:
     """The innermost frame of the user's code that an exception passed through."""
-    seen: BaseException | None = error
-    while seen is not None:
-        frames = traceback.extract_tb(seen.__traceback__)
+    for link in chain(error):
+        frames = traceback.extract_tb(link.__traceback__)
         users = [frame for frame in frames if is_user_file(frame.filename)]
         if users:
             last = users[-1]
             return Site(last.filename, last.lineno or 0, last.line or "")
-        seen = seen.__cause__ or seen.__context__
     return Site()
 
 

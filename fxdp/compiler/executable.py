@@ -17,6 +17,7 @@ from fxdp.compiler.message_names import message_names
 from fxdp.compiler.program import Program
 from fxdp.compiler.step_modules import step_modules, wanted_parts
 from fxdp.ir.draws import drawn_seed, graph_draws
+from fxdp.ir.graphs import inputs_of
 from fxdp.ir.model_tensors import slot_values
 from fxdp.ir.notes import note, tensor_type
 from fxdp.ir.outputs_behind import outputs_behind
@@ -194,12 +195,12 @@ class Executables:
     def _bind_step(self, gm: fx.GraphModule, messages: Mapping[str, Names]) -> Step:
         program, step = self.program, self.program.scheduled()
         results = tuple(slot for slot, _, _ in program.partition.results)
-        slots = [note(n).slot for n in program.gm.graph.find_nodes(op="placeholder")]
+        parameters = [slot for slot, _ in inputs_of(program.gm.graph, Parameter)]
         buffers = [s.of for s in results if isinstance(s, Mutation) and isinstance(s.of, Buffer)]
         bound = Step(
             gm,
             results,
-            {s: self._module.get_parameter(s.name) for s in slots if isinstance(s, Parameter)},
+            {s: self._module.get_parameter(s.name) for s in parameters},
             {s: self._module.get_buffer(s.name) for s in buffers},
             step.loss,
             step.not_differentiated,

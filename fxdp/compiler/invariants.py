@@ -16,7 +16,7 @@ from fxdp.compiler.row_checks import ROW_CHECKS
 from fxdp.ir import conversions
 from fxdp.ir.graphs import given_arguments
 from fxdp.ir.level import Level
-from fxdp.ir.notes import is_host_size, note, tensor_operands
+from fxdp.ir.notes import Note, is_host_size, note, tensor_operands
 from fxdp.ir.op_kinds import linear_groups, reads_shape_alone
 from fxdp.ir.placements import Partial, Placement, Shard
 from fxdp.ir.sizes import batch_factor, exact_quotient, fixed_by_data
@@ -121,10 +121,8 @@ def tensors_are_placed(graph: fx.Graph) -> Iterator[Fault]:
 def shards_fit_shapes(graph: fx.Graph) -> Iterator[Fault]:
     """A sharded dim is `outer * B * inner`."""
     for node in graph.nodes:
-        type_, placement = note(node).type, note(node).placement
-        types = type_ if isinstance(type_, tuple) else (type_,)
-        placements = placement if isinstance(placement, tuple) else (placement,)
-        for one, where in zip(types, placements, strict=False):
+        known = note(node)
+        for one, where in zip(known.types, known.placements, strict=False):
             if isinstance(one, TensorType) and isinstance(where, Shard) and not _fits(one, where):
                 yield node, f"cannot be {where}: that dim is no multiple of the batch"
 
@@ -211,17 +209,16 @@ def partial_flows_through_linear_ops(graph: fx.Graph) -> Iterator[Fault]:
         if not any(isinstance(p, Partial) for p in wanted):
             continue
         if reads_shape_alone(node.target):
-            if _gives_partial(note(node).placement):
+            if _gives_partial(note(node)):
                 yield node, "reads no more than the shape of a Partial value but gives one"
-        elif not _gives_partial(note(node).placement):
+        elif not _gives_partial(note(node)):
             yield node, "reads a Partial value but gives none"
         elif not _is_linear(node, wanted):
             yield node, "reads a Partial value in which it is not linear"
 
 
-def _gives_partial(placement: Placement | tuple[Placement | None, ...] | None) -> bool:
-    placements = placement if isinstance(placement, tuple) else (placement,)
-    return placement is not None and all(p is None or isinstance(p, Partial) for p in placements)
+def _gives_partial(known: Note) -> bool:
+    return known.placement is not None and all(p is None or isinstance(p, Partial) for p in known.placements)
 
 
 def _is_linear(node: fx.Node, wanted: tuple[Placement | None, ...]) -> bool:

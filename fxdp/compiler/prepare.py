@@ -17,12 +17,11 @@ from fxdp.compiler.verifier import verify
 from fxdp.errors import MeshError, PlacementError, StageError
 from fxdp.ir.conversion_cause import unconverted
 from fxdp.ir.graph_text import target_text, type_text
-from fxdp.ir.graphs import copy_graph, results_of
+from fxdp.ir.graphs import copy_graph, inputs_of, results_of
 from fxdp.ir.level import Level
 from fxdp.ir.mesh import REPLICATE, SHARD, Mesh
-from fxdp.ir.notes import has_no_rule, note, tensor_operands
+from fxdp.ir.notes import has_no_rule, note, tensor_operands, tensor_type
 from fxdp.ir.slots import Crossing, Mutation, Parameter, ResultSlot, Tangent
-from fxdp.ir.types import TensorType
 from fxdp.options import Options
 from fxdp.pipeline.cut.partition import Part, Partition
 from fxdp.pipeline.cut.phases import recall_phases
@@ -223,9 +222,8 @@ def check_reductions(captured: Captured, options: Options) -> None:
     precision = options.precision
     if precision is None or precision.reduce is None:
         return
-    notes = [note(node) for node in captured.gm.graph.find_nodes(op="placeholder")]
-    types = [n.type for n in notes if isinstance(n.slot, Parameter) and isinstance(n.type, TensorType)]
-    other = sorted({str(type_.dtype) for type_ in types if type_.dtype != precision.reduce})
+    dtypes = {tensor_type(node).dtype for _, node in inputs_of(captured.gm.graph, Parameter)}
+    other = sorted(str(dtype) for dtype in dtypes if dtype != precision.reduce)
     if other:
         raise MeshError(
             f"mp_policy sums gradients in {precision.reduce}, but the parameters are {', '.join(other)} and "
@@ -243,12 +241,11 @@ def loss_index(graph: fx.Graph) -> int | None:
     ------
     StageError : the model has outputs to differentiate but no scalar among them.
     """
-    tangents = [n for n in graph.find_nodes(op="placeholder") if isinstance(note(n).slot, Tangent)]
+    tangents = inputs_of(graph, Tangent)
     if not tangents:
         return None
-    for node in tangents:
-        slot, type_ = note(node).slot, note(node).type
-        if isinstance(slot, Tangent) and isinstance(type_, TensorType) and type_.shape == ():
+    for slot, node in tangents:
+        if tensor_type(node).shape == ():
             return slot.index
     raise StageError(
         "a step in stages or micro-batches runs the backward inside of the call, so the loss must be in "

@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from fxdp.ir import conversions
-from fxdp.ir.graphs import reachable
+from fxdp.ir.graphs import inputs_of, reachable
 from fxdp.ir.level import Level
 from fxdp.ir.notes import note, tensor_type
 from fxdp.ir.slots import Tangent
@@ -54,8 +54,7 @@ def gathers_of_the_backward_read_a_tangent(graph: fx.Graph) -> Iterator[Fault]:
     gathers = [n for n in _scheduled(graph) if n.target is conversions.gather_rows and note(n).backward]
     if not gathers:
         return  # most programs have none, and what depends on a tangent is all of their backward
-    tangents = [n for n in graph.find_nodes(op="placeholder") if isinstance(note(n).slot, Tangent)]
-    later = reachable(tangents)
+    later = reachable([node for _, node in inputs_of(graph, Tangent)])
     for node in gathers:
         if node not in later:
             yield node, "is of the backward, but depends on no tangent"

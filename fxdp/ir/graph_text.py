@@ -84,10 +84,8 @@ def type_text(type_: NodeType) -> str:
 def _placement_text(known: Note, axes: tuple[str, ...]) -> str:
     """`{stage=0 dp=S(0)}`: what is not decided yet, or belongs to no one stage, is left out."""
     words = [] if known.stage is None else [f"stage={known.stage}"]
-    placement = known.placement
-    if placement is not None:
-        members = placement if isinstance(placement, tuple) else (placement,)
-        along = [per_axis(member, axes) for member in members]
+    if known.placement is not None:
+        along = [per_axis(placement, axes) for placement in known.placements]
         words += [f"{axis}={', '.join(str(member[axis]) for member in along)}" for axis in axes]
     return " {" + " ".join(words) + "}" if words and axes else ""
 

@@ -83,6 +83,12 @@ def keep_ancestors(graph: fx.Graph, also: Iterable[fx.Node] = ()) -> None:
             graph.erase_node(node)
 
 
+def inputs_of(graph: fx.Graph, kind: type[T]) -> list[tuple[T, fx.Node]]:
+    """Pairs of slot and node, of the inputs whose slots are of this kind."""
+    found = ((note(node).slot, node) for node in graph.find_nodes(op="placeholder"))
+    return [(slot, node) for slot, node in found if isinstance(slot, kind)]
+
+
 def results_of(graph: fx.Graph) -> list[tuple[Any, fx.Node]]:
     """Pairs of result slot and node."""
     output = graph.output_node()

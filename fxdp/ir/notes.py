@@ -42,6 +42,11 @@ class Site:
         module = f" in {self.module}" if self.module else ""
         return f"{where}{code}{module}"
 
+    @property
+    def where(self) -> str:
+        """`at model.py:12 ...`, as the first words of an error; of an unknown one, `in the model`."""
+        return f"at {self}" if self.file else "in the model"
+
 
 UNKNOWN = "unknown"
 """The rule of an op without one."""
@@ -98,6 +103,16 @@ class Note:
     rewrite: Rewrite | None = None  # how a rule wants its size arguments localized
     again: str = ""  # `computed`: also in the backward, from what is `saved`
     draws_for: MemoryLayout | None = None  # what a random op draws for, where it lies other than was captured
+
+    @property
+    def types(self) -> tuple[TensorType | ScalarType | None, ...]:
+        """One per value that the node gives."""
+        return self.type if isinstance(self.type, tuple) else (self.type,)
+
+    @property
+    def placements(self) -> tuple[Placement | None, ...]:
+        """The same of where they lie."""
+        return self.placement if isinstance(self.placement, tuple) else (self.placement,)
 
 
 def note(node: fx.Node) -> Note:

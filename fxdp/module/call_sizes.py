@@ -10,6 +10,7 @@ from torch import Tensor, fx
 
 from fxdp.capture.captured import Captured, Condition
 from fxdp.errors import InputError
+from fxdp.ir.graphs import inputs_of
 from fxdp.ir.notes import Site, note
 from fxdp.ir.sizes import evaluate, rank_sizes
 from fxdp.ir.slots import Input
@@ -43,9 +44,9 @@ def fixed_dims(
 ) -> list[Condition]:
     """The call's sizes that are not those of the captured inputs: a loop over a dim fixes its size."""
     found = []
-    for node in gm.graph.find_nodes(op="placeholder"):
-        slot, type_ = note(node).slot, note(node).type
-        if not isinstance(slot, Input) or not isinstance(type_, TensorType):
+    for slot, node in inputs_of(gm.graph, Input):
+        type_ = note(node).type
+        if not isinstance(type_, TensorType):
             continue
         sizes = zip(type_.shape, call.tensors[slot.index].shape, strict=True)
         for dim, (captured, own) in enumerate(sizes):

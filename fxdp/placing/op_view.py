@@ -40,7 +40,5 @@ def op_view(node: fx.Node, operand: Callable[[int, fx.Node], Operand]) -> tuple[
 
     args = convert(node.args)
     kwargs = tuple([(k, convert(v)) for k, v in node.kwargs.items()])
-    type_ = note(node).type
-    outputs = type_ if isinstance(type_, tuple) else (type_,)
-    tensors = tuple([t if isinstance(t, TensorType) else None for t in outputs])
+    tensors = tuple([t if isinstance(t, TensorType) else None for t in note(node).types])
     return Op(node.target, args, kwargs, tuple(operands), tensors), sources  # type: ignore[arg-type]

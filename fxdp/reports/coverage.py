@@ -148,8 +148,7 @@ def _reads_whole(node: fx.Node, samples: frozenset[fx.Node]) -> bool:
     known = note(node)
     if node.op != "call_function" or node.target in conversions.CONVERSIONS or is_host_size(node):
         return False
-    placements = known.placement if isinstance(known.placement, tuple) else (known.placement,)
-    if not all(isinstance(p, Replicate) or p is None for p in placements):
+    if not all(isinstance(p, Replicate) or p is None for p in known.placements):
         return False
     if not known.operands:  # a `getitem`
         return any(source in samples for source in node.all_input_nodes)

@@ -63,14 +63,13 @@ def _html(gm: fx.GraphModule, title: str) -> str:
 
 def _row(node: fx.Node) -> dict[str, Any]:
     known = note(node)
-    placements = known.placement if isinstance(known.placement, tuple) else (known.placement,)
     site = known.cause.site if known.cause is not None else known.site
     call = node_text(node).partition(" = ")[2] if node.op in ("placeholder", "call_function") else ""
     return {
         "name": node.name,
         "type": type_text(known.type) if known.type is not None else "",
-        "placement": ", ".join(str(p) for p in placements if p is not None),
-        "colour": COLOURS.get(lies(str(next(iter(placements), ""))), "transparent"),
+        "placement": ", ".join(str(p) for p in known.placements if p is not None),
+        "colour": COLOURS.get(lies(str(next(iter(known.placements), ""))), "transparent"),
         "call": call or node.format_node() or "",
         "at": place(site) if site.file else "",
     }

@@ -21,7 +21,8 @@ from torch import Tensor, fx, nn
 from fxdp import torch_compat
 from fxdp.capture.captured import Captured, Condition
 from fxdp.capture.inputs import Inputs
-from fxdp.ir.notes import Site, note, tensor_type
+from fxdp.ir.graphs import inputs_of
+from fxdp.ir.notes import Site, tensor_type
 from fxdp.ir.slots import Input
 
 
@@ -123,8 +124,7 @@ class TracedModel(nn.Module):
 
 def _sizes_of(captured: Captured) -> dict[str, tuple[Any, ...]]:
     """The global sizes of each input, by what errors call it."""
-    slots = [(node, note(node).slot) for node in captured.gm.graph.find_nodes(op="placeholder")]
-    return {slot.path: tensor_type(node).shape for node, slot in slots if isinstance(slot, Input)}
+    return {slot.path: tensor_type(node).shape for slot, node in inputs_of(captured.gm.graph, Input)}
 
 
 def _condition(guard: SizeGuard, sizes: Mapping[str, tuple[Any, ...]]) -> Condition | None:

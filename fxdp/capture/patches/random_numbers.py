@@ -119,11 +119,10 @@ def _functions(module: ModuleType) -> tuple[Callable[..., Any], Callable[..., An
 
 
 def _refusal(name: str, site: Site) -> CaptureError:
-    where = f"at {site}" if site.file else "in the model"
     return CaptureError(
-        f"{where}: {name} draws a random number in Python, and a graph would keep the one that was drawn "
-        "while it was captured. Draw it with torch and choose with torch.where, draw it outside of the model "
-        "and pass it as an input, or switch off what draws it (layerdrop=0, mask_time_prob=0)"
+        f"{site.where}: {name} draws a random number in Python, and a graph would keep the one that was "
+        "drawn while it was captured. Draw it with torch and choose with torch.where, draw it outside of the "
+        "model and pass it as an input, or switch off what draws it (layerdrop=0, mask_time_prob=0)"
     )
 
 

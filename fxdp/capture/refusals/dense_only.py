@@ -76,8 +76,7 @@ def check_dense(node: fx.Node, site: Site) -> None:
     value = node.meta.get("val")
     if isinstance(value, Tensor) and (kind := kind_of(value)):
         what = f"a tensor of layout {kind}, shape {list(value.shape)}"
-        where = f"at {site}" if site.file else "in the model"
-        raise CaptureError(f"{where}: {what}; {why_dense(kind)}")
+        raise CaptureError(f"{site.where}: {what}; {why_dense(kind)}")
 
 
 def _refusal(done: str, kind: str) -> CaptureError:

@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import PackedSequence
 from fxdp import torch_compat
 from fxdp.capture.refusals.dense_only import why_dense
 from fxdp.capture.refusals.survey import Read
-from fxdp.capture.sites import site_of_exception
+from fxdp.capture.sites import chain, site_of_exception
 from fxdp.errors import CaptureError
 from fxdp.ir.notes import Site
 
@@ -95,16 +95,6 @@ class OnlyAt:
         )
 
 
-def chain(error: BaseException) -> list[BaseException]:
-    """An exception and what led to it."""
-    found: list[BaseException] = []
-    seen: BaseException | None = error
-    while seen is not None and seen not in found:
-        found.append(seen)
-        seen = seen.__cause__ or seen.__context__
-    return found
-
-
 def is_data_dependent(error: BaseException) -> bool:
     """Whether the user's code asked for the value of a tensor."""
     return any(
@@ -127,19 +117,19 @@ def capture_error(
             site = reads[0].site
         remedy = _data_remedy(error, site, reads)
         return CaptureError(
-            f"{_at(site)}: data-dependent control flow. {remedy}.{_listing(reads)}{_torch_says(error)}"
+            f"{site.where}: data-dependent control flow. {remedy}.{_listing(reads)}{_torch_says(error)}"
         )
     if _is_packed(error):
-        return CaptureError(f"{_at(site)}: {_REMEDY_PACKED}.{_torch_says(error)}")
+        return CaptureError(f"{site.where}: {_REMEDY_PACKED}.{_torch_says(error)}")
     if _is_nested(error):
-        return CaptureError(f"{_at(site)}: makes a tensor that is nested; {why_dense('nested')}")
+        return CaptureError(f"{site.where}: makes a tensor that is nested; {why_dense('nested')}")
     if _UNREAD in str(error):
-        return CaptureError(f"{_at(site)}: {_REMEDY_LIST}.{_listing(reads)}")
+        return CaptureError(f"{site.where}: {_REMEDY_LIST}.{_listing(reads)}")
     if _WRITTEN in str(error):
-        return CaptureError(f"{_at(site)}: {_REMEDY_WRITTEN}.{_torch_says(error)}")
+        return CaptureError(f"{site.where}: {_REMEDY_WRITTEN}.{_torch_says(error)}")
     if _CONVERTED in str(error):
         converted = str(error).partition(_CONVERTED)[2]
-        return CaptureError(f"{_at(site)}: {_REMEDY_CONVERTED} ({converted})")
+        return CaptureError(f"{site.where}: {_REMEDY_CONVERTED} ({converted})")
     if mismatch:
         return CaptureError(
             f"the model treats its batch size as a Python constant, and its graph could not be fitted from "
@@ -147,11 +137,11 @@ def capture_error(
         )
     if only_at is not None:
         return CaptureError(
-            f"{_at(site)}: the model runs at a batch of {only_at.given}, but not of {only_at.given - 1}: "
+            f"{site.where}: the model runs at a batch of {only_at.given}, but not of {only_at.given - 1}: "
             f"{type(error).__name__}: {_first_line(error)}. {only_at.remedy}"
         )
     return CaptureError(
-        f"{_at(site)}: the model could not be captured: {type(error).__name__}: {_first_line(error)}. "
+        f"{site.where}: the model could not be captured: {type(error).__name__}: {_first_line(error)}. "
         "If the model runs eagerly with these inputs, rewrite this line with tensor operations that "
         f"torch.export supports{_listing(reads)}"
     )
@@ -160,7 +150,7 @@ def capture_error(
 def eager_error(error: BaseException) -> CaptureError:
     """The error to raise for a model that does not run on these inputs, captured or not."""
     return CaptureError(
-        f"{_at(site_of_exception(error))}: the model itself fails on these inputs: {type(error).__name__}: "
+        f"{site_of_exception(error).where}: the model itself fails on these inputs: {type(error).__name__}: "
         f"{_first_line(error)}"
     )
 
@@ -198,10 +188,6 @@ def _is_loop_over_rows(error: BaseException) -> bool:
     """Whether the value that was asked for is how often a loop over a tensor runs."""
     frames = [frame for link in chain(error) for frame in traceback.extract_tb(link.__traceback__)]
     return any(frame.name == "__iter__" and frame.filename.endswith("torch/_tensor.py") for frame in frames)
-
-
-def _at(site: Site) -> str:
-    return f"at {site}" if site.file else "in the model"
 
 
 def _torch_says(error: BaseException) -> str:

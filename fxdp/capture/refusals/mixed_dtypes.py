@@ -10,6 +10,7 @@ from torch import fx
 
 from fxdp.capture.sites import Origin
 from fxdp.errors import InputError
+from fxdp.ir.graphs import inputs_of
 from fxdp.ir.notes import note
 from fxdp.ir.slots import Input
 from fxdp.ir.types import TensorType, dtype_name
@@ -56,8 +57,8 @@ def _dtypes(node: fx.Node) -> tuple[str, ...]:
 
 def _inputs(graph: fx.Graph) -> str:
     named = []
-    for node in graph.find_nodes(op="placeholder"):
-        slot, type_ = note(node).slot, note(node).type
-        if isinstance(slot, Input) and isinstance(type_, TensorType):
+    for slot, node in inputs_of(graph, Input):
+        type_ = note(node).type
+        if isinstance(type_, TensorType):
             named.append(f"{slot.path or node.name} {dtype_name(type_.dtype)}")
     return ", ".join(named)

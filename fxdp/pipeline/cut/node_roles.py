@@ -101,6 +101,4 @@ def _reads_only(node: fx.Node, known: set[fx.Node]) -> bool:
 
 
 def _is_replicated(node: fx.Node) -> bool:
-    placement = note(node).placement
-    placements = placement if isinstance(placement, tuple) else (placement,)
-    return all(p is None or str(p) == "R" for p in placements)
+    return all(p is None or str(p) == "R" for p in note(node).placements)

@@ -8,7 +8,8 @@ from typing import Any
 
 from torch import fx
 
-from fxdp.ir.notes import Site, note
+from fxdp.ir.graphs import inputs_of
+from fxdp.ir.notes import Site, note, tensor_type
 from fxdp.ir.placements import Partial, Placement
 from fxdp.ir.slots import Crossing, Parameter, ResultSlot
 from fxdp.ir.types import TensorType
@@ -52,12 +53,7 @@ class Part:
     @property
     def parameters(self) -> dict[Parameter, TensorType]:
         """The parameters that it reads."""
-        found = {}
-        for node in self.gm.graph.find_nodes(op="placeholder"):
-            slot, type_ = note(node).slot, note(node).type
-            if isinstance(slot, Parameter) and isinstance(type_, TensorType):
-                found[slot] = type_
-        return found
+        return {slot: tensor_type(node) for slot, node in inputs_of(self.gm.graph, Parameter)}
 
 
 @dataclass

@@ -12,13 +12,12 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from fxdp.ir.graphs import results_of
-from fxdp.ir.notes import copy_note, note, placed_tensor, value_bytes
+from fxdp.ir.graphs import inputs_of, results_of
+from fxdp.ir.notes import copy_note, note, placed_tensor, tensor_type, value_bytes
 from fxdp.ir.op_kinds import is_view
 from fxdp.ir.placements import R
 from fxdp.ir.row_buckets import gather_starts, whole_values
 from fxdp.ir.slots import Crossing, Gradient, ResultSlot, Tangent
-from fxdp.ir.types import TensorType
 from fxdp.pipeline.cut.node_roles import same_in_all
 from fxdp.pipeline.cut.part_builder import PartBuilder
 from fxdp.pipeline.cut.partition import CutEdge, Part, Partition, Total
@@ -188,15 +187,12 @@ class _Cut:
 
 def _make_tangents(graph: fx.Graph) -> None:
     """Of the loss the tangent is one: an epilogue, which no backward calls, makes it itself."""
-    for node in graph.find_nodes(op="placeholder"):
-        type_ = note(node).type
-        if not isinstance(note(node).slot, Tangent) or not isinstance(type_, TensorType):
-            continue
+    for _, node in inputs_of(graph, Tangent):
         # of a value beside it, whose device it takes
         first = next(n for n in graph.nodes if node in n.all_input_nodes)
         beside = next(n for n in first.all_input_nodes if n is not node and note(n).placement == R)
         with graph.inserting_before(first):
-            one = graph.call_function(aten.new_ones.default, (beside, []), {"dtype": type_.dtype})
+            one = graph.call_function(aten.new_ones.default, (beside, []), {"dtype": tensor_type(node).dtype})
         copy_note(node, one, slot=None, operands=(R,))
         node.replace_all_uses_with(one)
         graph.erase_node(node)

@@ -10,7 +10,7 @@ from torch import Tensor, fx
 
 from fxdp.capture.sites import Origin
 from fxdp.ir.conversion_cause import unconverted
-from fxdp.ir.graphs import results_of
+from fxdp.ir.graphs import inputs_of, results_of
 from fxdp.ir.mesh import Mesh
 from fxdp.ir.notes import Site, note, tensor_type
 from fxdp.ir.ops.parameter_rows import most_rows
@@ -74,8 +74,7 @@ def parameter_rows(
             carried.setdefault(need.value, []).append(row.key)
     return tuple(
         _row(node, slot, mesh, origin, made, carried, stages.get(slot.name, ()))
-        for node in causes.graph.find_nodes(op="placeholder")
-        if isinstance(slot := note(node).slot, Parameter)
+        for slot, node in inputs_of(causes.graph, Parameter)
     )
 
 
