@@ -11,8 +11,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rich.table import Table
-from rich.text import Text
 from torch import fx
 
 from fxdp.capture.sites import Origin
@@ -23,11 +21,9 @@ from fxdp.ir.placements import Replicate, Shard
 from fxdp.ir.sizes import B, fixed_by_data, mentions_batch
 from fxdp.ir.slots import Input
 from fxdp.ir.types import NodeType, tensor_types, type_bytes
-from fxdp.reports.by_line import place
 from fxdp.reports.remedies import cause_and_remedy
 from fxdp.reports.rows import CoverageRow, format_bytes
 from fxdp.reports.sheet import Sheet, Shown
-from fxdp.reports.tables import coverage_table
 
 _WHOLE = ", runs whole"
 
@@ -61,16 +57,14 @@ class Coverage(Shown):
     def __repr__(self) -> str:
         return f"Coverage({f'{len(self.rows)} places do not split over the ranks' if self.rows else _ALL})"
 
-    def __rich__(self) -> Table | Text:
-        return coverage_table(self.rows) if self.rows else Text(_ALL, "green")
-
     def sheets(self) -> tuple[Sheet, ...]:
         """The report in a table."""
         rows = tuple(
-            (row.op, row.what, row.phase, format_bytes(row.bytes), place(row.site), row.cause, row.remedy)
+            ("\n".join((row.op, row.how, row.phase)), format_bytes(row.bytes),
+             "\n".join((str(row.site), row.cause, row.remedy)))
             for row in self.rows
-        )
-        columns = ("op", "what", "phase", "#bytes", "at", "why", "what to do")
+        )  # fmt: skip
+        columns = ("op", "#bytes", "where, why, and what to do")
         return (Sheet(_TITLE, columns, rows, "" if rows else _ALL),)
 
 

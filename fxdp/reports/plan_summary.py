@@ -94,9 +94,8 @@ def _coverage_lines(plan: Plan, width: int) -> Iterator[str]:
         return
     yield "what does not split over the ranks"
     for row in rows:
-        times = f" {row.count} times" if row.count > 1 else ""
-        yield f"{place(row.site)}"
-        yield f"  {row.op}: {row.what}{times}, {row.phase}, {format_bytes(row.bytes)}"
+        yield place(row.site)
+        yield f"  {row.op}: {row.how}, {row.phase}, {format_bytes(row.bytes)}"
         for text in (row.cause, f"to do: {row.remedy}"):
             yield from textwrap.wrap(text, width, initial_indent="    ", subsequent_indent="    ")
 

@@ -86,12 +86,14 @@ class CoverageRow:
     followers: int = 0
 
     def __str__(self) -> str:
-        times = f" {self.count} times" if self.count > 1 else ""
         after = f", and {self.followers} more after it" if self.followers else ""
-        head = (
-            f"{self.op} at {self.site}: {self.what}{times} ({self.phase}, {format_bytes(self.bytes)}{after})"
-        )
+        head = f"{self.op} at {self.site}: {self.how} ({self.phase}, {format_bytes(self.bytes)}{after})"
         return f"{head}\n    {self.cause}\n    to do: {self.remedy}"
+
+    @property
+    def how(self) -> str:
+        """`gathered 3 times`."""
+        return f"{self.what} {self.count} times" if self.count > 1 else self.what
 
     def as_dict(self) -> dict[str, Any]:
         """The row as plain values that JSON can hold."""

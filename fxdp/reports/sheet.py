@@ -29,7 +29,10 @@ class Sheet:
         note = [Text(self.note)] if self.note else []
         if not self.rows:
             return Group(Text(self.title, "bold"), *note)
-        table = Table(title=self.title, title_justify="left", title_style=self.style or None)
+        ruled = any("\n" in cell for row in self.rows for cell in row)
+        table = Table(
+            title=self.title, title_justify="left", title_style=self.style or None, show_lines=ruled
+        )
         for name in self.columns:
             table.add_column(name.lstrip("#"), justify="right" if name.startswith("#") else "left")
         for row in self.rows:

@@ -1,13 +1,10 @@
-"""Rows of a plan as tables for a terminal."""
+"""What a step exchanges as a table, and where the compile time went as a line."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from rich.table import Table
-from rich.text import Text
-
-from fxdp.reports.rows import CommRow, CoverageRow, format_bytes, format_seconds
+from fxdp.reports.rows import CommRow, format_bytes, format_seconds
 from fxdp.reports.sheet import Sheet
 
 _COMMUNICATION = "communication of one step"
@@ -23,19 +20,6 @@ def communication_table(rows: Sequence[CommRow]) -> Sheet:
     count, size = sum(row.count for row in rows), format_bytes(sum(row.bytes for row in rows))
     note = "" if rows else "one rank sends nothing"
     return Sheet(_COMMUNICATION, columns, shown, note, ("total", "", "", str(count), size, "", ""))
-
-
-def coverage_table(rows: Sequence[CoverageRow]) -> Table:
-    """What does not split over the ranks, with the reason and the remedy."""
-    table = Table(title="what does not split over the ranks", title_justify="left")
-    for name in ("op", "bytes", "where, why, and what to do"):
-        table.add_column(name, justify="right" if name == "bytes" else "left")
-    for row in rows:
-        times = f" {row.count} times" if row.count > 1 else ""
-        op = Text(row.op).append(f"\n{row.what}{times}\n{row.phase}", "dim")
-        advice = Text(f"{row.site}\n", "cyan").append(f"{row.cause}\n{row.remedy}", "default")
-        table.add_row(op, format_bytes(row.bytes), advice)
-    return table
 
 
 def timings_line(timings: Mapping[str, float]) -> str:
