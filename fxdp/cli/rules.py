@@ -32,5 +32,5 @@ def run(asked: argparse.Namespace) -> int:
         totals = ", ".join(f"{n} {kind}" for kind, n in counts(rows).items())
         shown = tuple((row.op, row.family, row.kind) for row in rows)
         last = (f"{len(rows)} ops", "", totals)
-        Console().print(Sheet("op rules", ("op", "family", "kind"), shown, total=last))
+        Console().print(Sheet("op rules", ("=op", "family", "kind"), shown, total=last))
     return 0

@@ -13,8 +13,9 @@ from rich.text import Text
 
 @dataclass(frozen=True)
 class Sheet:
-    """A table of texts; without rows its note says what that means. Columns named `#...` hold numbers.
+    """A table of texts; without rows its note says what that means.
 
+    Columns named `#...` hold numbers, those named `=...` words that stay whole however narrow the terminal.
     `total` is a last line about all rows; `style` is the title's in a terminal.
     """
 
@@ -34,7 +35,8 @@ class Sheet:
             title=self.title, title_justify="left", title_style=self.style or None, show_lines=ruled
         )
         for name in self.columns:
-            table.add_column(name.lstrip("#"), justify="right" if name.startswith("#") else "left")
+            whole = name.startswith(("#", "="))
+            table.add_column(name.lstrip("#="), justify="right" if name[:1] == "#" else "left", no_wrap=whole)
         for row in self.rows:
             table.add_row(*map(Text, row))
         if self.total:
@@ -51,7 +53,7 @@ _TEMPLATE = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).f
 {% if sheet.rows %}
 <table style="border-collapse:collapse;text-align:left">
 <tr>{% for name in sheet.columns %}<th style="padding:2px 10px 2px 0;border-bottom:1px solid #8888">\
-{{ name.lstrip('#') }}</th>{% endfor %}</tr>
+{{ name.lstrip('#=') }}</th>{% endfor %}</tr>
 {% for row in sheet.rows + ((sheet.total,) if sheet.total else ()) %}
 <tr>{% for cell in row %}<td style="padding:2px 10px 2px 0;vertical-align:top;white-space:pre-wrap\
 {{ ';text-align:right' if sheet.columns[loop.index0].startswith('#') }}">{{ cell }}</td>{% endfor %}</tr>

@@ -12,7 +12,7 @@ _COMMUNICATION = "communication of one step"
 
 def communication_table(rows: Sequence[CommRow]) -> Sheet:
     """The collectives of one step, each with its cause; the last line is their sum."""
-    columns = ("phase", "op", "by", "#count", "#bytes", "cause", "at")
+    columns = ("=phase", "=op", "=by", "#count", "#bytes", "cause", "at")
     shown = tuple(
         (row.phase, row.op, row.by, str(row.count), format_bytes(row.bytes), row.cause, row.site)
         for row in rows

@@ -19,8 +19,8 @@ def _text(*rows: CommRow) -> list[str]:
     return _printed(communication_table(rows))
 
 
-def _printed(table: Sheet) -> list[str]:
-    console = Console(width=100, file=StringIO())
+def _printed(table: Sheet, width: int = 100) -> list[str]:
+    console = Console(width=width, file=StringIO())
     with console.capture() as shown:
         console.print(table)
     return [line.rstrip() for line in shown.get().splitlines()]
@@ -35,6 +35,14 @@ def test_each_collective_has_its_cause_and_the_last_line_is_the_sum() -> None:
     assert "│ backward │ all_reduce │ gloo │     2 │ 2.0 KiB │ gradient of [w] │ model.py:7 │" in lines
     assert "│ total    │            │      │     3 │ 2.0 KiB │                 │            │" in lines
     assert ">total</td>" in sheets_html([communication_table(rows)])
+
+
+def test_words_and_numbers_stay_whole_in_a_narrow_terminal() -> None:
+    row = Row("reduce_scatter", 2048, 2, "gradients of some parameters", "model.py:7", "backward")
+    shown = "\n".join(_printed(communication_table([row]), width=70))
+    assert "reduce_scatter" in shown
+    assert "2.0 KiB" in shown
+    assert "gradients of some parameters" not in shown, "what is long goes on below"
 
 
 def test_one_rank_sends_nothing() -> None:
