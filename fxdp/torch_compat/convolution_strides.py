@@ -38,17 +38,19 @@ def convolution_strides() -> Iterator[None]:
 
 def _with_strides(plain: Callable[..., Any]) -> Callable[..., Any]:
     def convolved(mode: FakeTensorMode, op: Any, *args: Any, **kwargs: Any) -> Any:
-        made = plain(mode, op, *args, **kwargs)
         images = _IMAGES[op]
         if len(args) < len(images) or not all(_only_batch_is_open(args[i]) for i in images):
-            return made
+            return plain(mode, op, *args, **kwargs)
+        # that of all is not asked: of a gradient torch 2.11 refuses it, as the batch may be 1
         with mode:
             some = [_of_some(one) if i in images else one for i, one in enumerate(args)]
         like = plain(mode, op, *some, **kwargs)
+        batch = args[0].shape[0]
         with mode:
-            if isinstance(made, Tensor):
-                return _laid_out(made, like)
-            return type(made)(map(_laid_out, made, like))
+            if isinstance(like, Tensor):
+                return _of_all(like, batch)
+            image, *others = like
+            return (image if image is None else _of_all(image, batch), *others)
 
     return convolved
 
@@ -66,8 +68,6 @@ def _of_some(image: Tensor) -> Tensor:
     return image.new_empty_strided((_SOME, *image.shape[1:]), image.stride())
 
 
-def _laid_out(made: Tensor | None, like: Tensor | None) -> Tensor | None:
-    """A value with the strides of one that is like it but for the batch."""
-    if made is None or like is None or made.stride() == like.stride():
-        return made
-    return made.new_empty_strided(made.shape, like.stride())
+def _of_all(some: Tensor, batch: SymInt) -> Tensor:
+    """A value with the strides of that of some images, for all."""
+    return some.new_empty_strided((batch, *some.shape[1:]), some.stride())

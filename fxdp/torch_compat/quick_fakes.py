@@ -52,8 +52,7 @@ class _Copies:
                 return self._plain(self_, state, entry, key, func, args)
             viewed = args[entry.view_idx] if getattr(func, "is_view", False) else None
             nodes = [size.node for size in sizes]
-            version = getattr(state.shape_env, "_replacements_version_counter", 0)
-            name = (id(entry), version, *map(id, nodes))
+            name = (id(entry), _version(state.shape_env), *map(id, nodes))
             if (known := self._known.get(name)) is not None:
                 return _copy(self_, known[1], known[2], viewed, entry.metadata.device)
             new = self._plain(self_, state, entry, key, func, args)
@@ -64,6 +63,14 @@ class _Copies:
             return new
 
         return made
+
+
+def _version(env: Any) -> int:
+    """Another one after a symbol became a number, or another symbol."""
+    if env is None:
+        return 0
+    version: int = getattr(env, "_replacements_version_counter", len(env.replacements))  # 2.11 counts none
+    return version
 
 
 def _sizes(entry: Any, key: Any) -> list[SymInt] | None:

@@ -38,7 +38,7 @@ def test_a_scattered_sum_is_in_rank_order_and_halves_are_rounded_once(ranks: Ran
 
 
 def _by_gloo() -> set[str]:
-    with torch.profiler.profile() as seen:
+    with torch.profiler.profile(acc_events=True) as seen:
         pending = start_scatter(torch.ones(8), dist.group.WORLD.group_name)
         torch.ops._c10d_functional.wait_tensor(pending)
     return {event.name for event in seen.events() if event.name.startswith("gloo:")}
