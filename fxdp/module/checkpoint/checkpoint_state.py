@@ -27,6 +27,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_map_only
 
 from fxdp.torch_compat import flatten_state_dict
 
@@ -61,7 +62,7 @@ def wanted_by(model: nn.Module, optimizer: Optimizer | None, metadata: Metadata)
     if optimizer is None:
         return state
     before = optimizer.state
-    optimizer.state = defaultdict(dict)
+    optimizer.state = _to_load_into(optimizer)
     try:
         with _without_gradients(optimizer):
             made = get_optimizer_state_dict(model, optimizer)
@@ -72,6 +73,18 @@ def wanted_by(model: nn.Module, optimizer: Optimizer | None, metadata: Metadata)
     made["state"] = {name: own for name, own in values.items() if _STATE + name in there}
     state["optimizer"] = made
     return state
+
+
+def _to_load_into(optimizer: Optimizer) -> defaultdict[Any, Any]:
+    """A copy of what it keeps; nothing, if a parameter has no state: torch makes all of it by a step.
+
+    Those that make it when they are made themselves, as Adagrad in torch 2.11, could not step without.
+    """
+    trained = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+    if not all(map(optimizer.state.get, trained)):
+        return defaultdict(dict)
+    kept = {p: tree_map_only(Tensor, Tensor.clone, own) for p, own in optimizer.state.items()}
+    return defaultdict(dict, kept)
 
 
 def differences(state: Mapping[str, Any], metadata: Metadata) -> list[str]:

@@ -7,6 +7,7 @@ import random
 import signal
 import threading
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -196,6 +197,36 @@ def test_state_of_frozen_parameters_stays_out(tmp_path: Path) -> None:
         optimizer = torch.optim.Adagrad(compiled.parameters())
         fxdp.save(tmp_path / "run", compiled, optimizer, step=step)
         assert fxdp.load(tmp_path / "run", compiled, torch.optim.Adagrad(compiled.parameters())) == step
+
+
+class _KeepsFromTheBeginning(torch.optim.Optimizer):
+    """An optimizer that makes its state when it is made, and at no step."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+        super().__init__(parameters, {"lr": 0.5})
+        for p in self.param_groups[0]["params"]:
+            self.state[p]["sum"] = torch.zeros_like(p)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for p in self.param_groups[0]["params"]:
+            if p.grad is not None:
+                self.state[p]["sum"] += p.grad
+                p -= self.param_groups[0]["lr"] * self.state[p]["sum"]
+
+
+def test_an_optimizer_that_keeps_state_from_the_beginning(tmp_path: Path) -> None:
+    compiled, _ = _alone()
+    optimizer = _KeepsFromTheBeginning(compiled.parameters())
+    sum(p.sum() for p in compiled.parameters()).backward()  # type: ignore[union-attr]
+    optimizer.step()
+    fxdp.save(tmp_path / "run", compiled, optimizer, step=3)
+    optimizer.step()
+    other = _KeepsFromTheBeginning(compiled.parameters())
+    for loaded in (optimizer, other):
+        assert fxdp.load(tmp_path / "run", compiled, loaded) == 3
+        assert all(own["sum"].eq(1).all() for own in loaded.state.values())
+        assert len(loaded.state) == len(list(compiled.parameters()))
 
 
 def test_what_is_no_checkpoint_says_so(tmp_path: Path) -> None:
