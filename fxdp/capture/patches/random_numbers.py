@@ -27,6 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
 
 from fxdp.capture.patches.flags import mark
 from fxdp.capture.patches.patch import Patch, around, calling_frame
@@ -226,20 +227,25 @@ _REMEDY = (
 
 
 class RefusedGenerators(TorchFunctionMode):
-    """Refuses draws from generators that are not torch's own.
+    """Refuses draws from generators that are not torch's own, which are used if none is named.
 
     A mode and no patch: any function of torch may be given a generator, and torch's modes are this thread's.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = (*args, *(kwargs or {}).values())
-        if any(isinstance(arg, torch.Generator) and not _is_default(arg) for arg in given):
+        kwargs = kwargs or {}
+        named = [arg for arg in (*args, *kwargs.values()) if isinstance(arg, torch.Generator)]
+        if not named:
+            return func(*args, **kwargs)
+        if not all(map(_is_default, named)):
             name = getattr(func, "__name__", str(func))
             raise CaptureError(
                 f"at {site_of_call()}: {name} draws from a generator of the model's own, which a graph "
                 f"cannot hold. {_REMEDY}"
             )
-        return func(*args, **(kwargs or {}))
+        # the graph of torch 2.11 cannot hold those either
+        args, kwargs = tree_map_only(torch.Generator, lambda _: None, (args, kwargs))
+        return func(*args, **kwargs)
 
 
 def _is_default(generator: torch.Generator) -> bool:

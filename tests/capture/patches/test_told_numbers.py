@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 import fxdp
 from fxdp.capture.patches.told_numbers import ReadNumber, decided_by_size
+from fxdp.torch_compat import torch_release
 from tests.capturing import capture
 from tests.lockstep import check
 
@@ -68,8 +69,10 @@ def test_a_batch_with_another_number_is_refused() -> None:
 def test_samples_with_numbers_of_their_own_are_refused() -> None:
     x, sizes = _images(8, (3, 2))
     sizes[1, 0] = 1
-    with pytest.raises(fxdp.CaptureError, match=r"height, width = size.tolist\(\).*data-dependent"):
+    with pytest.raises(fxdp.CaptureError, match=r"height, width = size.tolist\(\)") as caught:
         capture(Sized().double(), (x, sizes), {})
+    # torch 2.11 cuts by the numbers that it does not know, and stops at the batch, of which the loop is made
+    assert ("data-dependent" in str(caught.value)) == (torch_release() != "2.11")
 
 
 def test_what_the_size_decides() -> None:

@@ -221,7 +221,7 @@ def test_a_host_that_is_not_this_machine(two: _Ranks) -> None:
 
 
 def test_nothing_is_left_open(two: _Ranks) -> None:
-    threads = threading.active_count()
+    before = set(threading.enumerate())  # some of another test may end meanwhile
     with pytest.raises(RankFailedError):
         connect_all(two.store, "y", 0, [[0, 1]], _HOST, 0.1)
-    assert threading.active_count() == threads
+    assert set(threading.enumerate()) <= before
