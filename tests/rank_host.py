@@ -38,7 +38,7 @@ import fxdp
 import fxdp.module.compiled  # imported once, for all ranks
 import fxdp.ranks.agreement  # the same
 from fxdp.disk.entries import key_of
-from fxdp.torch_compat import built_as_code
+from fxdp.torch_compat import begin_autograd, built_as_code
 from tests.captures import traced_once
 
 COLLECT_AFTER = (10_000_000, 20, 50)
@@ -66,8 +66,8 @@ class Task:
     """Where processes keep what one of them finds out for all."""
 
 
-_BACKWARD_HAS_THREADS = torch.version.cuda is not None
-"""In a build for CUDA, with or without a device: no fork may follow one."""
+_BACKWARD_HAS_THREADS = torch.cuda.device_count() > 0
+"""Where there are GPUs: no fork may follow one."""
 _LEFT: list[Task] = []
 """What each rank prepares by itself then."""
 
@@ -87,6 +87,7 @@ def serve(descriptor: int) -> None:
     torch._dynamo.config.fake_tensor_cache_enabled = False  # as in tests/conftest.py
     torch.hub.tqdm.monitor_interval = 0  # torch makes a bar, shown or not, for each graph it runs: no thread
     if "PYTEST_XDIST_WORKER" in os.environ:  # a whole run: ranks of many tests need it
+        begin_autograd()  # before Inductor's fake tensors
         know_inductor()
         if not _BACKWARD_HAS_THREADS:
             know_capture()

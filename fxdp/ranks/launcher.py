@@ -35,6 +35,11 @@ from fxdp.torch_compat import TCPStore
 _GRACE_S = 2.0
 """For the other ranks, after one has failed: they fail, too, and the first is not always the cause."""
 
+_AFTER_BACKWARD = (
+    "This process has run a backward, for which torch started threads, as there are GPUs; forks would lack "
+    "them. Expected launch before any backward, plan or compiled model (restart the notebook), or torchrun"
+)
+
 
 @dataclass(frozen=True)
 class _Answer:
@@ -42,6 +47,8 @@ class _Answer:
     error: str = ""
     follows: bool = False
     """Whether the error is only that another rank failed."""
+    at: float = 0.0
+    """When it was raised, by the clock of this machine; of a death, when it was noticed."""
 
 
 @dataclass(frozen=True)
@@ -71,8 +78,10 @@ def launch(
         answers = _collected(children, timeout)
         failed = {rank: answer for rank, answer in answers.items() if answer.error}
         if failed:
-            rank = min(failed, key=lambda rank: failed[rank].follows)
-            raise RankFailedError(f"rank {rank} of {nproc} {failed[rank].error}")
+            rank = min(failed, key=lambda rank: (failed[rank].follows, failed[rank].at))
+            error = failed[rank].error
+            remedy = _AFTER_BACKWARD if "in combination with fork" in error else ""
+            raise RankFailedError(f"rank {rank} of {nproc} {error}{remedy}")
         late = [str(rank) for rank in range(nproc) if rank not in answers]
         if late:
             raise RankFailedError(
@@ -159,8 +168,9 @@ def _be_rank(place: Launch, run: Callable[[], Any], answers: Connection) -> None
             dist.init_process_group("nccl" if cuda else "gloo")
             answer = _Answer(pickle.dumps(run()))
     except BaseException as error:
+        at = time.monotonic()
         text = f"raised {type(error).__name__}: {error}\n{traceback.format_exc()}"
-        answer = _Answer(error=text, follows=isinstance(error, (RankFailedError, dist.DistError)))
+        answer = _Answer(error=text, follows=isinstance(error, (RankFailedError, dist.DistError)), at=at)
     with contextlib.suppress(BrokenPipeError):
         answers.send(answer)
     if dist.is_initialized():
@@ -192,6 +202,6 @@ def _received(child: _Child) -> _Answer:
         child.process.join()
         code = child.process.exitcode
         how = f"died of {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        return _Answer(error=how)
+        return _Answer(error=how, at=time.monotonic())
     assert isinstance(answer, _Answer)
     return answer

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import cache
 from typing import Any
 
 import torch
@@ -11,10 +12,11 @@ from torch import fx, nn
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.graph import _BoxedCodeGen
 from torch.optim import Optimizer
+from torch.utils._python_dispatch import _disable_current_modes
 
 __all__ = [
-    "autograd_inside", "backward_class", "boxed_code", "graph_module", "release_saved_tensors",
-    "surround_step", "unheard", "without_autocast",
+    "autograd_inside", "backward_class", "begin_autograd", "boxed_code", "graph_module",
+    "release_saved_tensors", "surround_step", "unheard", "without_autocast",
 ]  # fmt: skip
 
 
@@ -30,6 +32,19 @@ def autograd_inside() -> Iterator[None]:
     guards = [torch._C._SetExcludeDispatchKeyGuard(key, False) for key in below]
     with guards[0], guards[1], torch.enable_grad():
         yield
+
+
+@cache
+def begin_autograd() -> None:
+    """Let autograd count the devices, as it does at the first backward of a process, before all fake tensors.
+
+    These have torch say, in a build for CUDA without a GPU, that there are eight: autograd would start a
+    thread for each, and from then on refuse to work in forks of this process.
+    """
+    with _disable_current_modes(), unheard(), torch.inference_mode(False), torch.enable_grad():
+        one = torch.ones((), device="cpu", requires_grad=True)
+        with suppress(RuntimeError):  # in such a fork
+            one.backward()  # type: ignore[no-untyped-call]
 
 
 def graph_module(root: nn.Module, graph: fx.Graph, name: str = "GraphModule") -> fx.GraphModule:

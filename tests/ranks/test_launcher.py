@@ -51,6 +51,29 @@ def test_a_model_trains_as_on_one_device() -> None:
         torch.testing.assert_close(loss, found[0][0])
 
 
+def _plans_and_launches() -> list[float]:
+    model, x = nn.Linear(2, 1), torch.randn(4, 2)
+    fxdp.plan(model, (x,), mesh={"dp": 2})
+
+    def gradient() -> float:
+        loss = fxdp.compile(model, compute="eager")(x[2 * dist.get_rank() :][:2]).sum()
+        loss.backward()
+        return loss.item()
+
+    return fxdp.launch(gradient)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() > 0, reason="with GPUs no fork may follow a backward")
+def test_after_a_plan(ranks: RankPool) -> None:
+    (ended,) = ranks.spawn(1, _plans_and_launches, init=False)
+    assert ended.status == 0, ended.output
+    assert len(ended.result) == 2
+
+
+def _is_forked_late() -> None:
+    raise RuntimeError("Unable to handle autograd's threading in combination with fork-based multiprocessing")
+
+
 def _raises() -> None:
     if dist.get_rank() == 1:
         raise ValueError("the cause")
@@ -71,6 +94,7 @@ def _is_not_pickled() -> Any:
     ("function", "said"),
     [
         (_raises, r"rank 1 of 2 raised ValueError: the cause\n(.|\n)*in _raises"),
+        (_is_forked_late, r"Expected launch before any backward.*\(restart the notebook\), or torchrun"),
         (_dies, "rank 1 of 2 died of SIGKILL"),
         (_is_not_pickled, "rank 1 of 2 raised TypeError: cannot pickle '_thread.lock' object"),
     ],

@@ -64,6 +64,7 @@ def export(
     """Export the program at a batch of `hint`; with `symbolic` sizes are symbols, with `dynamic` all are."""
     inputs = program.inputs
     examples = make_examples(inputs.tensors, batch, hint)
+    torch_compat.begin_autograd()
     with deferring() as deferred:
         exported = torch.export.export(
             program,
