@@ -212,7 +212,8 @@ def _left(compute: str) -> list[int]:
         compiled = fxdp.compile(
             model, strategy="shard", reshard_after_forward=lifetime, compute=compute, bucket_mb=1e-3
         )
-        function = compiled(torch.ones(2, 30)).grad_fn
+        result = compiled(torch.ones(2, 30))  # it is kept: torch 2.11 lets go of what it depends on, too
+        function = result.grad_fn
         own = {p.to_local().untyped_storage().data_ptr() for p in compiled.parameters()}
         held = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in function.saved_tensors}
         found.append(sum(size for at, size in held.items() if at not in own))
