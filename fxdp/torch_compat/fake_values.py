@@ -9,11 +9,29 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, in_kernel_invocation_manager
 from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
-__all__ = ["TRACED", "in_other_memory", "known_number"]
+__all__ = ["TRACED", "in_other_memory", "is_traced", "known_number", "written_value"]
 
 TRACED = (FakeTensor, FunctionalTensor)
 """The classes of tensors that stand for others while these are traced."""
+
+
+def is_traced() -> bool:
+    """Whether ops become nodes of a graph now."""
+    return get_proxy_mode() is not None
+
+
+def written_value(tensor: FunctionalTensor) -> tuple[Tensor, tuple[bool, ...]]:
+    """What a functional tensor holds, and whether its data, its sizes or its memory became others."""
+    held: Any = tensor.elem
+    asked: Any = torch  # whose stubs lack them
+    ways = (
+        asked._functionalize_has_data_mutation(held),
+        asked._functionalize_has_metadata_mutation(held),
+        asked._functionalize_was_storage_changed(held),
+    )
+    return asked._from_functional_tensor(held), ways
 
 
 def known_number(tensor: Tensor) -> Any:

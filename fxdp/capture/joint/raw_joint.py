@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -16,6 +17,9 @@ from fxdp.capture.couplings.coupling_table import BatchSymbols, coupling_table
 from fxdp.capture.export.exported import BatchDims, Exported
 from fxdp.capture.export.needless_writes import give_new_values
 from fxdp.capture.export.rewrites import part_layers, rejoin, unfused_recurrence
+from fxdp.capture.joint.foretold import Appearance, Foretold, NotForetoldError, appearance, foretold
+
+_log = logging.getLogger("fxdp")
 
 
 class BatchSpecializedError(Exception):
@@ -54,17 +58,30 @@ class RawJoint:
 class _Differentiated(nn.Module):
     """Runs an exported program; keeps tangents to the outputs that are to have one."""
 
-    def __init__(self, exported: fx.GraphModule, differentiable: str, loss: int | None) -> None:
+    def __init__(
+        self, exported: fx.GraphModule, differentiable: str, loss: int | None, told: Foretold | None
+    ) -> None:
         super().__init__()
         self.exported = exported
         self.differentiable = differentiable
         self.loss = loss
+        self.told = told
+        self.appearance: Appearance = ()
         self.detached: tuple[int, ...] = ()
         self.cloned: frozenset[int] = frozenset()
 
     def forward(self, *tensors: Any) -> tuple[Any, ...]:
-        """The outputs: those without a tangent detached, those that alias something cloned."""
-        outputs = list(torch_compat.replay(self.exported, *tensors))
+        """The outputs: those without a tangent detached, those that alias something cloned.
+
+        Raises
+        ------
+        NotForetoldError : they are not what `told` has said.
+        """
+        traced = torch_compat.is_traced()
+        if traced or self.told is None:
+            outputs = list(torch_compat.replay(self.exported, *tensors))
+        else:
+            outputs = self.told.run(self.exported, tensors)
         scalars = [
             i for i, o in enumerate(outputs) if o.requires_grad and o.dim() == 0 and o.is_floating_point()
         ]
@@ -84,7 +101,20 @@ class _Differentiated(nn.Module):
                 cloned.add(index)
             seen.add(id(output))
         self.cloned = frozenset(cloned)
+        if self.told is not None:
+            self._compare(appearance(outputs, (*tensors, *self._tensors())), traced)
         return tuple(outputs)
+
+    def _tensors(self) -> Iterator[torch.Tensor]:
+        """All parameters and buffers, a tied one by each of its names."""
+        for named in (self.named_parameters, self.named_buffers):
+            yield from (tensor for _, tensor in named(remove_duplicate=False))
+
+    def _compare(self, found: Appearance, traced: bool) -> None:
+        """What torch finds in this run, with what it found before it traced."""
+        if traced and found != self.appearance:
+            raise NotForetoldError(f"expected {self.appearance}, got {found}")
+        self.appearance = found
 
 
 def trace_joint(exported: Exported, options: JointOptions) -> RawJoint:
@@ -98,11 +128,10 @@ def trace_joint(exported: Exported, options: JointOptions) -> RawJoint:
         rejoin(exported.gm)
     fakes = exported.fakes
     fake_mode = next((fake.fake_mode for fake in fakes), None)
-    wrapper = _Differentiated(exported.gm, options.differentiable, exported.loss)
     symbols = batch_symbols(fakes, exported.batch) if exported.symbolic else None
     table = coupling_table(BatchSymbols(symbols, options.own_statistics)) if options.couple else {}
     with unfused_recurrence() if options.couple else contextlib.nullcontext():
-        gm = torch_compat.joint_graph(wrapper, fakes, fake_mode, table)
+        gm, wrapper = _traced(exported, options, table)
     if exported.symbolic:
         batch_symbols(fakes, exported.batch)  # differentiating may fix the batch, too
     return RawJoint(
@@ -114,6 +143,25 @@ def trace_joint(exported: Exported, options: JointOptions) -> RawJoint:
         cloned=wrapper.cloned,
         shape_env=fake_mode.shape_env if fake_mode is not None else None,
     )
+
+
+def _traced(
+    exported: Exported, options: JointOptions, table: dict[Any, Callable[..., Any]]
+) -> tuple[fx.GraphModule, _Differentiated]:
+    """The joint graph, and what was traced: with what is foretold of the forward, else as torch does it."""
+    fakes = exported.fakes
+    fake_mode = next((fake.fake_mode for fake in fakes), None)
+
+    def trace(told: Foretold | None) -> tuple[fx.GraphModule, _Differentiated]:
+        wrapper = _Differentiated(exported.gm, options.differentiable, exported.loss, told)
+        return torch_compat.joint_graph(wrapper, fakes, fake_mode, table), wrapper
+
+    if (told := foretold(exported.gm)) is not None:
+        try:
+            return trace(told)
+        except Exception as error:  # whatever it is, it may come of what was foretold
+            _log.debug("the forward runs before it is traced: %r", error)
+    return trace(None)
 
 
 def batch_symbols(fakes: Sequence[Any], batch: BatchDims) -> frozenset[sympy.Symbol]:
