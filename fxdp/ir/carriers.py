@@ -31,6 +31,14 @@ NEIGHBOURS = 17
 """To so many ranks one sends its sum at most: many ranks are a tree (`ranks/tree/tree_shape.py`)."""
 
 
+def buffers_in_turn(*, direct: bool) -> int:
+    """How many buffers for large values a rank has: as many as steps are taken in them, and the one in work.
+
+    Where all ranks read each other's values where they lie (`direct`), sums need none.
+    """
+    return 2 if direct else 3
+
+
 def fits_messages(size: int, ranks: int, *, summed: bool) -> bool:
     """Whether a value of `size` bytes is small enough for a round between `ranks`.
 

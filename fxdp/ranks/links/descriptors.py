@@ -3,7 +3,7 @@
     per rank of the mesh    1  control, of 17 neighbours at most in a tree     (2 for a pipeline axis' groups)
     per rank of the row     1  messages, of 17 at most in a tree
                             1  for each of gloo's two groups, which it joins all to all; NCCL has rings
-                            2  for its memory in two buffers
+                            3  for its memory in three buffers
     of several hosts, instead of these two: 1 for each rank of the same host, 1 for gloo to each other host,
                             3  for the memory of each rank of the same host in three buffers
 """
@@ -16,7 +16,7 @@ import os
 import resource
 
 from fxdp.errors import MeshError
-from fxdp.ir.carriers import NEIGHBOURS
+from fxdp.ir.carriers import NEIGHBOURS, buffers_in_turn
 from fxdp.settings import Settings
 
 _PER_GROUP = 4  # what gloo opens for itself: a listener, an epoll, an event or two
@@ -30,7 +30,7 @@ def needed(size: int, row: int, *, gloo: bool, memory: bool, tree_above: int = S
     groups = 0
     if gloo:
         groups = 2 * (row - 1 + _PER_GROUP) + (2 * (size - 1 + _PER_GROUP) if row < size else 0)
-    buffers = 2 * (row + 1) if memory else 0
+    buffers = buffers_in_turn(direct=False) * (row + 1) if memory else 0
     return sockets + groups + buffers
 
 

@@ -10,14 +10,14 @@ A rank writes into a chunk of its own value only before others may read it, or a
 nobody looks at a value any more, and it is its owner's alone again.
 
 Two ranks on two cores sum 4 MiB in 0.6 ms so. By buffers that the others see, where the system forbids to
-read the memory of another process (`ranks/links/shared_memory.py`), they take 0.8 ms, and 8 MiB per rank.
+read the memory of another process (`ranks/links/shared_memory.py`), they take 0.8 ms, and 12 MiB per rank.
 """
 
 from __future__ import annotations
 
 import os
 import struct
-from dataclasses import dataclass
+from functools import partial
 from typing import Protocol, TypeAlias
 
 from torch import Tensor
@@ -25,6 +25,7 @@ from torch import Tensor
 from fxdp.ranks.links.messages import LinkBrokenError, Messages, Round
 from fxdp.ranks.links.other_memory import OtherMemory
 from fxdp.ranks.links.shared_buffers import check_size, chunk
+from fxdp.ranks.links.under_way import Step
 
 _WHERE = struct.Struct("<QQQ")  # process, address of the value, its bytes
 _Where: TypeAlias = "tuple[int, int]"
@@ -41,20 +42,11 @@ class Reduction(Protocol):
         ...
 
 
-@dataclass(eq=False)
-class DirectSum:
-    """A reduction under way, in place."""
-
-    value: Tensor
-    function: Reduction
-    ready: Round
-
-
 class DirectSums:
     """All-reduces of large contiguous CPU tensors in place; for one thread at a time.
 
-    All ranks start and finish the same ones in the same order. Values are reduced in rank order, each chunk
-    on one rank, so all ranks hold the same bits.
+    All ranks start the same ones, and take their steps, in the same order. Values are reduced in rank order,
+    each chunk on one rank, so all ranks hold the same bits.
 
     Parameters
     ----------
@@ -72,32 +64,37 @@ class DirectSums:
         self._size = size
         self._memory = OtherMemory()
 
-    def start(self, value: Tensor, function: Reduction) -> DirectSum:
-        """Tell the others where this rank's value lies; it may not be touched until `finish` is through."""
-        where = _WHERE.pack(os.getpid(), value.data_ptr(), value.nbytes)
-        return DirectSum(value, function, self._messages.start(memoryview(where)))
+    def start(self, value: Tensor, function: Reduction) -> Step:
+        """Tell the others where this rank's value lies; it may not be touched before the last step.
 
-    def finish(self, begun: DirectSum) -> None:
-        """Wait for all ranks' values, and put their sum into this one.
+        The steps raise:
 
-        Raises
-        ------
         LinkBrokenError : a connection ended, or a rank's memory cannot be read.
         RankFailedError : a rank did not come in time, or with a value of another size.
         """
-        flat = begun.value.view(-1)
-        found = {r: _WHERE.unpack(note) for r, note in self._messages.finish(begun.ready).items()}
-        for r, (_, _, size) in found.items():
+        where = _WHERE.pack(os.getpid(), value.data_ptr(), value.nbytes)
+        return partial(self._sum_own, value.view(-1), function, self._messages.start(memoryview(where)))
+
+    def _sum_own(self, flat: Tensor, function: Reduction, ready: Round) -> Step:
+        others: dict[int, _Where] = {}
+        for r, note in self._messages.finish(ready).items():
+            process, address, size = _WHERE.unpack(note)
             check_size(r, size, flat)
-        others: dict[int, _Where] = {r: (process, address) for r, (process, address, _) in found.items()}
-        self._sum_own_chunk(flat, begun.function, others)
-        self._meet(b"summed")
+            others[r] = process, address
+        self._add_in_order(flat, function, others)
+        return partial(self._read_others, flat, others, self._messages.start(memoryview(b"summed")))
+
+    def _read_others(self, flat: Tensor, others: dict[int, _Where], summed: Round) -> Step:
+        self._messages.finish(summed)
         for r, where in others.items():
             theirs = chunk(flat, r, self._size)
             self._read(r, where, theirs.start, flat[theirs])
-        self._meet(b"read")
+        return partial(self._leave, self._messages.start(memoryview(b"read")))
 
-    def _sum_own_chunk(self, flat: Tensor, function: Reduction, others: dict[int, _Where]) -> None:
+    def _leave(self, read: Round) -> None:
+        self._messages.finish(read)
+
+    def _add_in_order(self, flat: Tensor, function: Reduction, others: dict[int, _Where]) -> None:
         """In rank order: what comes before the own value in a tile beside it, then all in the own value."""
         mine, length = chunk(flat, self._rank, self._size), max(1, _TILE // flat.itemsize)
         before, term = flat.new_empty(2, min(length, mine.stop - mine.start))
@@ -120,7 +117,3 @@ class DirectSums:
             self._memory.read(process, address + start * to.itemsize, to.nbytes, to.data_ptr())
         except OSError as error:
             raise LinkBrokenError(f"the value of rank {rank} cannot be read: {error.strerror}") from error
-
-    def _meet(self, word: bytes) -> None:
-        """Wait until all ranks are here."""
-        self._messages.finish(self._messages.start(memoryview(word)))

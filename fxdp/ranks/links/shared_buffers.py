@@ -57,8 +57,8 @@ class SharedBuffer:
             os.close(descriptor)
             raise StateError(
                 f"no room for {size} bytes of memory that ranks share ({error.strerror}); expected as much "
-                "as the largest sum of gradients, twice per rank: give the machine or container more memory, "
-                "lower bucket_mb of fxdp.compile, or set FXDP_SHARED_MEMORY=0"
+                "as the largest sum of gradients, three times per rank: give the machine or container more "
+                "memory, lower bucket_mb of fxdp.compile, or set FXDP_SHARED_MEMORY=0"
             ) from error
 
     @property

@@ -12,34 +12,26 @@ their own memory, sums need no buffers (`ranks/links/direct_sums.py`).
 
 Rows of sharded parameters need the first round alone: a rank reads the others' rows, or sums its own.
 
-A collective that starts first finishes the one before it, and they take turns in two buffers. So when a rank
-writes into a buffer again, everybody has read what was there: whoever is ready for the one between has
-finished the one before that. No rank ever needs more than two buffers of its largest value.
+A collective that starts lets those before it go on first (`ranks/links/under_way.py`), and they take turns in
+three buffers. So when a rank writes into a buffer again, everybody has read what was there: whoever was ready
+for the last one had let the one before it sum, and the one before that read. No rank ever needs more than
+three buffers of its largest value, or two where sums need none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from fxdp.ir.adjoining import line_of
+from fxdp.ir.carriers import buffers_in_turn
 from fxdp.ranks.links.direct_sums import DirectSums, Reduction
 from fxdp.ranks.links.messages import Messages, Round
 from fxdp.ranks.links.shared_buffers import BufferTurns, chunk, elements
-
-_BUFFERS = 2
-
-
-@dataclass(eq=False)
-class Begun:
-    """A collective under way; `complete` waits for all ranks' values and puts the result where it belongs."""
-
-    complete: Callable[[], None]
-    finished: bool = False
+from fxdp.ranks.links.under_way import Begun, Step, UnderWay
 
 
 class SharedMemory:
@@ -60,8 +52,8 @@ class SharedMemory:
         self._rank = messages.rank
         self._size = size
         self._direct = DirectSums(messages, size) if direct else None
-        self._buffers = BufferTurns(_BUFFERS)
-        self._under_way: Begun | None = None
+        self._buffers = BufferTurns(buffers_in_turn(direct=direct))
+        self._under_way = UnderWay()
 
     @property
     def direct(self) -> bool:
@@ -76,10 +68,10 @@ class SharedMemory:
         RankFailedError : another rank ended before the collective before this one.
         """
         if self._direct is not None:
-            self._finish_last()
-            return self._begin(partial(self._direct.finish, self._direct.start(value, function)))
+            self._under_way.go_on()
+            return self._under_way.begin(self._direct.start(value, function))
         turn, ready = self._write_what_others_sum(value)
-        return self._begin(lambda: self._sum(value.view(-1), function, turn, ready))
+        return self._under_way.begin(partial(self._sum, value.view(-1), function, turn, ready))
 
     def start_packed(self, values: Sequence[Tensor], total: Tensor) -> Begun:
         """The same for the sum of flat values, end to end; `total` will hold it, and is empty before."""
@@ -90,7 +82,7 @@ class SharedMemory:
         shared = data[: count * total.itemsize].view(total.dtype)
         torch.cat(list(values), out=shared)
         ready = self._say(turn, shared)
-        return self._begin(lambda: self._sum(total, torch.add, turn, ready, packed=count))
+        return self._under_way.begin(partial(self._sum, total, torch.add, turn, ready, packed=count))
 
     def start_gather(self, values: Sequence[Tensor], outputs: Sequence[Tensor]) -> Begun:
         """The same for values of which all ranks want everybody's: of each all ranks' in one output."""
@@ -103,7 +95,7 @@ class SharedMemory:
         else:
             shared.copy_(line)
         ready = self._say(turn, shared)
-        return self._begin(lambda: put_together(self._shared(shared, turn, ready), outputs))
+        return self._under_way.begin(lambda: put_together(self._shared(shared, turn, ready), outputs))
 
     def room(self, size: int) -> Tensor:
         """So many bytes where the others will look: for the value of the collective that starts next.
@@ -112,7 +104,7 @@ class SharedMemory:
         ------
         RankFailedError : another rank ended before the collective before this one.
         """
-        self._finish_last()
+        self._under_way.go_on()
         return self._buffers.coming(size).data[:size]
 
     def start_scatter(self, value: Tensor, output: Tensor) -> Begun:
@@ -126,11 +118,7 @@ class SharedMemory:
             for other in others:
                 output.view(-1).add_(other)
 
-        return self._begin(complete)
-
-    def _begin(self, complete: Callable[[], None]) -> Begun:
-        self._under_way = Begun(complete)
-        return self._under_way
+        return self._under_way.begin(complete)
 
     def _write_what_others_sum(self, value: Tensor) -> tuple[int, Round]:
         """Put all but the own chunk into the next buffer, and say so; the buffer's turn, and the round."""
@@ -143,13 +131,9 @@ class SharedMemory:
 
     def _next(self, size: int) -> tuple[int, Tensor]:
         """The turn, and its buffer with room for `size` bytes, once nobody reads it."""
-        self._finish_last()
+        self._under_way.go_on()
         turn, buffer = self._buffers.next(size)
         return turn, buffer.data
-
-    def _finish_last(self) -> None:
-        if self._under_way is not None:
-            self.finish(self._under_way)
 
     def _say(self, turn: int, value: Tensor) -> Round:
         """Tell the others that a value is there."""
@@ -163,10 +147,7 @@ class SharedMemory:
         LinkBrokenError : a connection ended.
         RankFailedError : a rank did not come in time, or with a value of another size.
         """
-        if not begun.finished:
-            begun.complete()
-            begun.finished = True
-            self._under_way = None
+        self._under_way.finish(begun)
 
     def _shared(self, own: Tensor, turn: int, ready: Round) -> list[Tensor]:
         """All ranks' values in rank order, once they are there: this rank's own, and the others' buffers."""
@@ -176,8 +157,8 @@ class SharedMemory:
             for r in range(self._size)
         ]
 
-    def _sum(self, flat: Tensor, function: Reduction, turn: int, ready: Round, packed: int = 0) -> None:
-        """Sum this rank's chunk into the flat value, and read those of the others.
+    def _sum(self, flat: Tensor, function: Reduction, turn: int, ready: Round, packed: int = 0) -> Step:
+        """Sum this rank's chunk into the flat value; those of the others are read in the next step.
 
         `packed` are its elements, if all of it is in this rank's buffer: until now it is empty then.
         """
@@ -196,6 +177,9 @@ class SharedMemory:
         summed = self._messages.start(memoryview(b"summed"))
         if not packed:
             flat[own] = total
+        return partial(self._read, flat, shared, summed)
+
+    def _read(self, flat: Tensor, shared: Sequence[Tensor], summed: Round) -> None:
         self._messages.finish(summed)
         for r, part in enumerate(shared):
             if r != self._rank:

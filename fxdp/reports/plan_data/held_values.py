@@ -18,7 +18,7 @@ import torch
 from torch import fx
 
 from fxdp.ir import conversions
-from fxdp.ir.carriers import fits_messages, way_of
+from fxdp.ir.carriers import buffers_in_turn, fits_messages, way_of
 from fxdp.ir.graphs import results_of
 from fxdp.ir.mesh import Mesh
 from fxdp.ir.notes import note, tensor_type
@@ -201,7 +201,7 @@ class HeldValues:
 
 def exchange_buffers(graphs: Sequence[fx.GraphModule], mesh: Mesh) -> int:
     """Bytes of the buffers in which a rank's large values lie for the others of its host: they take turns."""
-    buffers = 3 if mesh.host_sums else 2
+    buffers = buffers_in_turn(direct=mesh.direct_sums)
     nodes = (node for gm in graphs for node in gm.graph.nodes if not is_shown(node, mesh))
     graph_nodes = [(note(node).backward, node) for node in nodes]
     turns = [

@@ -16,10 +16,11 @@ import torch
 import torch.distributed as dist
 
 from fxdp.errors import RankFailedError
-from fxdp.ranks.links.direct_sums import DirectSums
+from fxdp.ranks.links.direct_sums import DirectSums, Reduction
 from fxdp.ranks.links.host_places import host_places
 from fxdp.ranks.links.messages import LinkBrokenError, Messages
 from fxdp.ranks.links.other_memory import OtherMemory
+from fxdp.ranks.links.under_way import Begun, UnderWay
 from fxdp.ranks.resolve import resolve_mesh
 from tests.rank_pool import RankPool
 from tests.ranks.links.test_messages import _ranks
@@ -27,11 +28,25 @@ from tests.ranks.links.test_shared_memory import _terms
 from tests.ranks.tree.small_trees import together
 
 
+class _Sums:
+    """Those of one rank, each taken to its end when it is waited for."""
+
+    def __init__(self, messages: Messages, size: int) -> None:
+        self._sums, self._under_way = DirectSums(messages, size), UnderWay()
+
+    def start(self, value: torch.Tensor, function: Reduction) -> Begun:
+        self._under_way.go_on()
+        return self._under_way.begin(self._sums.start(value, function))
+
+    def finish(self, begun: Begun) -> None:
+        self._under_way.finish(begun)
+
+
 @contextlib.contextmanager
-def _sums(size: int) -> Iterator[list[tuple[Messages, DirectSums]]]:
+def _sums(size: int) -> Iterator[list[tuple[Messages, _Sums]]]:
     """Ranks in one process, which read one another's values as other processes would."""
     with _ranks(size) as messages:
-        yield [(one, DirectSums(one, size)) for one in messages]
+        yield [(one, _Sums(one, size)) for one in messages]
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
@@ -40,7 +55,7 @@ def test_sums_in_rank_order_lie_where_the_values_lay(size: int) -> None:
     dtypes = (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.complex64)
     functions = torch.add, torch.maximum, torch.minimum
 
-    def action(rank: tuple[Messages, DirectSums]) -> list[bool]:
+    def action(rank: tuple[Messages, _Sums]) -> list[bool]:
         messages, sums = rank
         equal = []
         for index, length in enumerate(lengths):
@@ -48,9 +63,8 @@ def test_sums_in_rank_order_lie_where_the_values_lay(size: int) -> None:
             function = torch.add if terms[0].is_complex() else functions[index % 3]
             wanted, own = reduce(function, terms), terms[messages.rank].clone()
             address = own.data_ptr()
-            begun = sums.start(own, function)
-            sums.finish(begun)
-            equal.append(torch.equal(own, wanted) and own.data_ptr() == address and begun.value is own)
+            sums.finish(sums.start(own, function))
+            equal.append(torch.equal(own, wanted) and own.data_ptr() == address)
         return equal
 
     with _sums(size) as ranks:
@@ -66,7 +80,7 @@ def test_a_value_is_its_owners_again_when_all_have_read_it() -> None:
         time.sleep(0.1 if getattr(slow, "now", False) else 0)
         read(self, process, address, size, to)
 
-    def action(rank: tuple[Messages, DirectSums]) -> bool:
+    def action(rank: tuple[Messages, _Sums]) -> bool:
         messages, sums = rank
         slow.now = messages.rank == 1
         own = torch.full((100_000,), 1.0 + messages.rank)
@@ -80,7 +94,7 @@ def test_a_value_is_its_owners_again_when_all_have_read_it() -> None:
 
 
 def test_sums_that_have_come_apart_and_memory_that_is_gone() -> None:
-    def action(rank: tuple[Messages, DirectSums]) -> None:
+    def action(rank: tuple[Messages, _Sums]) -> None:
         messages, sums = rank
         sums.finish(sums.start(torch.ones(8 + messages.rank), torch.add))
 

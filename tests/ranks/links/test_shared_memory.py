@@ -98,14 +98,14 @@ def test_buffers_are_used_again_and_given_back() -> None:
         return Path("/proc/self/maps").read_text().count("memfd:fxdp")
 
     def action(rank: tuple[Messages, SharedMemory]) -> None:
-        for _ in range(6):
+        for _ in range(7):
             rank[1].finish(rank[1].start(torch.ones(10_000), torch.add))
 
     before = opened(), mapped()
     with _memories(2) as memories:
         together(memories, action)
-        # two buffers per rank, mapped by both; each mapping has a descriptor of its own
-        assert (opened() - before[0], mapped() - before[1]) == (12, 8)
+        # three buffers per rank, mapped by both; each mapping has a descriptor of its own
+        assert (opened() - before[0], mapped() - before[1]) == (18, 12)
     del memories
     assert (opened(), mapped()) == before
 
