@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fxdp.ir.ops.packed_sums import start_sum
+from fxdp.ir.ops.packed_sums import start_sum, start_sums
 from fxdp.ir.ops.parameter_rows import show_rows, start_gather_rows, start_scatter_rows
 from fxdp.runtime import p2p
 
@@ -45,7 +45,7 @@ def _size(func: Any, args: Any) -> int | None:
     """The bytes of the whole value that an op reduces or puts together."""
     if func in (_c10d.all_reduce.default, _c10d.broadcast.default, _c10d.reduce_scatter_tensor.default):
         return int(args[0].nbytes)
-    if func is start_sum:
+    if func in (start_sum, start_sums):
         return sum(int(value.nbytes) for value in args[0])
     if func is _c10d.all_gather_into_tensor.default:
         # each rank's moments are one value, which all of them combine to another of that size

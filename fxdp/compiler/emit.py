@@ -111,6 +111,7 @@ def _lowered(
     how = LoweringOptions(
         wanted.zero, summed(part), None if wanted.unhalved else wanted.first,
         options.activation_memory_budget, hides=not mesh.shared_memory,  # there nothing travels to be hidden
+        in_place=mesh.group("messages") if mesh.direct_sums else "",
     )  # fmt: skip
     shapes = Shapes(dict(wanted.sizes), generic, single)
     return lower_kept(gm, values, shapes, device_of(module, mesh), start, how)

@@ -19,7 +19,7 @@ from typing import Any
 from torch import Tensor, fx
 from torch.profiler import record_function
 
-from fxdp.ir.ops.packed_sums import start_sum
+from fxdp.ir.ops.packed_sums import start_sum, start_sums
 from fxdp.torch_compat import TorchDispatchMode, profiling
 
 Names = Sequence[tuple[str, str]]
@@ -74,7 +74,7 @@ class RangedMessages(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return ""
         started, name = self._names.pop() if self._names else ("", "")
         # Inductor calls the op that writes into its operand, and `start_sum` packs what it sums
-        if started == ("all_reduce" if func is start_sum else op.rstrip("_")):
+        if started == ("all_reduce" if func in (start_sum, start_sums) else op.rstrip("_")):
             return name
         self._names.clear()
         return op

@@ -25,7 +25,7 @@ from torch.distributed.distributed_c10d import _new_process_group_helper, _world
 __all__ = [
     "PrefixStore", "TCPStore", "Work", "broadcast_coalesced", "collectives_begun", "flatten_state_dict",
     "new_named_group", "register_group", "room_to_send", "start_gathers", "start_scatter", "start_shown",
-    "start_sum",
+    "start_sum", "start_sums",
 ]  # fmt: skip
 
 
@@ -163,3 +163,10 @@ def start_sum(values: Sequence[Tensor], group: str) -> Tensor:
     whole, work = start(values)
     _register_work(whole, work)
     return whole  # type: ignore[no-any-return]
+
+
+def start_sums(values: Sequence[Tensor], group: str) -> Tensor:
+    """Start summing values over ranks, each where it lies: an empty tensor for which `wait_tensor` waits."""
+    begun = values[0].new_empty(0)
+    _register_work(begun, _resolve_process_group(group).start_sums(values))  # type: ignore[arg-type, attr-defined]
+    return begun

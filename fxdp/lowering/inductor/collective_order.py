@@ -15,6 +15,7 @@ from itertools import pairwise
 from torch import fx
 
 from fxdp.ir.graphs import ancestors
+from fxdp.ir.ops.packed_sums import start_sums
 from fxdp.ir.ops.parameter_rows import STARTS
 from fxdp.lowering.halves import Halves
 
@@ -76,7 +77,7 @@ def communicates(node: fx.Node) -> bool:
 
 def starts_collective(node: fx.Node) -> bool:
     """Whether a call starts a collective."""
-    return node.target in STARTS or (
+    return node.target in STARTS or node.target is start_sums or (
         getattr(node.target, "namespace", "") == "_c10d_functional"
         and getattr(node.target, "_opname", "") not in _WAITS
     )

@@ -26,6 +26,7 @@ from fxdp.lowering.inductor.segment_code import AsItIs, compile_segments
 from fxdp.lowering.inductor.segments import NotInSegmentsError, Segment, segments
 from fxdp.lowering.inductor.start import Start
 from fxdp.lowering.inductor.strides import copied, moved, restride, results
+from fxdp.lowering.inductor.sums_in_place import sum_in_place
 from fxdp.lowering.shapes import Shapes, SizesFixedError
 from fxdp.torch_compat import compile_with_inductor, fixed_sizes, graph_module
 
@@ -49,6 +50,8 @@ class LoweringOptions:
     """Of layers that are alike a few are traced and cut, and one is compiled."""
     hides: bool = True
     """Collectives between layers are under way while these work, where the program has it so."""
+    in_place: str = ""
+    """The name of the group, if there is one, that sums large values where they lie."""
 
 
 def lower_inductor(
@@ -129,7 +132,10 @@ class _Compiler:
         # asked of the half: a sum that is under way from one segment to another is seen in neither
         how = {"backward": backward, "inference": inference, "in_order": must_stay(gm.graph)}
         may = self.options.by_layer and self.keeps_strides
-        found = _in_segments(gm, visible, fixed, self.options.hides) if may else []
+        whole = copied(gm) if may and self.options.in_place else gm
+        if whole is not gm:
+            sum_in_place(whole.graph, self.options.in_place)
+        found = _in_segments(whole, visible, fixed, self.options.hides) if may else []
         if not found:
             return self._compile_graph(gm, visible, fixed, **how)
 
@@ -140,7 +146,7 @@ class _Compiler:
             return self._compile_graph(graph, one.kept, one.fixed, **how)[0]  # type: ignore[no-any-return]
 
         with self.start.building():  # around all: kernels that several of them have are built once
-            return compile_segments(gm, found, compile_one), []
+            return compile_segments(whole, found, compile_one), []
 
     def _compile_graph(
         self, gm: fx.GraphModule, visible: Sequence[int], fixed: int, *, backward: bool, inference: bool,

@@ -100,6 +100,15 @@ class MessageGroup(dist.ProcessGroup):
         whole = values[0].new_empty(0)
         return whole, _Large(self, lambda: memory.start_packed(values, whole), memory.finish)
 
+    def start_sums(self, values: Sequence[Tensor]) -> Work:
+        """Start the sum over ranks of values of one dtype, each in its own memory."""
+        size, memory = sum(value.nbytes for value in values), self._memory
+        if memory is None or not memory.direct or fits_messages(size, self._size, summed=True):
+            whole = torch.cat([value.view(-1) for value in values])
+            return _TakenApart(self._reduced(whole, torch.add), whole, values)
+        self.handed_bytes += size
+        return _Large(self, lambda: memory.start_in_place(values), memory.finish)
+
     def _reduced(self, tensor: Tensor, function: Reduction) -> Work:
         """Start a reduction in place, by the way that fits its size."""
         self.handed_bytes += tensor.nbytes
@@ -206,6 +215,20 @@ class _Large(Work):
     def wait(self, timeout: Any = None) -> bool:
         with self._group.explained():
             self._finish()
+        return True
+
+
+class _TakenApart(Work):
+    """The sum of a value that was put together for it; `wait` puts the parts where they came from."""
+
+    def __init__(self, begun: Work, whole: Tensor, parts: Sequence[Tensor]) -> None:
+        super().__init__()
+        self._begun, self._whole, self._parts = begun, whole, parts
+
+    def wait(self, timeout: Any = None) -> bool:
+        self._begun.wait()
+        flat = [part.view(-1) for part in self._parts]
+        torch.split_with_sizes_copy(self._whole, [*map(len, flat)], out=flat)
         return True
 
 

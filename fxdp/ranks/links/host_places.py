@@ -126,7 +126,7 @@ def _lies(said: bytes) -> bool:
     process, _, _ = WHERE.unpack(where[: WHERE.size])
     (address,) = _ADDRESS.unpack(where[WHERE.size :])
     try:
-        OtherMemory().read(process, address, _MARK, to.data_ptr())
+        OtherMemory().read(process, [(address, to.data_ptr(), _MARK)])
     except OSError:  # no right to, or no such call: then not
         return False
     return bytes(to.numpy()) == said[:_MARK]

@@ -134,7 +134,7 @@ class HostSums:
         shared = begun.shared = {place: elements(data, flat) for place, data in found.items()}
         share = self._mates.index(self._rank)
         if share < self._shares:
-            own = chunk(flat, share, self._shares)
+            own = chunk(flat.numel(), share, self._shares)
             terms = [flat[own] if place == self._rank else shared[place][own] for place in self._mates]
             # nobody else reads the own share of this rank's buffer before it is the sum
             begun.across = self._sum_across(_added(terms, shared[self._rank][own]))
@@ -158,7 +158,7 @@ class HostSums:
         assert begun.shared is not None
         flat = begun.value.view(-1)
         for share in range(self._shares):
-            part = chunk(flat, share, self._shares)
+            part = chunk(flat.numel(), share, self._shares)
             flat[part] = begun.shared[self._mates[share]][part]
 
     def close(self) -> None:

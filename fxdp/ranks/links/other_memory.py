@@ -10,9 +10,16 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+from collections.abc import Sequence
+from typing import TypeAlias
+
+Stretch: TypeAlias = "tuple[int, int, int]"
+"""Where something lies in another process, where it is to lie in this one, and its bytes."""
+_STRETCHES = 1024
+"""In one call, as the system allows."""
 
 
-class _Stretch(ctypes.Structure):
+class _Vector(ctypes.Structure):
     """The system's `iovec`."""
 
     _fields_ = (("address", ctypes.c_void_p), ("size", ctypes.c_size_t))
@@ -35,18 +42,30 @@ class OtherMemory:
         found.process_vm_readv.restype = ctypes.c_ssize_t
         self._read = found.process_vm_readv
 
-    def read(self, process: int, address: int, size: int, to: int) -> None:
-        """Copy so many bytes of another process to an address of this one.
+    def read(self, process: int, stretches: Sequence[Stretch]) -> None:
+        """Copy stretches of another process' memory into this one's, by as few calls as can be.
 
         Raises
         ------
         OSError : it is gone, has no such memory, or may not be read.
         """
-        done = 0
-        while done < size:  # one call copies 2 GiB at most
-            here, there = _Stretch(to + done, size - done), _Stretch(address + done, size - done)
-            count = self._read(process, ctypes.byref(here), 1, ctypes.byref(there), 1, 0)
+        left = [stretch for stretch in stretches if stretch[2]]
+        while left:  # one call copies 2 GiB at most, and may end within a stretch
+            some = left[:_STRETCHES]
+            array = _Vector * len(some)
+            here = array(*((to, size) for _, to, size in some))
+            there = array(*((address, size) for address, _, size in some))
+            count = self._read(process, here, len(some), there, len(some), 0)
             if count <= 0:
                 number = ctypes.get_errno() if count else errno.EFAULT
                 raise OSError(number, os.strerror(number))
-            done += count
+            left = _after(left, count)
+
+
+def _after(stretches: Sequence[Stretch], count: int) -> list[Stretch]:
+    """What is left of stretches behind their first `count` bytes."""
+    for i, (address, to, size) in enumerate(stretches):
+        if count < size:
+            return [(address + count, to + count, size - count), *stretches[i + 1 :]]
+        count -= size
+    return []

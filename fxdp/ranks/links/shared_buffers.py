@@ -142,7 +142,7 @@ class BufferTurns:
         LinkBrokenError : its memory cannot be opened.
         """
         where, (size,) = note[: WHERE.size], _SIZE.unpack(note[WHERE.size :])
-        check_size(rank, size, own)
+        check_size(rank, size, own.nbytes)
         known = self._seen.get((rank, turn))
         if known is None or known[0] != where:
             try:
@@ -168,21 +168,20 @@ def elements(data: Tensor, value: Tensor) -> Tensor:
     return data[: value.nbytes].view(value.dtype)
 
 
-def chunk(value: Tensor, part: int, parts: int) -> slice:
-    """The elements of a value that one of several ranks sums."""
-    count = value.numel()
+def chunk(count: int, part: int, parts: int) -> slice:
+    """The elements, of so many, that one of several ranks sums."""
     return slice(count * part // parts, count * (part + 1) // parts)
 
 
-def check_size(rank: int, size: int, own: Tensor) -> None:
-    """Refuse to sum this rank's value with another rank's of another size, in bytes.
+def check_size(rank: int, size: int, own: int) -> None:
+    """Refuse to sum this rank's value with another rank's of another size, both in bytes.
 
     Raises
     ------
     RankFailedError : it has another size.
     """
-    if size != own.nbytes:
+    if size != own:
         raise RankFailedError(
-            f"rank {rank} came to a sum with {size} bytes; expected {own.nbytes} as here: the ranks' "
+            f"rank {rank} came to a sum with {size} bytes; expected {own} as here: the ranks' "
             "programs have come apart, because a rank left out a call or a backward, or by a bug in fxdp"
         )

@@ -69,7 +69,7 @@ class SharedMemory:
         """
         if self._direct is not None:
             self._under_way.go_on()
-            return self._under_way.begin(self._direct.start(value, function))
+            return self._under_way.begin(self._direct.start([value], function))
         turn, ready = self._write_what_others_sum(value)
         return self._under_way.begin(partial(self._sum, value.view(-1), function, turn, ready))
 
@@ -83,6 +83,12 @@ class SharedMemory:
         torch.cat(list(values), out=shared)
         ready = self._say(turn, shared)
         return self._under_way.begin(partial(self._sum, total, torch.add, turn, ready, packed=count))
+
+    def start_in_place(self, values: Sequence[Tensor]) -> Begun:
+        """The same for the sum of several values, each where it lies; only where it is `direct`."""
+        assert self._direct is not None
+        self._under_way.go_on()
+        return self._under_way.begin(self._direct.start(values, torch.add))
 
     def start_gather(self, values: Sequence[Tensor], outputs: Sequence[Tensor]) -> Begun:
         """The same for values of which all ranks want everybody's: of each all ranks' in one output."""
@@ -112,7 +118,7 @@ class SharedMemory:
         turn, ready = self._write_what_others_sum(value)
 
         def complete() -> None:
-            own = chunk(value, self._rank, self._size)
+            own = chunk(value.numel(), self._rank, self._size)
             first, second, *others = [part[own] for part in self._shared(value.view(-1), turn, ready)]
             torch.add(first, second, out=output.view(-1))
             for other in others:
@@ -123,7 +129,8 @@ class SharedMemory:
     def _write_what_others_sum(self, value: Tensor) -> tuple[int, Round]:
         """Put all but the own chunk into the next buffer, and say so; the buffer's turn, and the round."""
         turn, data = self._next(value.nbytes)
-        own, flat, shared = chunk(value, self._rank, self._size), value.view(-1), elements(data, value)
+        flat, shared = value.view(-1), elements(data, value)
+        own = chunk(len(flat), self._rank, self._size)
         if shared.data_ptr() != flat.data_ptr():  # else it was written into `room`
             shared[: own.start] = flat[: own.start]
             shared[own.stop :] = flat[own.stop :]
@@ -164,7 +171,7 @@ class SharedMemory:
         """
         if packed:
             flat.resize_(packed)
-        shared, own = self._shared(flat, turn, ready), chunk(flat, self._rank, self._size)
+        shared, own = self._shared(flat, turn, ready), chunk(flat.numel(), self._rank, self._size)
         inside = elements(self._buffers.own(turn).data, flat)[own]  # nobody else reads it before it is summed
         # the own value is in one of both, so the sum begins in the other
         mine, total = (inside, flat[own]) if packed else (flat[own], inside)
@@ -183,7 +190,7 @@ class SharedMemory:
         self._messages.finish(summed)
         for r, part in enumerate(shared):
             if r != self._rank:
-                theirs = chunk(flat, r, self._size)
+                theirs = chunk(flat.numel(), r, self._size)
                 flat[theirs] = part[theirs]
 
     def close(self) -> None:

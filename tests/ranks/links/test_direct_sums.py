@@ -7,7 +7,7 @@ import os
 import struct
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import reduce
 from unittest import mock
 
@@ -19,7 +19,7 @@ from fxdp.errors import RankFailedError
 from fxdp.ranks.links.direct_sums import DirectSums, Reduction
 from fxdp.ranks.links.host_places import host_places
 from fxdp.ranks.links.messages import LinkBrokenError, Messages
-from fxdp.ranks.links.other_memory import OtherMemory
+from fxdp.ranks.links.other_memory import OtherMemory, Stretch
 from fxdp.ranks.links.under_way import Begun, UnderWay
 from fxdp.ranks.resolve import resolve_mesh
 from tests.rank_pool import RankPool
@@ -36,7 +36,7 @@ class _Sums:
 
     def start(self, value: torch.Tensor, function: Reduction) -> Begun:
         self._under_way.go_on()
-        return self._under_way.begin(self._sums.start(value, function))
+        return self._under_way.begin(self._sums.start([value], function))
 
     def finish(self, begun: Begun) -> None:
         self._under_way.finish(begun)
@@ -76,9 +76,9 @@ def test_a_value_is_its_owners_again_when_all_have_read_it() -> None:
     slow = threading.local()
     read = OtherMemory.read
 
-    def slowly(self: OtherMemory, process: int, address: int, size: int, to: int) -> None:
+    def slowly(self: OtherMemory, process: int, stretches: Sequence[Stretch]) -> None:
         time.sleep(0.1 if getattr(slow, "now", False) else 0)
-        read(self, process, address, size, to)
+        read(self, process, stretches)
 
     def action(rank: tuple[Messages, _Sums]) -> bool:
         messages, sums = rank
@@ -103,7 +103,7 @@ def test_sums_that_have_come_apart_and_memory_that_is_gone() -> None:
         together(ranks, action)
     with _sums(2) as ((_, sums), (second, _)):
         begun = sums.start(torch.ones(8), torch.add)
-        second.start(memoryview(struct.pack("<QQQ", os.getpid(), 8, 32)))
+        second.start(memoryview(struct.pack("<QQQ", os.getpid(), 32, 8)))
         with pytest.raises(LinkBrokenError, match="the value of rank 1 cannot be read: Bad address"):
             sums.finish(begun)
 

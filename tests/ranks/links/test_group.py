@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from fxdp.ir.ops.packed_sums import start_sum
+from fxdp.ir.ops.packed_sums import finish_sums, start_sum, start_sums
 from fxdp.ranks.resolve import resolve_mesh
 from tests.rank_pool import RankPool
 
@@ -116,3 +116,27 @@ def _rows(length: int) -> list[bool]:
 def test_rows_go_by_messages_and_through_memory(ranks: RankPool) -> None:
     for length in (3, 20_000):
         assert ranks.run(4, _rows, length) == [[True] * 9] * 4
+
+
+def _sums_in_place() -> list[tuple[bool, bool]]:
+    """Small ones and large ones, several under way, waited for in another order."""
+    joined = resolve_mesh(None, "cpu")
+    mesh, rank, begun = joined.mesh, dist.get_rank(), []
+    for dtype, cuts in ((torch.float32, [1, 40_000]), (torch.float64, [0, 70_001]), (torch.int64, [2])):
+        for length in (100_000, 5):
+            terms = _terms(dtype, (length,))[: mesh.size]
+            own = [part.clone().view(1, -1) for part in torch.tensor_split(terms[rank], cuts)]
+            addresses = [part.data_ptr() for part in own]
+            begun.append((start_sums(own, mesh.group("messages")), own, addresses, terms, cuts))
+    found = []
+    for token, own, addresses, terms, cuts in begun[::-1]:
+        sums = finish_sums(token)
+        wanted = torch.tensor_split(reduce(torch.add, terms), cuts)
+        same = all(torch.equal(s.view(-1), w) for s, w in zip(sums, wanted, strict=True))
+        found.append((same, [s.data_ptr() for s in sums] == addresses == [o.data_ptr() for o in own]))
+    return found
+
+
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_values_are_summed_where_they_lie(ranks: RankPool, count: int) -> None:
+    assert ranks.run(count, _sums_in_place) == [[(True, True)] * 6] * count
