@@ -15,10 +15,10 @@ Figures = dict[str, Any]
 
 
 def table(name: str, figures: dict[str, Figures]) -> Table:
-    """One line per variant: medians with quartiles, and each as a ratio to the baseline."""
+    """One line per variant: medians with quartiles and minima, and each as a ratio to the baseline."""
     shown = Table(title=name, title_justify="left")
     shown.add_column("variant", no_wrap=True)
-    for column in ("step", "quartiles, ms", "x", "first step", "x", "memory", "sent", "loss"):
+    for column in ("step", "quartiles, ms", "x", "least", "x", "first step", "x", "memory", "sent", "loss"):
         shown.add_column(column, justify="right", no_wrap=True)
     for variant, found in figures.items():
         if variant != WHOLE:
@@ -44,6 +44,8 @@ def _row(variant: str, found: Figures, figures: dict[str, Figures]) -> list[str]
         f"{median(seconds) * 1000:.1f} ms",
         f"{low * 1000:.1f}-{high * 1000:.1f}",
         ratio,
+        f"{min(seconds) * 1000:.1f} ms",
+        f"{min(seconds) / min(base['seconds']):.3f}" if base["seconds"] else "",
         f"{first['first_seconds']:.1f} s",
         first_ratio,
         format_bytes(first["peak_bytes"]),

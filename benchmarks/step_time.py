@@ -26,7 +26,7 @@ from rich.console import Console
 from show import draw, table
 from variants import COMPILING, VARIANTS, WHOLE
 
-CONSOLE = Console(width=max(Console().width, 110))
+CONSOLE = Console(width=max(Console().width, 125))
 DEFAULT = ("eager", "ddp", "ddp-compile", "fxdp-eager", "fxdp")
 
 
