@@ -16,8 +16,8 @@ from fxdp.ir.notes import note, tensor_type
 from fxdp.ir.slots import Crossing, Gradient, Mutation, Output, Tangent
 from fxdp.lowering.backward import usual_zeros
 from fxdp.lowering.halves import Boxed, Halves
-from fxdp.lowering.plain_calls import with_plain_calls
-from fxdp.torch_compat import boxed_code, graph_module
+from fxdp.lowering.op_by_op import op_by_op
+from fxdp.torch_compat import graph_module
 
 aten = torch.ops.aten
 
@@ -43,7 +43,7 @@ def lower_eager(
 
 
 def _code(gm: fx.GraphModule, half: bool = False) -> Boxed:
-    return boxed_code(with_plain_calls(gm))
+    return op_by_op(gm)
 
 
 def forward_results(graph: fx.Graph) -> list[fx.Node]:

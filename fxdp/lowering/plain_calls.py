@@ -22,7 +22,7 @@ from fxdp.ir.notes import note
 from fxdp.ir.op_kinds import is_view
 from fxdp.ir.ops.library import COMPOSITIONS, existing
 from fxdp.ir.types import TensorType
-from fxdp.torch_compat import OpOverload, graph_module
+from fxdp.torch_compat import OpOverload
 
 _FUNCTIONS = (
     "reshape", "t", "transpose.int", "permute", "unsqueeze", "squeeze.dim", "select.int", "narrow",
@@ -43,14 +43,6 @@ def _table() -> Iterator[tuple[Any, Callable[..., Any]]]:
 
 
 _PLAIN: dict[Any, Callable[..., Any]] = dict(_table())
-
-
-def with_plain_calls(gm: fx.GraphModule) -> fx.GraphModule:
-    """A copy of a graph that runs, and is not looked at any more."""
-    graph = fx.Graph()
-    graph.output(graph.graph_copy(gm.graph, {}))
-    call_plainly(graph)
-    return graph_module(gm, graph, type(gm).__name__)
 
 
 def call_plainly(graph: fx.Graph) -> None:

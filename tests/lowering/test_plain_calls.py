@@ -9,7 +9,7 @@ from torch import Tensor, fx
 from fxdp.ir.ops import layouts, local_ops
 from fxdp.ir.ops.library import existing
 from fxdp.lowering.eager import lower_eager
-from fxdp.lowering.plain_calls import _FUNCTIONS, _METHODS, call_plainly, with_plain_calls
+from fxdp.lowering.plain_calls import _FUNCTIONS, _METHODS, call_plainly
 from tests.lowering.test_eager import _scaled
 
 aten = torch.ops.aten
@@ -32,12 +32,18 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
 def test_a_function_gives_what_its_op_gives(name: str) -> None:
     (op,) = existing(name)
     arguments = ARGUMENTS.get(name, (X,))
-    gm, copied = _called(op, arguments), with_plain_calls(_called(op, arguments))
+    gm, copied = _called(op, arguments), _plainly(_called(op, arguments))
     assert copied.graph.find_nodes(op="call_function", target=op) == []
     expected, found = gm(*_fresh(arguments)), copied(*_fresh(arguments))
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
     if isinstance(expected, Tensor):
         assert found.stride() == expected.stride()
+
+
+def _plainly(gm: fx.GraphModule) -> fx.GraphModule:
+    call_plainly(gm.graph)
+    gm.recompile()
+    return gm
 
 
 def _fresh(arguments: tuple[Any, ...]) -> list[Tensor]:
@@ -62,7 +68,7 @@ def _called(op: Any, arguments: tuple[Any, ...]) -> fx.GraphModule:
 
 
 def test_what_runs_as_it_is_calls_torch_as_a_user_does() -> None:
-    graph = with_plain_calls(lower_eager(_scaled()).forward_graph).graph
+    graph = _plainly(lower_eager(_scaled()).forward_graph).graph
     assert len(graph.find_nodes(op="call_function", target=torch.mul)) == 2
 
 
@@ -70,7 +76,7 @@ def test_numbers_for_tensors_go_to_ops_alone() -> None:
     graph = fx.Graph()
     x = graph.placeholder("x")
     graph.output(graph.call_function(aten.add.Tensor, (2, x)))
-    copied = with_plain_calls(fx.GraphModule({}, graph))
+    copied = _plainly(fx.GraphModule({}, graph))
     assert torch.equal(copied(X), X + 2)
 
 
@@ -79,7 +85,7 @@ def test_compositions_are_called_as_functions() -> None:
     x = graph.placeholder("x")
     rows = graph.call_function(layouts.in_rows, (x,))
     graph.output((rows, graph.call_function(local_ops.amax, (rows, 1))))
-    copied = with_plain_calls(fx.GraphModule({}, graph))
+    copied = _plainly(fx.GraphModule({}, graph))
     assert not copied.graph.find_nodes(op="call_function", target=layouts.in_rows)
     rows_of, largest = copied(X.t())
     assert rows_of.is_contiguous()

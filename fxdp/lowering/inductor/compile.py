@@ -21,12 +21,12 @@ from fxdp.lowering.backward import usual_zeros
 from fxdp.lowering.halves import Boxed, Halves
 from fxdp.lowering.inductor.collective_order import must_stay
 from fxdp.lowering.inductor.forward_backward import Cut, Signature, cut
-from fxdp.lowering.inductor.op_by_op import pack_sums, reads_again
 from fxdp.lowering.inductor.segment_code import AsItIs, compile_segments
 from fxdp.lowering.inductor.segments import NotInSegmentsError, Segment, segments
 from fxdp.lowering.inductor.start import Start
 from fxdp.lowering.inductor.strides import copied, moved, restride, results
 from fxdp.lowering.inductor.sums_in_place import sum_in_place
+from fxdp.lowering.op_by_op import pack_sums, reads_again
 from fxdp.lowering.shapes import Shapes, SizesFixedError
 from fxdp.torch_compat import compile_with_inductor, fixed_sizes, graph_module
 

@@ -17,10 +17,10 @@ from torch import Tensor, fx
 from fxdp.ir.graph_form import graph_bytes, graph_of_bytes
 from fxdp.ir.graphs import attribute_of
 from fxdp.lowering.halves import Boxed
-from fxdp.lowering.inductor.op_by_op import op_by_op
 from fxdp.lowering.inductor.segments import Segment
 from fxdp.lowering.inductor.start import Start
 from fxdp.lowering.inductor.strides import results
+from fxdp.lowering.op_by_op import op_by_op
 from fxdp.torch_compat import code_bytes, code_of_bytes
 
 _WHOLE, _SEGMENTS, _AS_IT_IS = b"w", b"s", b"g"

@@ -1,4 +1,4 @@
-"""The code of what runs op by op between segments, and sums that pack their own operands."""
+"""The code of what runs op by op, all of a half or what is between segments, with sums that pack operands."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def op_by_op(gm: fx.GraphModule) -> Boxed:
     pack_sums(graph)
     split_at_once(graph)
     call_plainly(graph)
-    return boxed_code(graph_module(gm, graph, "OpByOp"))
+    return boxed_code(graph_module(gm, graph, type(gm).__name__))
 
 
 def pack_sums(graph: fx.Graph, wanted: Callable[[fx.Node], bool] = lambda packed: True) -> bool:

@@ -5,7 +5,7 @@ import torch
 from expecttest import assert_expected_inline
 from torch import fx
 
-from fxdp.lowering.inductor.op_by_op import op_by_op, pack_sums, reads_again
+from fxdp.lowering.op_by_op import op_by_op, pack_sums, reads_again
 
 aten, c10d = torch.ops.aten, torch.ops._c10d_functional
 
