@@ -25,7 +25,7 @@ from fxdp.lowering.inductor.segment_code import AsItIs, compile_segments
 from fxdp.lowering.inductor.segments import NotInSegmentsError, Segment, segments
 from fxdp.lowering.inductor.start import Start
 from fxdp.lowering.inductor.strides import copied, moved, restride, results
-from fxdp.lowering.inductor.sums_in_place import sum_in_place
+from fxdp.lowering.inductor.sums_in_place import sum_in_place, sums_in_place
 from fxdp.lowering.op_by_op import pack_sums, reads_again
 from fxdp.lowering.shapes import Shapes, SizesFixedError
 from fxdp.torch_compat import compile_with_inductor, fixed_sizes, graph_module
@@ -132,10 +132,7 @@ class _Compiler:
         # asked of the half: a sum that is under way from one segment to another is seen in neither
         how = {"backward": backward, "inference": inference, "in_order": must_stay(gm.graph)}
         may = self.options.by_layer and self.keeps_strides
-        whole = copied(gm) if may and self.options.in_place else gm
-        if whole is not gm:
-            sum_in_place(whole.graph, self.options.in_place)
-        found = _in_segments(whole, visible, fixed, self.options.hides) if may else []
+        whole, found = self._in_segments(gm, visible, fixed) if may else (gm, [])
         if not found:
             return self._compile_graph(gm, visible, fixed, **how)
 
@@ -147,6 +144,20 @@ class _Compiler:
 
         with self.start.building():  # around all: kernels that several of them have are built once
             return compile_segments(whole, found, compile_one), []
+
+    def _in_segments(
+        self, gm: fx.GraphModule, visible: Sequence[int], fixed: int
+    ) -> tuple[fx.GraphModule, list[Segment]]:
+        """A half, or a copy that sums in place, and its segments; none where it stays whole."""
+        hides, summed = self.options.hides, copied(gm) if self.options.in_place else gm
+        try:
+            if summed is not gm and sum_in_place(summed.graph, self.options.in_place):
+                found = segments(summed, visible, fixed, hides)
+                if all(one.between or not sums_in_place(one.graph) for one in found):
+                    return summed, found
+            return gm, segments(gm, visible, fixed, hides)
+        except NotInSegmentsError:
+            return gm, []
 
     def _compile_graph(
         self, gm: fx.GraphModule, visible: Sequence[int], fixed: int, *, backward: bool, inference: bool,
@@ -171,13 +182,6 @@ class _Compiler:
         if others := moved(gm, strides, visible):
             code, strides = compiled(copied(gm, others))
         return code, strides
-
-
-def _in_segments(gm: fx.GraphModule, visible: Sequence[int], fixed: int, hides: bool) -> list[Segment]:
-    try:
-        return segments(gm, visible, fixed, hides)
-    except NotInSegmentsError:
-        return []
 
 
 def _not_compiled(_: list[Any]) -> Any:

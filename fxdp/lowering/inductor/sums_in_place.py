@@ -13,6 +13,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
+from typing import Any
 
 import torch
 from torch import fx
@@ -20,6 +21,7 @@ from torch import fx
 from fxdp.ir.carriers import MESSAGE_BYTES
 from fxdp.ir.op_kinds import is_view
 from fxdp.ir.ops.packed_sums import finish_sums, start_sums
+from fxdp.lowering.inductor.between import calls_between
 from fxdp.lowering.inductor.collective_order import communicates
 
 _ALL_REDUCE = torch.ops._c10d_functional.all_reduce.default
@@ -27,25 +29,39 @@ _CAT = torch.ops.aten.cat.default
 _SLICE = torch.ops.aten.slice.Tensor
 
 
-def sum_in_place(graph: fx.Graph, group: str) -> None:
+def sums_in_place(graph: fx.Graph) -> bool:
+    """Whether a graph starts such sums, or waits for them: it cannot be compiled."""
+    return any(node.target in (start_sums, finish_sums) for node in graph.nodes)
+
+
+def sum_in_place(graph: fx.Graph, group: str) -> bool:
     """Rewrite the buckets that are summed by `group`, where nobody reads their gradients otherwise.
+
+    Those alone that stand between segments; whether there are any.
 
     before: `%all_reduce = all_reduce(cat([%a, %b]), sum, group)`, `%c = slice(wait(%all_reduce), 0, 0, 4)`
     after:  `%start = start_sums([%a, %b], group)`, `%c = finish_sums(%start)[0]`
     """
+    between, changed = calls_between(graph), False
     for node in graph.find_nodes(op="call_function", target=_ALL_REDUCE):
         packed, kind, name = node.args
-        if kind != "sum" or name != group or packed.target is not _CAT or len(packed.args) > 1:
+        if node not in between or (kind, name) != ("sum", group) or not _is_bucket(packed):
             continue
-        pieces, waits = packed.args[0], list(node.users)
-        if packed.meta["val"].nbytes <= MESSAGE_BYTES:  # a message is put together in any case
-            continue
-        if len(packed.users) > 1 or len(waits) != 1 or len({*pieces}) < len(pieces):
-            continue
-        if not all(map(_may_be_written, pieces)):
-            continue
-        if parts := _parts_of(waits[0], pieces):
-            _rewrite(graph, node, waits[0], parts, pieces)
+        (wait,), pieces = node.users, packed.args[0]
+        parts = _parts_of(wait, pieces)
+        if parts and all(map(_may_be_written, pieces)):
+            _rewrite(graph, node, wait, parts, pieces)
+            changed = True
+    return changed
+
+
+def _is_bucket(node: fx.Node) -> bool:
+    """Whether different flat values are put end to end for a sum alone, and are more than a message."""
+    if node.target is not _CAT or len(node.args) > 1 or len(node.users) > 1:
+        return False
+    pieces: Any = node.args[0]
+    # a message is put together in any case
+    return len({*pieces}) == len(pieces) and node.meta["val"].nbytes > MESSAGE_BYTES
 
 
 def _parts_of(wait: fx.Node, pieces: Sequence[fx.Node]) -> list[fx.Node] | None:

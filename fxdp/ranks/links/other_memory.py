@@ -53,8 +53,8 @@ class OtherMemory:
         while left:  # one call copies 2 GiB at most, and may end within a stretch
             some = left[:_STRETCHES]
             array = _Vector * len(some)
-            here = array(*((to, size) for _, to, size in some))
-            there = array(*((address, size) for address, _, size in some))
+            here = array(*(_Vector(to, size) for _, to, size in some))
+            there = array(*(_Vector(address, size) for address, _, size in some))
             count = self._read(process, here, len(some), there, len(some), 0)
             if count <= 0:
                 number = ctypes.get_errno() if count else errno.EFAULT
