@@ -16,7 +16,7 @@ from fxdp.torch_compat.exporting import tracing_modes
 from fxdp.torch_compat.program_header import with_light_header
 from fxdp.torch_compat.vector_instructions import built_as_code, code_settings
 
-__all__ = ["code_bytes", "code_environment", "code_of_bytes", "library_environment"]
+__all__ = ["code_bytes", "code_environment", "code_of_bytes", "library_environment", "unwatched"]
 
 _SETTINGS = ("torch._inductor.config", "torch._inductor.config_comms", "torch._functorch.config")
 _PASSES = (
@@ -71,6 +71,8 @@ def code_bytes(code: Any) -> bytes:
     from torch._inductor.codecache import code_hash
     from torch._inductor.output_code import CompiledFxGraph
 
+    if isinstance(code, _Unwatched):
+        code = code.code
     if type(code) is not CompiledFxGraph:
         raise TypeError(f"{type(code).__name__} is no code of Inductor's")
     if code.constants or code.frozen_param_names or code.torchbind_constants:
@@ -93,20 +95,34 @@ def code_of_bytes(content: bytes) -> Callable[[list[Any]], Any]:
     with built_as_code():  # those of its kernels decide where they are found
         code.after_deserialization(constants)
         code.post_compile([], constants, {**code.fx_kwargs, "cudagraphs": BoxedBool(False)})
-    return _Loaded(code)
+    return _Unwatched(code)
 
 
-class _Loaded:
-    """Code that was loaded, where nobody watches without Inductor's debugging, which imports its compiler."""
+def unwatched(code: Any) -> Any:
+    """Code of Inductor's that is called without its bookkeeping, which a layer's code feels: 4 us a call.
+
+    On other devices than CPU the first calls are timed for its caches, so there it stays.
+    """
+    from torch._inductor.output_code import CompiledFxGraph
+
+    return _Unwatched(code) if type(code) is CompiledFxGraph and {*code.device_types} <= {"cpu"} else code
+
+
+class _Unwatched:
+    """Code that Inductor's debugging and torch's profiler alone watch; the first is not imported for it."""
 
     def __init__(self, code: Any) -> None:
-        self._code = code
+        self.code = code
 
     def __call__(self, inputs: list[Any]) -> Any:
-        if _is_profiled() or "torch._inductor.debug" in sys.modules:
+        if _is_profiled() or _is_recorded():
             importlib.import_module("torch._inductor.debug")
-            return self._code(inputs)
-        return self._code.current_callable(inputs)
+            return self.code(inputs)
+        return self.code.current_callable(inputs)
+
+
+def _is_recorded() -> bool:
+    return bool(getattr(sys.modules.get("torch._inductor.debug"), "RECORD_GRAPH_EXECUTION", False))
 
 
 def _is_profiled() -> bool:

@@ -17,6 +17,7 @@ from torch.fx import traceback as fx_traceback
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
+from fxdp.torch_compat.compiled_code import unwatched
 from fxdp.torch_compat.convolution_strides import convolution_strides
 from fxdp.torch_compat.counted_masks import counted_masks
 from fxdp.torch_compat.kept_order import ORDER, kept_order
@@ -160,7 +161,7 @@ def compile_with_inductor(
             graph_id=next(_graph_ids),  # CUDA graphs tell programs apart by it
             boxed_forward_device_index=BoxedDeviceIndex(None),
         )
-    return compiled, list(strides or [])
+    return unwatched(compiled), list(strides or [])
 
 
 _graph_ids = itertools.count()
