@@ -114,4 +114,4 @@ def test_wrappers_leave_no_sums_of_sizes_in_a_trace() -> None:
             texts.append(fxdp.plan(Scaled(4, 3), (torch.ones(6, 4),)).text)
         made.append(registered.call_count)
     assert texts[0] == texts[1]
-    assert made[1] < made[0] / 2
+    assert made[1] <= made[0] - 10  # of 23: a run of the forward before the trace would double both
