@@ -162,5 +162,5 @@ class _Value:
             part = self._flat[place][first : first + min(stop, end) - start]
             if len(part):
                 found.append((place, first * self.itemsize, part))
-            start, place = max(start, min(stop, end)), place + 1
+            start, place = min(stop, end), place + 1
         return found
