@@ -16,7 +16,7 @@ from torch.fx.experimental.sym_node import SymNode
 
 import fxdp
 from fxdp import torch_compat
-from fxdp.capture.joint import kept_joint
+from fxdp.capture.joint import kept_joint, raw_joint
 from fxdp.torch_compat import quick_sizes, symbolic_sizes
 
 _OPERATORS = (
@@ -110,8 +110,9 @@ def test_wrappers_leave_no_sums_of_sizes_in_a_trace() -> None:
             mock.patch.object(torch_compat, "quick_sizes", sizes),
             mock.patch.object(proxy_tensor, "_sym_register", side_effect=plain) as registered,
             mock.patch.object(kept_joint, "_key", return_value=None),  # traced anew
+            mock.patch.object(raw_joint, "foretold", return_value=None),  # with a run of the forward before
         ):
             texts.append(fxdp.plan(Scaled(4, 3), (torch.ones(6, 4),)).text)
         made.append(registered.call_count)
     assert texts[0] == texts[1]
-    assert made[1] <= made[0] - 10  # of 23: a run of the forward before the trace would double both
+    assert made[1] < made[0] / 2
