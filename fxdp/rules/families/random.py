@@ -58,7 +58,12 @@ def drawn_like(op: Op) -> Iterator[Alternative]:
     yield from filled_like(op)
 
 
-@rule("random", aten.rand, aten.randn, aten.randint, aten.normal.float_float)
+@rule(
+    "random",
+    # but not those of named dims, which torch 2.11 still has and refuses to trace
+    aten.rand.default, aten.rand.generator, aten.randn.default, aten.randn.generator,
+    aten.randint, aten.normal.float_float,
+)  # fmt: skip
 def drawn(op: Op) -> Iterator[Alternative]:
     """Numbers of an explicit size; the rank draws those of its batch."""
     for dim, size in enumerate(op.output.shape):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
@@ -112,8 +113,14 @@ def test_a_loss_function_and_a_plain_sequential_have_the_users_lines() -> None:
     assert lines["gradient of 0.weight"].startswith("plan = fxdp.plan(normed()")
     assert lines["aten.div.Tensor"] == "def own(output: Tensor, target: Tensor) -> Tensor:"
     batch_norm = next(row for row in plan.collectives() if row.needs[0].site.module == "1")
-    assert batch_norm.needs[0].through.endswith("batchnorm.py:210")
+    assert batch_norm.needs[0].through.endswith(f"batchnorm.py:{_line_of_batch_norm()}")
     assert "<unknown>" not in "".join(str(row) for row in (*plan.collectives(), *plan.communication))
+
+
+def _line_of_batch_norm() -> int:
+    """Where torch's module calls the function, which differs from release to release."""
+    lines, first = inspect.getsourcelines(torch.nn.BatchNorm1d.forward)
+    return next(first + i for i, line in enumerate(lines) if "return F.batch_norm(" in line)
 
 
 def test_each_value_in_a_bucket_has_its_own_line() -> None:
