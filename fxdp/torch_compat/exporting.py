@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest import mock
@@ -35,6 +34,8 @@ from torch.export import _trace as export_trace
 from torch.fx.experimental import proxy_tensor
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, PropagateUnbackedSymInts
 from torch.fx.traceback import preserve_node_meta
+
+from fxdp.torch_compat.attention_sums import attention_sums
 
 __all__ = [
     "CAUSAL_MASK_TEST",
@@ -189,8 +190,8 @@ def joint_graph(
         stack.enter_context(inductor_config.patch(fallback_random=True))
         # loops call backward() outside of autocast: traced inside, what the forward kept wide would be cast
         stack.enter_context(functorch_config.patch(backward_pass_autocast="off"))
+        stack.enter_context(attention_sums())
         joint = aot_export_joint_with_descriptors(stack, module, tuple(fakes), decompositions=decompositions)
-        _correct_attention(joint.graph_module)
         return joint.graph_module
 
 
@@ -221,15 +222,3 @@ def _overload(name: str) -> OpOverload:
     packet, _, overload = name.removeprefix("aten::").partition(".")
     found: OpOverload = getattr(getattr(torch.ops.aten, packet), overload or "default")
     return found
-
-
-def _correct_attention(gm: fx.GraphModule) -> None:
-    """Before torch 2.12 the fake kernel of attention on CPU says float32 where the real one gives float64."""
-    target = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
-    for node in gm.graph.find_nodes(op="call_function", target=target):
-        out, sums = node.meta["val"]
-        if out.dtype == torch.float64 != sums.dtype:
-            node.meta["val"] = (out, sums.double())
-            for pick in node.users:
-                if pick.target is operator.getitem and pick.args[1] == 1:
-                    pick.meta["val"] = node.meta["val"][1]

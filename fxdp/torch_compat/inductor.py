@@ -17,6 +17,7 @@ from torch.fx import traceback as fx_traceback
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
+from fxdp.torch_compat.attention_sums import attention_sums
 from fxdp.torch_compat.compiled_code import unwatched
 from fxdp.torch_compat.convolution_strides import convolution_strides
 from fxdp.torch_compat.counted_masks import counted_masks
@@ -50,7 +51,7 @@ def trace_for_inductor(
     # the Python dispatcher decomposes ops whose C++ kernels would fix symbolic sizes
     with (
         fake_mode, tracing(TracingContext(fake_mode)), torch.no_grad(), enable_python_dispatcher(),
-        convolution_strides(),
+        attention_sums(), convolution_strides(),
     ):  # fmt: skip
         traced = make_fx(
             function,
@@ -142,6 +143,7 @@ def compile_with_inductor(
         torch.no_grad(),
         V.set_fake_mode(fake_mode),
         torch._C._DisableAutocast(),  # a traced pattern of Inductor would be cast, too
+        attention_sums(),
         built_as_code(),
         counted_masks(),
         convolution_strides(),

@@ -31,6 +31,11 @@ def torch_release() -> str:
     return ".".join(torch.__version__.split(".")[:2])
 
 
+def release_before(*release: int) -> bool:
+    """Whether this torch is older than a release, as (2, 12)."""
+    return tuple(int(n) for n in torch_release().split(".")) < release
+
+
 def exact_torch_release() -> str:
     """The version with its commit."""
     return f"{torch.__version__} {torch.version.git_version}"
@@ -62,4 +67,4 @@ def without_autograd_kernel(op: torch._ops.OpOverload) -> Iterator[None]:
 
 def stacks_lstm_states() -> bool:
     """Whether torch's decomposition gives an LSTM's states a dim too many, as it does before 2.12."""
-    return tuple(int(n) for n in torch_release().split(".")) < (2, 12)
+    return release_before(2, 12)
