@@ -32,6 +32,9 @@ from torch import Tensor, fx
 from fxdp.ir.graphs import argument_of
 from fxdp.torch_compat import OpOverload
 
+_SEEDS = frozenset({"philox_seed", "rng_state"})
+"""Names of operands from which attention's backwards take their seed."""
+
 
 def draws(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Whether the call takes numbers from a generator (attention without dropout does not)."""
@@ -39,6 +42,17 @@ def draws(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
         return False
     probability = argument_of(target, "dropout_p", args, kwargs)
     return probability is None or probability != 0.0
+
+
+def draws_again(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether the call takes once more, from a seed it is given, the numbers that its forward drew.
+
+    A fused attention does not keep its mask of dropout: its backward makes it anew, by the place of each
+    element in the batch that the forward had.
+    """
+    if not isinstance(target, OpOverload) or _SEEDS.isdisjoint(a.name for a in target._schema.arguments):
+        return False
+    return bool(argument_of(target, "dropout_p", args, kwargs))
 
 
 def node_draws(node: fx.Node) -> bool:

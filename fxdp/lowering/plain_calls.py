@@ -20,7 +20,8 @@ from torch.nn import functional as F
 
 from fxdp.ir.notes import note
 from fxdp.ir.op_kinds import is_view
-from fxdp.ir.ops.library import COMPOSITIONS, existing
+from fxdp.ir.ops.aligned_bias import attend, attend_backward
+from fxdp.ir.ops.library import COMPOSITIONS, aten, existing
 from fxdp.ir.types import TensorType
 from fxdp.torch_compat import OpOverload
 
@@ -43,6 +44,11 @@ def _table() -> Iterator[tuple[Any, Callable[..., Any]]]:
 
 
 _PLAIN: dict[Any, Callable[..., Any]] = dict(_table())
+_ALIGNING = {
+    aten._scaled_dot_product_efficient_attention.default: attend,
+    aten._scaled_dot_product_efficient_attention_backward.default: attend_backward,
+}
+"""Ops that ask for operands which lie otherwise than those of a program may."""
 
 
 def call_plainly(graph: fx.Graph) -> None:
@@ -58,6 +64,8 @@ def _plain(node: fx.Node) -> Any:
     """What to call for an op; the op itself where a function would not take its arguments."""
     if node.target in COMPOSITIONS and not node.kwargs and all(isinstance(a, fx.Node) for a in node.args):
         return COMPOSITIONS[node.target]
+    if node.target in _ALIGNING:
+        return _ALIGNING[node.target]
     found = _PLAIN.get(node.target)
     # ops take numbers for tensors, functions do so only from the second operand on; a number has no views
     first = node.args[0] if node.args else None

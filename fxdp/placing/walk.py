@@ -10,7 +10,7 @@ from typing import Any
 from torch import fx
 
 from fxdp.errors import PlacementError
-from fxdp.ir.draws import draws
+from fxdp.ir.draws import draws, draws_again
 from fxdp.ir.graphs import results_of
 from fxdp.ir.notes import UNKNOWN, Site, is_host_size, note, value_bytes
 from fxdp.ir.placements import Partial, Placement, R, Shard
@@ -19,7 +19,7 @@ from fxdp.ir.slots import Gradient, Input, Mutation, Output, Tangent
 from fxdp.ir.types import ScalarType, TensorType
 from fxdp.placing.chooser import cheapest, choose, conversion_cost
 from fxdp.placing.iota import iota_dim
-from fxdp.placing.memory_order import memory_gaps, memory_order
+from fxdp.placing.memory_order import check_start, memory_gaps, memory_order
 from fxdp.placing.op_view import op_view
 from fxdp.rules.families.random import drawn_whole
 from fxdp.rules.registry import Alternative, Op, Operand, is_cheap, registry
@@ -143,9 +143,7 @@ class Walk:
         reason = note(source).reason or "getitem"
         self._settle(node, placement, reason, replicable=self.values[source].replicable)
 
-    def _settle(
-        self, node: fx.Node, placement: Placement, reason: str, *, replicable: bool = False
-    ) -> None:
+    def _settle(self, node: fx.Node, placement: Placement, reason: str, *, replicable: bool = False) -> None:
         known = note(node)
         known.placement, known.reason, known.operands, known.derived = placement, reason, (), False
         self._set(node, placement, replicable)
@@ -246,7 +244,11 @@ class Walk:
         return Operand(index, known.type, value.placements, self.iota.get(source), value.gather_bytes)
 
     def _choose(self, op: Op, node: fx.Node) -> Choice:
-        if self.single_device_rng and draws(op.target, op.args, dict(op.kwargs)):
+        keywords = dict(op.kwargs)
+        if self.single_device_rng and (
+            draws(op.target, op.args, keywords) or draws_again(op.target, op.args, keywords)
+        ):
+            check_start(node)
             ways = list(drawn_whole(op, memory_order(node), memory_gaps(node), one_rank=self.one_rank))
             return Choice(cheapest(op, ways)[0], "drawn_whole", True)
         # an op is known by its operands' types and placements, so one layer's answer serves all like it

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, fx
 
 from fxdp.ir.ops import layouts, local_ops
+from fxdp.ir.ops.aligned_bias import attend
 from fxdp.ir.ops.library import existing
 from fxdp.lowering.eager import lower_eager
 from fxdp.lowering.plain_calls import _FUNCTIONS, _METHODS, call_plainly
@@ -97,3 +98,13 @@ def test_an_op_that_no_python_can_name() -> None:
     graph.output(graph.call_function(getattr(aten.random, "from"), (graph.placeholder("x"), 7, 8)))
     call_plainly(graph)
     assert fx.GraphModule({}, graph)(X).eq(7).all()
+
+
+def test_attention_is_called_with_an_aligned_bias() -> None:
+    """Also where nothing says that the first operand is a tensor."""
+    graph = fx.Graph()
+    query, key, value, bias = map(graph.placeholder, ("query", "key", "value", "bias"))
+    op = torch.ops.aten._scaled_dot_product_efficient_attention.default
+    attended = graph.call_function(op, (query, key, value, bias, True, 0.1))
+    call_plainly(graph)
+    assert attended.target is attend

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fxdp.ir.ops.library import opaque
+from fxdp.ir.ops.library import existing, opaque
 from fxdp.ir.ops.parts import take_part, unflatten
 from fxdp.torch_compat import OpOverload
 
@@ -29,6 +29,9 @@ IN_PLACE = {
 
 `normal_` of memory with gaps draws one number at a time, and blocks of them elsewhere.
 """
+
+FUSED_DROPOUTS = frozenset({torch.ops.aten.native_dropout.default, *existing("_fused_dropout")})
+"""On a GPU these draw for several elements at once where their operand has no gaps, else for one."""
 
 _EXTRA = (
     "SymInt[] whole, int[] dims, int[] order, int[] gaps, int dim, SymInt outer, SymInt batch, SymInt start, "
@@ -113,10 +116,12 @@ class _Part:
         if dim == UNREAD:
             return self._memory(value, self.whole, self.gaps)
         if dim < 0:
+            if self.gaps and value.dim() == len(self.order):
+                return self._memory(value, value.shape, self.gaps).copy_(value)
             return self.laid_out(value) if value.dim() == len(self.order) else value
         shape = list(value.shape)
         shape[dim] = self.whole[self.dim]
-        made = self._memory(value, shape).fill_(_ALIKE)
+        made = self._memory(value, shape, self.gaps).fill_(_ALIKE)
         blocks = unflatten(value, dim, self.outer, self.rows, self._inner(shape[dim]))
         split = unflatten(made, dim, self.outer, self.batch, self._inner(shape[dim]))
         split.narrow(dim + 1, self.start, self.rows).copy_(blocks)

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from fxdp.ir.ops.library import aten, existing
-from fxdp.ir.ops.whole_draws import IN_PLACE, UNREAD, twin
+from fxdp.ir.ops.whole_draws import FUSED_DROPOUTS, IN_PLACE, UNREAD, twin
 from fxdp.ir.placements import Placement, R, Shard
 from fxdp.ir.recipes import Rewrite
 from fxdp.ir.sizes import LOCAL, OFFSET, B, batch_factor
@@ -111,7 +111,7 @@ def _kept(
         ("whole", op.output.shape),
         ("dims", dims),
         ("order", order if len(order) == len(op.output.shape) else ()),
-        ("gaps", gaps if op.target in IN_PLACE else ()),
+        ("gaps", gaps if op.target in IN_PLACE or op.target in FUSED_DROPOUTS else ()),
         ("dim", -1 if shard is None else shard.dim),
         ("outer", 1 if shard is None else shard.outer),
         ("batch", B if shard is not None else 1),

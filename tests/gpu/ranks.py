@@ -1,0 +1,75 @@
+"""Rank processes on GPUs, joined by NCCL; more ranks than GPUs share them.
+
+NCCL refuses two ranks on one GPU of one host. `NCCL_HOSTID` tells it that each rank is a host of its own: it
+then goes by sockets, with the same kernels, streams and events. It is as right, and much slower: nothing here
+may be timed.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import multiprocessing
+
+_LIMIT_S = 200.0
+
+
+def run_ranks(
+    count: int, folder: Path, function: Callable[..., Any], *arguments: Any, but: int | None = None
+) -> list[Any]:
+    """What `function(*arguments)` returns on each of so many ranks; AssertionError with a rank's traceback.
+
+    `but` is a rank that may end as it likes; its place in the list is None.
+    """
+    store = str(folder / "store")
+    context = multiprocessing.get_context("spawn")
+    work = (count, store, str(folder), function, arguments)
+    processes = [context.Process(target=_rank, args=(rank, *work)) for rank in range(count)]
+    for process in processes:
+        process.start()
+    end = time.monotonic() + _LIMIT_S
+    try:
+        for process in processes:
+            process.join(max(end - time.monotonic(), 0.0))
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+    results = []
+    for rank, process in enumerate(processes):
+        answer = folder / f"answer{rank}"
+        found = torch.load(answer, weights_only=False) if answer.exists() else (None, "no answer")
+        if rank != but:
+            assert not found[1], f"rank {rank}:\n{found[1]}"
+            assert process.exitcode == 0, f"rank {rank} ended with {process.exitcode} after its answer"
+        results.append(found[0])
+    return results
+
+
+def _rank(
+    rank: int, count: int, store: str, folder: str, function: Callable[..., Any], arguments: tuple[Any, ...]
+) -> None:
+    faulthandler.enable()
+    devices = torch.cuda.device_count()
+    if devices < count:
+        os.environ.update(NCCL_HOSTID=f"rank{rank}", NCCL_SOCKET_IFNAME="lo", NCCL_IB_DISABLE="1")
+    torch.cuda.set_device(rank % devices)
+    dist.init_process_group("nccl", init_method=f"file://{store}", rank=rank, world_size=count)
+    answer: tuple[Any, str] = (None, "")
+    try:
+        answer = (function(*arguments), "")
+    except BaseException:
+        answer = (None, traceback.format_exc())
+    torch.save(answer, Path(folder) / f"answer{rank}")
+    if not answer[1]:
+        dist.destroy_process_group()
+    else:
+        os._exit(0)  # the others may never come
