@@ -27,7 +27,6 @@ from fxdp.compiler.owners import Owners
 from fxdp.compiler.prepare import check_options, is_cut
 from fxdp.compiler.program import Program
 from fxdp.compiler.records import tell_program
-from fxdp.errors import AgreementError
 from fxdp.ir.draws import graph_draws
 from fxdp.ir.graphs import no_collection
 from fxdp.ir.sizes import B, named_size
@@ -39,11 +38,12 @@ from fxdp.module.input_agreement import check_contents
 from fxdp.module.other_ways import OtherWay, on_its_way
 from fxdp.module.outputs import has_size_leaves, packed, raise_if_checked
 from fxdp.module.plain_modes import plain_modes
+from fxdp.module.same_programs import SamePrograms
 from fxdp.module.served import CallKind, Served
 from fxdp.module.sharded_parameters import whole_stand_ins
 from fxdp.module.strategies import Strategies
 from fxdp.options import Options
-from fxdp.ranks.agreement import agree, gather_objects, tensor_lines
+from fxdp.ranks.agreement import gather_objects
 from fxdp.ranks.failure import everywhere, refusing
 from fxdp.ranks.joined import Joined
 from fxdp.runtime.chains import chained
@@ -70,7 +70,7 @@ class Programs:
     ) -> None:
         self._module = module
         self._whole = whole
-        self._strategies = Strategies(joined, options, dealt=dealt)
+        self._same = SamePrograms(joined, Strategies(joined, options, dealt=dealt))
         self._joined, self._mesh = joined, joined.mesh
         self._options = options
         self._cut = is_cut(self._mesh, options)
@@ -213,8 +213,12 @@ class Programs:
             hint=hint,
             ways=ways,
         )
-        with refusing(self._joined), plain_modes(), whole_stand_ins(self._module):
-            found = capture_open(request, self._expected) if call.inputs.open else capture_request(request)
+
+        def capture() -> Captured | DecidesError:
+            with refusing(self._joined), plain_modes(), whole_stand_ins(self._module):
+                return capture_open(request, self._expected) if call.inputs.open else capture_request(request)
+
+        found = capture()
         if call.inputs.open:  # a rank that finds so alone would leave the others waiting for its program
             names = found.names if isinstance(found, DecidesError) else frozenset()
             everyone = frozenset[str]().union(*gather_objects(self._joined, names))
@@ -225,29 +229,12 @@ class Programs:
             self._outlines[call.kind] = Taken.of(found, call.inputs)
         seconds = time.perf_counter() - start
         sizes = size_values(found, call, batches, self._mesh.rank)
-        program = self._strategies.make(found, {**sizes, "b": max(batches), "offset": 0})
+        program = self._same.make(found, {**sizes, "b": max(batches), "offset": 0}, capture)
         with refusing(self._joined):
             if self._options.gradients == "owner" and self._cut:
                 self._owners.add(program)
         program.seconds = {"capture": seconds, **program.seconds}
-        self._compare(program)
         return program
-
-    def _compare(self, program: Program) -> None:
-        """All ranks must have compiled the same program."""
-        if self._joined.links is None:
-            return  # nobody to compare with: the text of a deep model takes longer than most passes
-        if lines := program.schedule_lines():
-            # ranks that read other files as their schedule would wait for one another forever
-            agree(self._joined, lines, "schedules")
-        constants = tensor_lines(program.captured.constants) if self._mesh.world > 1 else []
-        digests = gather_objects(self._joined, (program.digest, *constants))
-        if len(set(digests)) > 1:
-            agree(self._joined, program.text.splitlines(), "models")
-            agree(self._joined, constants, "constant tensors")
-            raise AgreementError(
-                "the ranks' programs differ in a constant: are the models' Python values equal?"
-            )
 
     def _serve(
         self, captured: Executables, call: Call, batches: tuple[int, ...], *, generic: bool

@@ -24,7 +24,7 @@ from fxdp.ir.ops.parameter_rows import dealt_range, fills_pages, most_rows
 from fxdp.ir.shown_rows import sees_rows
 from fxdp.module.initial_values import initialise
 from fxdp.module.sharded_optimizers import adopt_parameters
-from fxdp.ranks.agreement import agree, broadcast_tensors, gather_objects, model_lines
+from fxdp.ranks.agreement import agree, broadcast_tensors, gather_objects, model_lines, sorted_buffers
 from fxdp.ranks.joined import Joined
 from fxdp.torch_compat import (
     act_as_plain,
@@ -47,7 +47,8 @@ def share_values(module: nn.Module, joined: Joined, lines: Sequence[str] = ()) -
     """
     if joined.mesh.world > 1:
         agree(joined, [*model_lines(module), *lines], "models or options")
-        tensors = [t.detach() for t in (*module.parameters(), *module.buffers()) if not is_sharded(t)]
+        buffers = [buffer for _, buffer in sorted_buffers(module)]
+        tensors = [t.detach() for t in (*module.parameters(), *buffers) if not is_sharded(t)]
         broadcast_tensors(joined, tensors)
 
 

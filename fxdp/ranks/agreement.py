@@ -199,12 +199,17 @@ def tensor_lines(tensors: Mapping[str, Tensor]) -> list[str]:
 def model_lines(module: nn.Module) -> list[str]:
     """Class, parameters and buffers of a model with their types, for `agree`."""
     lines = [f"model {type(module).__qualname__}"]
-    for kind, named in (("parameter", module.named_parameters()), ("buffer", module.named_buffers())):
+    for kind, named in (("parameter", module.named_parameters()), ("buffer", sorted_buffers(module))):
         for name, t in named:
             frozen = "" if t.requires_grad or kind == "buffer" else " frozen"
             dtype = dtype_name(t.dtype)
             lines.append(f"{kind} {name} {dtype}{list(t.shape)}{frozen}{_cut(t)}")
     return lines
+
+
+def sorted_buffers(module: nn.Module) -> list[tuple[str, Tensor]]:
+    """Names and buffers by name: code may register them in an order of each process's own."""
+    return sorted(module.named_buffers(), key=lambda pair: pair[0])
 
 
 def _cut(tensor: Tensor) -> str:

@@ -43,15 +43,16 @@ def run_ranks(
         for process in processes:
             process.kill()
             process.join()
-    results = []
-    for rank, process in enumerate(processes):
-        answer = folder / f"answer{rank}"
-        found = torch.load(answer, weights_only=False) if answer.exists() else (None, "no answer")
-        if rank != but:
-            assert not found[1], f"rank {rank}:\n{found[1]}"
-            assert process.exitcode == 0, f"rank {rank} ended with {process.exitcode} after its answer"
-        results.append(found[0])
-    return results
+    answers = [_answer(folder / f"answer{rank}") for rank in range(count)]
+    said = {rank: error for rank, (_, error) in enumerate(answers) if error and rank != but}
+    assert not said, "\n".join(f"rank {rank}: {error}" for rank, error in said.items())
+    codes = [process.exitcode for rank, process in enumerate(processes) if rank != but]
+    assert not any(codes), f"ranks ended with {codes} after their answers"
+    return [result for result, _ in answers]
+
+
+def _answer(path: Path) -> tuple[Any, str]:
+    return torch.load(path, weights_only=False) if path.exists() else (None, "no answer")
 
 
 def _rank(

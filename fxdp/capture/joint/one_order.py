@@ -1,0 +1,95 @@
+"""The nodes of a captured graph in an order that its edges alone decide.
+
+A model's code may go through a set, of which each process has an order of its own:
+
+    for kind in set(config.layer_types):                 rank 0              rank 1
+        tables[kind] = self.rope(x, kind)                %full = ...         %sliding = ...
+                                                         %sliding = ...      %full = ...
+
+Both ranks have captured the same model, but neither would number its nodes, nor order its buffers, like the
+other. Only ranks that differ come here (`Programs`), so that all other programs keep the order of their code.
+
+    results, gradients from the last parameter's to the first's
+       | depth first, operands in their order           what the loss needs, then the backward as it runs
+    nodes, each after its operands                       forward before backward
+    draws and writes                                     among each other as the code has them
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from torch import fx
+
+from fxdp.capture.captured import Captured
+from fxdp.ir.draws import node_draws
+from fxdp.ir.graphs import results_of
+from fxdp.ir.notes import copy_note, note
+from fxdp.ir.slots import Buffer, Gradient, Mutation
+from fxdp.torch_compat import graph_module
+
+
+def in_one_order(found: Captured) -> Captured:
+    """The same capture, its nodes ordered and named by the graph's edges; `found` stays as it is."""
+    old = found.gm.graph
+    new, made = fx.Graph(), dict[fx.Node, fx.Node]()
+    placeholders = _by_name(old.find_nodes(op="placeholder"))
+    for node in [*placeholders, *_ordered(old)]:
+        # fx numbers names anew, in the order in which it is asked for them
+        name = node.name if node.op == "placeholder" else re.sub(r"(_\d+)+$", "", node.name)
+        args, kwargs = fx.map_arg((node.args, node.kwargs), made.__getitem__)
+        made[node] = new.create_node(node.op, node.target, args, kwargs, name)
+    results = _sorted_results(old)
+    made[old.output_node()] = new.output(tuple(value and made[value] for _, value in results))
+    for node, copy in made.items():
+        copy.meta.update(node.meta)
+        copy_note(node, copy)
+    note(new.output_node()).results = tuple(slot for slot, _ in results)
+    return replace(found, gm=graph_module(found.gm, new))
+
+
+def _by_name(placeholders: Iterable[fx.Node]) -> list[fx.Node]:
+    """The inputs of a program, in the places of buffers buffers by their names."""
+    nodes = list(placeholders)
+    buffers = sorted((n for n in nodes if isinstance(note(n).slot, Buffer)), key=lambda n: note(n).slot.name)  # type: ignore[union-attr]
+    return [buffers.pop(0) if isinstance(note(n).slot, Buffer) else n for n in nodes]
+
+
+def _sorted_results(graph: fx.Graph) -> list[tuple[Any, fx.Node | None]]:
+    """Pairs of slot and node, in the places of buffers' new values these by their names."""
+    results = results_of(graph)
+    written = sorted((r for r in results if _is_of_buffer(r[0])), key=lambda result: result[0].of.name)
+    return [written.pop(0) if _is_of_buffer(result[0]) else result for result in results]
+
+
+def _is_of_buffer(slot: object) -> bool:
+    return isinstance(slot, Mutation) and isinstance(slot.of, Buffer)
+
+
+def _ordered(graph: fx.Graph) -> list[fx.Node]:
+    results = _sorted_results(graph)
+    first = [value for slot, value in results if not isinstance(slot, Gradient)]
+    gradients = [value for slot, value in results if isinstance(slot, Gradient)]
+    found = list(_depth_first([*first, *reversed(gradients)], graph))
+    return [n for n in found if not note(n).backward] + [n for n in found if note(n).backward]
+
+
+def _depth_first(roots: Iterable[fx.Node | None], graph: fx.Graph) -> Iterator[fx.Node]:
+    """Calls after their operands; each that does more than compute after the one before it."""
+    effects = [n for n in graph.nodes if n.op == "call_function" and (n.is_impure() or node_draws(n))]
+    before = dict(zip(effects[1:], effects, strict=False))
+    seen: set[fx.Node] = set()
+    for root in (*filter(None, roots), *effects):
+        stack = [(root, False)]
+        while stack:
+            node, ready = stack.pop()
+            if ready:
+                yield node
+            elif node not in seen and node.op != "placeholder":
+                seen.add(node)
+                needs = [*node.all_input_nodes, *([before[node]] if node in before else [])]
+                stack.append((node, True))
+                stack += [(needed, False) for needed in reversed(needs)]

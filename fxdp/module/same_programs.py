@@ -1,0 +1,75 @@
+"""The program of a capture, and that all ranks have made the same one."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+
+from fxdp.capture.captured import Captured
+from fxdp.capture.joint.one_order import in_one_order
+from fxdp.capture.python_values import DecidesError
+from fxdp.compiler.program import Program
+from fxdp.errors import AgreementError
+from fxdp.module.strategies import Strategies
+from fxdp.ranks.agreement import agree, gather_objects, tensor_lines
+from fxdp.ranks.joined import Joined
+
+_log = logging.getLogger("fxdp")
+
+
+class SamePrograms:
+    """Makes programs; all ranks do so together.
+
+    Code that goes through a set has nodes and buffers in an order of each process's own. Where programs
+    differ their nodes are put into an order that only edges decide, in which they may be the same.
+    """
+
+    def __init__(self, joined: Joined, strategies: Strategies) -> None:
+        self._joined, self._strategies = joined, strategies
+        self._in_one_order = False
+
+    def make(
+        self, found: Captured, sizes: Mapping[str, int], again: Callable[[], Captured | DecidesError]
+    ) -> Program:
+        """The program of a capture at these sizes; `again` makes another of the same call.
+
+        Raises
+        ------
+        AgreementError : on all ranks, with the first line that differs, as their code has it.
+        """
+        told: AgreementError | None = None
+        if not self._in_one_order:
+            program = self._strategies.make(found, sizes)  # whose graph is the captured one
+            try:
+                self._compare(program)
+            except AgreementError as error:
+                other = again()
+                assert isinstance(other, Captured), "the same call, captured once before"
+                told, found = error, other
+            else:
+                return program
+        program = self._strategies.make(in_one_order(found), sizes)
+        try:
+            self._compare(program)
+        except AgreementError as error:
+            raise told or error from None
+        if not self._in_one_order:
+            _log.info("the ranks' code goes other ways through a set: nodes are in the order of their edges")
+        self._in_one_order = True
+        return program
+
+    def _compare(self, program: Program) -> None:
+        """All ranks must have compiled the same program."""
+        if self._joined.links is None:
+            return  # nobody to compare with: the text of a deep model takes longer than most passes
+        if lines := program.schedule_lines():
+            # ranks that read other files as their schedule would wait for one another forever
+            agree(self._joined, lines, "schedules")
+        constants = tensor_lines(program.captured.constants) if self._joined.mesh.world > 1 else []
+        digests = gather_objects(self._joined, (program.digest, *constants))
+        if len(set(digests)) > 1:
+            agree(self._joined, program.text.splitlines(), "models")
+            agree(self._joined, constants, "constant tensors")
+            raise AgreementError(
+                "the ranks' programs differ in a constant: are the models' Python values equal?"
+            )
