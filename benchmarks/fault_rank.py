@@ -37,7 +37,7 @@ from benchmarks.fault_strikes import REFUSED, STRIKES
 from fxdp.module.checkpoint import saving
 from fxdp.ranks.links.group import MessageGroup
 from fxdp.runtime.stage_calls import Code
-from tests.rank_host import know_inductor
+from tests.quick_kernels import know_inductor
 
 STEP = 3  # in which most faults happen
 STEPS = 5

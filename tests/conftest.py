@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from fxdp.ir.draws import reseed
-from tests.rank_host import COLLECT_AFTER, compile_kernels_quickly
+from tests.quick_kernels import compile_kernels_quickly
+from tests.rank_host import COLLECT_AFTER
 from tests.rank_pool import THREADS, RankPool
 
 

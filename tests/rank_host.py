@@ -18,7 +18,6 @@ import gc
 import importlib.util
 import os
 import pickle
-import shutil
 import signal
 import sys
 import traceback
@@ -38,8 +37,9 @@ import fxdp
 import fxdp.module.compiled  # imported once, for all ranks
 import fxdp.ranks.agreement  # the same
 from fxdp.disk.entries import key_of
-from fxdp.torch_compat import begin_autograd, built_as_code
+from fxdp.torch_compat import begin_autograd
 from tests.captures import traced_once
+from tests.quick_kernels import know_inductor
 
 COLLECT_AFTER = (10_000_000, 20, 50)
 """Thresholds of the garbage collector in tests: a tenth of their time went into freeing what they leave.
@@ -118,43 +118,6 @@ def serve(descriptor: int) -> None:
     for pid in children:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-
-
-def know_inductor() -> None:
-    """What each rank that compiles would import, and ask of this machine by running programs."""
-    from torch._inductor import async_compile, compile_fx, cpu_vec_isa  # noqa: F401
-    from torch._inductor.codecache import torch_key
-    from torch._inductor.codegen.common import init_backend_registration
-    from torch._inductor.fx_passes import joint_graph, post_grad
-
-    compile_kernels_quickly()
-    init_backend_registration()
-    with built_as_code():  # else a program for each kind of vectors is compiled
-        cpu_vec_isa.pick_vec_isa()
-    joint_graph.lazy_init(torch.device("cpu"))  # traces the patterns that it looks for: half a second
-    post_grad.lazy_init()
-    torch_key()
-
-
-def compile_kernels_quickly() -> None:
-    """Kernels of this process, and of those that are forked from it, with -O0: under half the time of -O3.
-
-    No flag that changes numbers depends on the level. Programs that tests start by themselves keep -O3. A
-    third of what is left is the usual linker, which reads all names of torch's libraries; gold needs half of
-    its time.
-    """
-    from torch._inductor import config, cpp_builder
-
-    flags = cpp_builder._get_optimization_cflags
-    config.aot_inductor.compile_wrapper_opt_level = "O0"
-
-    linker = ["fuse-ld=gold"] if shutil.which("ld.gold") else []
-
-    def of_o0(compiler: str, min_optimize: bool = False) -> tuple[list[str], list[str]]:
-        compiling, linking = flags(compiler, min_optimize=True)
-        return compiling, [*linking, *linker]
-
-    cpp_builder._get_optimization_cflags = of_o0
 
 
 def know_capture() -> None:

@@ -22,7 +22,8 @@ from fxdp.lowering.halves import Halves
 from fxdp.lowering.inductor.cold_start import ColdStart
 from fxdp.module.programs import Programs
 from tests.capture.zoo import keep_float64
-from tests.rank_host import know_capture, know_inductor
+from tests.quick_kernels import know_inductor
+from tests.rank_host import know_capture
 from tests.zoo.catalogue import CATALOGUE
 from tests.zoo.entry import Entry
 from tests.zoo.measure import default_float64
