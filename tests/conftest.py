@@ -1,4 +1,7 @@
-"""Fixtures for all tests."""
+"""Fixtures for all tests.
+
+With `-n 3` pytest itself runs none: nothing that takes seconds is imported at the top, before workers start.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +10,19 @@ import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-import torch
 
-from fxdp.ir.draws import reseed
-from tests.quick_kernels import compile_kernels_quickly
-from tests.rank_host import COLLECT_AFTER
-from tests.rank_pool import THREADS, RankPool
+if TYPE_CHECKING:
+    from tests.rank_pool import RankPool
 
 
 @pytest.fixture(scope="session")
 def ranks() -> Iterator[RankPool]:
     """Rank processes, shared by the whole session (see tests/rank_pool.py)."""
+    from tests.rank_pool import RankPool
+
     pool = RankPool()
     yield pool
     pool.close()
@@ -50,12 +53,21 @@ def pytest_collection() -> Iterator[None]:
             fcntl.flock(turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             fcntl.flock(turn, fcntl.LOCK_SH)
+        from tests.quick_kernels import compile_kernels_quickly
+
         compile_kernels_quickly()
         return (yield)
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """One thread each, as on ranks: workers share a few cores; programs that tests start inherit it."""
+    if getattr(config.option, "dist", "no") != "no" and not config.option.collectonly:
+        return  # workers run the tests
+    import torch
+
+    from tests.rank_host import COLLECT_AFTER
+    from tests.rank_pool import THREADS
+
     gc.set_threshold(*COLLECT_AFTER)
     torch.set_num_threads(1)
     os.environ.update(THREADS)
@@ -73,4 +85,6 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     """The same random numbers in each test, whatever ran before it."""
+    from fxdp.ir.draws import reseed
+
     reseed(0)
