@@ -26,6 +26,7 @@ from fxdp.capture.patches.tensor_reads import DATA, TEXTS, layout_reads, symboli
 from fxdp.capture.patches.tensor_slices import TensorSlices
 from fxdp.capture.patches.told_numbers import ReadNumber
 from fxdp.capture.refusals.dense_only import DenseOnly
+from fxdp.capture.refusals.parameter_changes import unchanged_parameters
 from fxdp.ir.draws import kept_random_state
 from fxdp.ir.graphs import no_collection
 from fxdp.ir.notes import Site
@@ -108,6 +109,7 @@ def hearing(
         *checks(heard.asked),
         *python_draws(),
         *UNIT_DRAWS,
+        *unchanged_parameters(module),
     )
     with DenseOnly(), MarkedWhenMade(), patched(patches), RefusedGenerators(), heard.slices:
         yield heard

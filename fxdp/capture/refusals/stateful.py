@@ -74,6 +74,7 @@ class _Twin:
     ) -> None:
         self._module, self._changed, self._outside, self._run = module, changed, outside, run
         self._places = list(outside.changed.values())
+        self._other = {f"{one.path}.{one.key}".lstrip(".") for one in changed}  # maybe other parameters
         stand_ins = {id(p): _drawn_like(p) for p in module.parameters() if is_stand_in(p)}
         self._twin = copy_of(module, stand_ins)
         self._trains = torch.is_grad_enabled() and not stand_ins
@@ -119,7 +120,7 @@ class _Twin:
         """Outputs, gradients and buffers of a call with the model's tensors; None where it is an error."""
         with torch.no_grad():
             for name, parameter in self._module.named_parameters():
-                if not is_stand_in(parameter):
+                if not is_stand_in(parameter) and name not in self._other:
                     self._twin.get_parameter(name).copy_(parameter)
             for name, buffer in self._module.named_buffers():
                 if (made := self._twin.get_buffer(name)).shape == buffer.shape:  # another a call gave it
@@ -226,14 +227,16 @@ class ChangedAttribute:
 
 
 class Attributes:
-    """The Python attributes of all modules, beside parameters and buffers, at one moment.
+    """The Python attributes of all modules, beside values of parameters and buffers, at one moment.
 
-    A buffer that is registered or made in a forward is none yet: it counts as an attribute.
+    A buffer that is registered or made in a forward is none yet: it counts as an attribute. So does a
+    parameter, and one in the place of another.
     """
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
         self._found = {name: keep_all(_own(child)) for name, child in module.named_modules()}
+        self._parameters = {id(child): dict(child._parameters) for child in module.modules()}
 
     def changed(self) -> tuple[ChangedAttribute, ...]:
         """The attributes that are no longer what they were."""
@@ -242,7 +245,14 @@ class Attributes:
             for path, child in self._module.named_modules()
             for key, value in _own(child).items()
             if self._found.get(path, {}).get(key, _NEW).is_changed(value)
-        )
+        ) + tuple(self._other_parameters())
+
+    def _other_parameters(self) -> Iterator[ChangedAttribute]:
+        for path, child in self._module.named_modules():
+            before = self._parameters.get(id(child), {})
+            for key, value in child._parameters.items():
+                if value is not None and value is not before.get(key):
+                    yield ChangedAttribute(path, key, type(child).__name__)
 
 
 _NEW = Kept(ABSENT)
