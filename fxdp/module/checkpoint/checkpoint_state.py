@@ -40,16 +40,12 @@ def state_of(model: nn.Module, optimizer: Optimizer | None) -> dict[str, Any]:
     state: dict[str, Any] = {"model": get_model_state_dict(model)}
     if optimizer is not None:
         fresh = not optimizer.state
-        with _without_gradients(optimizer):
+        with _as_trained(optimizer):
             # torch makes an optimizer's state by a step that changes no parameter, but counts as one
             state["optimizer"] = get_optimizer_state_dict(model, optimizer)
         if fresh:
             optimizer.state.clear()
             state["optimizer"]["state"] = {}
-        # some optimizers begin with state for frozen parameters, too, which torch does not load
-        frozen = {name for name, p in model.named_parameters() if not p.requires_grad}
-        kept = state["optimizer"]["state"]
-        state["optimizer"]["state"] = {name: own for name, own in kept.items() if name not in frozen}
     return state
 
 
@@ -64,7 +60,7 @@ def wanted_by(model: nn.Module, optimizer: Optimizer | None, metadata: Metadata)
     before = optimizer.state
     optimizer.state = _to_load_into(optimizer)
     try:
-        with _without_gradients(optimizer):
+        with _as_trained(optimizer):
             made = get_optimizer_state_dict(model, optimizer)
     finally:
         optimizer.state = before
@@ -111,7 +107,7 @@ def take(model: nn.Module, optimizer: Optimizer | None, state: Mapping[str, Any]
     if optimizer is not None:
         # those without a gradient yet have no state, which torch calls not strict
         options = StateDictOptions(strict=False)
-        with _without_gradients(optimizer):
+        with _as_trained(optimizer):
             set_optimizer_state_dict(model, optimizer, state["optimizer"], options=options)
 
 
@@ -128,15 +124,24 @@ def _spoken(shape: list[int] | None) -> str:
 
 
 @contextmanager
-def _without_gradients(optimizer: Optimizer) -> Iterator[None]:
-    """Inside, no parameter has a gradient: torch makes no state, and later finds none, where one has."""
+def _as_trained(optimizer: Optimizer) -> Iterator[None]:
+    """Inside, all parameters train, and none has a gradient.
+
+    Where one has, torch makes no state, and later finds none. And it leaves out what is kept of those that
+    are frozen now, which may have been trained before and may be again.
+    """
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     gradients = [p.grad for p in parameters]
+    frozen = [p for p in parameters if not p.requires_grad and (p.is_floating_point() or p.is_complex())]
     for parameter in parameters:
         parameter.grad = None
+    for parameter in frozen:
+        parameter.requires_grad_(True)
     try:
         with torch.enable_grad():
             yield
     finally:
+        for parameter in frozen:
+            parameter.requires_grad_(False)
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient

@@ -190,13 +190,33 @@ def test_the_optimizer_of_a_checkpoint_must_be_like_the_one_it_is_for(tmp_path: 
         fxdp.load(tmp_path / "run", compiled, optimizer)
 
 
-def test_state_of_frozen_parameters_stays_out(tmp_path: Path) -> None:
+def test_an_optimizer_that_begins_with_state_for_frozen_parameters(tmp_path: Path) -> None:
     compiled, _ = _alone()
     compiled.get_parameter("0.bias").requires_grad_(False)
     for step in (1, 2):
         optimizer = torch.optim.Adagrad(compiled.parameters())
         fxdp.save(tmp_path / "run", compiled, optimizer, step=step)
-        assert fxdp.load(tmp_path / "run", compiled, torch.optim.Adagrad(compiled.parameters())) == step
+        other = torch.optim.Adagrad(compiled.parameters())
+        assert fxdp.load(tmp_path / "run", compiled, other) == step
+        assert not compiled.get_parameter("0.bias").requires_grad
+    bias = compiled.get_parameter("0.bias").requires_grad_(True)
+    bias.grad = torch.ones_like(bias)
+    other.step()
+
+
+def test_state_of_a_parameter_that_is_frozen_now(tmp_path: Path) -> None:
+    compiled, _ = _alone()
+    bias = compiled.get_parameter("0.bias")
+    optimizer = torch.optim.AdamW(compiled.parameters())
+    sum(p.sum() for p in compiled.parameters()).backward()  # type: ignore[union-attr]
+    optimizer.step()
+    bias.requires_grad_(False)
+    kept = optimizer.state[bias]["exp_avg"].clone()
+    fxdp.save(tmp_path / "run", compiled, optimizer)
+    for other in (torch.optim.AdamW(compiled.parameters()), optimizer):
+        fxdp.load(tmp_path / "run", compiled, other)
+        assert torch.equal(other.state[bias]["exp_avg"], kept)
+        assert not bias.requires_grad
 
 
 class _KeepsFromTheBeginning(torch.optim.Optimizer):
