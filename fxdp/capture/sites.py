@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import linecache
 import os
 import re
 import sys
+import sysconfig
 import traceback
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -28,6 +28,8 @@ _LIBRARIES = tuple(
     for file in (inspect.getfile(torch), os.path.dirname(__file__))  # torch, fxdp
 )
 _DEMO = os.path.join(_LIBRARIES[1], "demo", "")  # user code that happens to live here
+_PYTHON = os.path.join(sysconfig.get_path("stdlib"), "")
+_PACKAGES = re.compile(r"(site|dist)-packages")
 _PROMPTS = ("<stdin>", "<string>")  # files of code that has none, but is somebody's
 _PREFIXES = ("exported.", "module.")
 
@@ -35,6 +37,11 @@ _PREFIXES = ("exported.", "module.")
 def is_user_file(file: str) -> bool:
     """Whether a source file is the user's: neither torch's nor fxdp's, nor generated code."""
     return file.startswith(_DEMO) or not file.startswith((*_LIBRARIES, "<"))
+
+
+def _is_pythons(file: str) -> bool:
+    """Whether it is of Python's own library, whose lines tell a user less than those that call it."""
+    return file.startswith(_PYTHON) and _PACKAGES.match(file, len(_PYTHON)) is None
 
 
 @lru_cache(maxsize=65536)
@@ -64,7 +71,7 @@ def site_of_exception(error: BaseException) -> Site:
         frames = traceback.extract_tb(link.__traceback__)
         users = [frame for frame in frames if is_user_file(frame.filename)]
         if users:
-            last = users[-1]
+            last = [*users[:1], *(frame for frame in users if not _is_pythons(frame.filename))][-1]
             return Site(last.filename, last.lineno or 0, last.line or "")
     return Site()
 
@@ -74,7 +81,7 @@ def site_of_call() -> Site:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
-        if (is_user_file(file) and file != contextlib.__file__) or file in _PROMPTS:
+        if (is_user_file(file) and not _is_pythons(file)) or file in _PROMPTS:
             return site_of_frame(frame)
         frame = frame.f_back
     return Site()

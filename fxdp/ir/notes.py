@@ -74,6 +74,11 @@ class Cause:
         """The causes of all values that travel, those of one alone included."""
         return self.members or (self,)
 
+    @property
+    def words(self) -> str:
+        """The text without the line of code, for where that stands beside it."""
+        return self.text.replace(f" in `{self.site.code}`", "")
+
 
 def members_of(causes: Iterable[Cause]) -> tuple[Cause, ...]:
     """The causes of all values in several messages, each once."""

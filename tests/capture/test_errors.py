@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import copy
 import math
 
 import pytest
@@ -233,3 +234,45 @@ def test_nothing_is_left_behind() -> None:
     assert builtins.len is len
     assert torch.is_grad_enabled()
     assert torch.equal(before, torch.get_rng_state())
+
+
+class Copied(Base):
+    def forward(self, x):
+        return copy.deepcopy(self.fc)(x).sum()
+
+
+class Printed(Base):
+    def forward(self, x):
+        y = self.fc(x).sum()
+        print(f"{y.item():.3f}")
+        return y
+
+
+class Numpy(Base):
+    def forward(self, x):
+        return self.fc(x).sum() * float(x.numpy().sum())
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (Copied, r"at \S*test_errors.py:\d+ `return copy.deepcopy\(self.fc\)\(x\).sum\(\)`: "),
+        (Printed, r"at \S*test_errors.py:\d+ `print.*`: data-dependent control flow. .*torch.where"),
+        (Numpy, r"at \S*test_errors.py:\d+ `return .*`: data-dependent control flow. .*torch.where"),
+    ],
+)
+def test_what_torch_says_in_words_of_its_own_is_said_in_the_users(model: type[Base], words: str) -> None:
+    with pytest.raises(CaptureError, match=words) as raised:
+        capture(model(), (torch.randn(5, 4),), {})
+    assert "SymFloat" not in str(raised.value)
+    assert "subclasses" not in str(raised.value)
+
+
+def _number(output, target):
+    return F.mse_loss(output, target).item()
+
+
+def test_a_loss_that_is_a_number() -> None:
+    words = r"loss_fn at \S*test_errors.py:\d+ `def _number.*` must return a scalar .*the number in a tensor"
+    with pytest.raises(CaptureError, match=words):
+        capture(nn.Linear(4, 3), (torch.randn(5, 4),), {"target": torch.randn(5, 3)}, loss_fn=_number)

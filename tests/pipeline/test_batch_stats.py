@@ -68,8 +68,12 @@ def test_evaluation_uses_the_running_statistics() -> None:
 
 def test_refused_by_default_with_the_way_out() -> None:
     compiled = fxdp.compile(Net().double(), microbatches=2, compute="eager")
-    with pytest.raises(fxdp.StageError, match=r"in images\n(.|\n)*or batch_stats=\"microbatch\": "):
+    words = r"in images: all_reduce for (.|\n)*or batch_stats=\"microbatch\": "
+    with pytest.raises(fxdp.StageError, match=words) as raised:
         compiled(**inputs(4))
+    places = [line.partition(": ")[0] for line in str(raised.value).splitlines() if line.startswith("  at ")]
+    assert len(places) == len(set(places)) > 0
+    assert all(line.count("`") == 2 for line in places)
 
 
 def test_running_statistics_cost_one_reduction_each() -> None:

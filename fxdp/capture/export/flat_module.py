@@ -23,6 +23,7 @@ from fxdp.capture.patches.patch_tables import hearing
 from fxdp.capture.patches.told_numbers import ReadNumber
 from fxdp.capture.python_values import is_unread, set_attributes
 from fxdp.capture.refusals.stateful import Attributes, ChangedAttribute
+from fxdp.capture.sites import site_of_function
 from fxdp.errors import CaptureError
 from fxdp.ir.notes import Site
 
@@ -144,7 +145,7 @@ class FlatModule(nn.Module):
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torch.Tensor, ...]:
         output = run_model(self.module, args, kwargs, self.loss_fn, self.precision)
         if self.loss_fn is not None:
-            _check_loss(output)
+            _check_loss(output, self.loss_fn)
         return self._flatten(output)
 
     def _flatten(self, output: Any) -> tuple[torch.Tensor, ...]:
@@ -177,16 +178,18 @@ def _named_loss(output: Any) -> Any:
     return output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
 
 
-def _check_loss(loss: Any) -> None:
+def _check_loss(loss: Any, loss_fn: Callable[..., Any]) -> None:
     """Refuse a loss function that does not return a scalar tensor."""
     if isinstance(loss, torch.Tensor) and loss.dim() == 0 and loss.is_floating_point():
         return
-    got = (
-        f"a tensor of shape {list(loss.shape)}, {loss.dtype}"
-        if isinstance(loss, torch.Tensor)
-        else repr(loss)
-    )
+    if isinstance(loss, torch.Tensor):
+        got = f"a tensor of shape {list(loss.shape)}, {loss.dtype}"
+    elif isinstance(loss, (torch.SymFloat, torch.SymInt)):
+        got = "the number in a tensor (.item(), float() or int()), which has no gradient: leave that out"
+    else:
+        got = repr(loss)
+    site = site_of_function(loss_fn)
     raise CaptureError(
-        f"loss_fn must return a scalar floating-point tensor, but it returned {got}. "
-        "Reduce it, for instance with .mean() or .sum()"
+        f"loss_fn{'' if site is None else f' at {site}'} must return a scalar floating-point tensor, but it "
+        f"returned {got}. Reduce it, for instance with .mean() or .sum()"
     )

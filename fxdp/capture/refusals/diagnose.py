@@ -65,7 +65,9 @@ _REMEDY_CONVERTED = (
 )
 _CONVERTED = "_apply(): Couldn't swap "
 _WRITTEN = "needed for gradient computation has been modified by an inplace operation"
-_OF_TORCH = re.compile(r"<class '|object at 0x|non-nested Sym|L\['")
+_OF_TORCH = re.compile(r"<class '|object at 0x|Sym(Float|Int)|tensor subclasses|L\['")
+_OF_READS = re.compile(r"not supported for tensor subclasses|SymFloat|SymInt")
+"""What torch says where code does with a value that it has read what it cannot trace."""
 _TWO_SELECTIONS = re.compile(r"expression Eq\(u\d+, u\d+\)")
 _REMEDY_BATCH = (
     "Write it with tensor operations over the batch dim (for instance torch.arange(x.shape[0]) instead of "
@@ -112,7 +114,7 @@ def capture_error(
     all.
     """
     site = site_of_exception(error)
-    if is_data_dependent(error):
+    if is_data_dependent(error) or (reads and _OF_READS.search(_first_line(error))):
         if not site.file and reads:  # torch asks only later for what depends on a value that was read
             site = reads[0].site
         remedy = _data_remedy(error, site, reads)

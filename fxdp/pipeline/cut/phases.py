@@ -21,7 +21,7 @@ from fxdp.errors import StageError
 from fxdp.ir import conversions
 from fxdp.ir.draws import node_draws
 from fxdp.ir.graph_text import target_text
-from fxdp.ir.notes import Site, note
+from fxdp.ir.notes import note
 from fxdp.ir.placements import P, R, Replicate, Rows
 from fxdp.ir.slots import Input, Mutation
 from fxdp.ir.types import TensorType
@@ -159,7 +159,11 @@ _OWN_STATISTICS = (
 
 def _refuse(stuck: list[fx.Node], microbatches: int) -> None:
     if stuck:
-        listing = "\n  ".join(dict.fromkeys(map(_fault, stuck)))
+        places: dict[str, list[str]] = {}
+        for node in stuck:
+            place, need = _fault(node)
+            places.setdefault(place, []).append(need)
+        listing = "\n  ".join(f"{at}: {', '.join(dict.fromkeys(needs))}" for at, needs in places.items())
         own = any(n.args[1:] == ("moments",) for n in stuck)
         raise StageError(
             f"microbatches={microbatches}: the model needs values of the whole batch in the midst of a "
@@ -190,8 +194,9 @@ def _refuse_noisy_backward(graph: fx.Graph) -> None:
         )
 
 
-def _fault(node: fx.Node) -> str:
+def _fault(node: fx.Node) -> tuple[str, str]:
+    """The place of what needs the whole batch, and what it needs."""
     cause = note(node).cause
-    site: Site = note(node).site if cause is None else cause.site
-    text = target_text(node.target) if cause is None else f"{target_text(node.target)} for {cause.text}"
-    return f"{text} at {site}"
+    if cause is None:
+        return f"at {note(node).site}", target_text(node.target)
+    return f"at {cause.site}", f"{target_text(node.target)} for {cause.words}"
