@@ -53,12 +53,12 @@ Pairs on mesh(dp=4), a batch of 32: 4 messages, 1.2 KiB in a step
 
 communication of one step, by line
 
-tests/reports/plan_data/test_collectives.py:42  scores = self.fc(x) @ self.fc(2…
+tests/reports/plan_data/test_collectives.py:43  scores = self.fc(x) @ self.fc(2…
   forward   all_gather                512 B  aten.mm in fc
   forward   all_gather                640 B  aten.mm
   backward  all_reduce                 20 B  gradient of fc.bias
   backward  all_reduce                 80 B  gradient of fc.weight
-tests/reports/plan_data/test_collectives.py:43  return F.cross_entropy(scores, …
+tests/reports/plan_data/test_collectives.py:44  return F.cross_entropy(scores, …
   forward   all_reduce        x2        8 B  aten.div.Tensor
 
 total: 2 all_gather, 2 all_reduce; 1.1 KiB by gloo, 108 B by messages
@@ -68,7 +68,7 @@ gradients: 100 B per step""",
     console.print(pairs)
     wide = console.export_text().splitlines()
     assert all(len(line) <= 60 for line in wide)
-    assert any(f"{FILE}:42" in line for line in wide)
+    assert any(f"{FILE}:43" in line for line in wide)
 
 
 def test_every_object_shows_itself(pairs: fxdp.Plan, pipeline: fxdp.Plan) -> None:
@@ -138,8 +138,8 @@ def test_what_differs_between_plans(pairs: fxdp.Plan) -> None:
 @pytest.mark.parametrize(
     ("what", "nodes", "collectives", "parameters"),
     [
-        ("test_collectives.py:43", {"nll_loss_forward"}, {"aten.div.Tensor"}, set()),
-        (f"{FILE}:42", {"mm", "addmm"}, {"aten.mm", "gradient of fc.bias"}, set()),
+        ("test_collectives.py:44", {"nll_loss_forward"}, {"aten.div.Tensor"}, set()),
+        (f"{FILE}:43", {"mm", "addmm"}, {"aten.mm", "gradient of fc.bias"}, set()),
         ("fc.weight", {"fc_weight"}, {"gradient of fc.weight"}, {"fc.weight"}),
         ("%mm", {"mm"}, {"aten.mm"}, set()),
         ("all_reduce_4", {"add_1"}, {"gradient of fc.bias"}, set()),
