@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import itertools
 import math
+import pickle
+import random
 import types
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
@@ -121,7 +123,7 @@ class Contents:
 class Kept:
     """A value and what its containers and arrays hold, also such of user's classes; to be put back.
 
-    How far an iterator has come cannot be put back, but is seen.
+    How far an iterator has come, and what a random generator has drawn, cannot be put back, but is seen.
     """
 
     __slots__ = ("_at", "_parts", "value")
@@ -166,6 +168,12 @@ def _position(value: Any) -> Any:
         return value.gi_frame.f_lasti, [*map(id, value.gi_frame.f_locals.values())]
     if isinstance(value, itertools.count):
         return repr(value)
+    if type(value) is random.Random:
+        return value.getstate()
+    if isinstance(value, np.random.Generator):
+        return pickle.dumps(value.bit_generator.state)  # may hold arrays
+    if isinstance(value, np.random.RandomState):
+        return pickle.dumps(value.get_state(legacy=False))
     return length_hint(value, 0) if isinstance(value, Iterator) else None
 
 

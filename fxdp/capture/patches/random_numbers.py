@@ -17,7 +17,10 @@ the model draws.
 
 from __future__ import annotations
 
+import os
 import random
+import secrets
+import uuid
 from collections.abc import Callable
 from functools import partial
 from types import ModuleType
@@ -91,7 +94,26 @@ def python_draws() -> tuple[Patch, ...]:
                 getattr(function, "__self__", None), (random.Random, np.random.RandomState)
             ):
                 found.append(Patch(module, name, around(partial(draw, name))))
+    found.append(Patch(np.random, "default_rng", around(_own_generator)))
+    for module, names in _OF_THE_SYSTEM.items():
+        _, draw = _functions(module)
+        found += [Patch(module, name, around(partial(draw, name))) for name in names]
     return tuple(found)
+
+
+_OF_THE_SYSTEM = {
+    os: ("urandom",),
+    secrets: ("choice", "randbelow", "randbits", "token_bytes", "token_hex", "token_urlsafe"),
+    uuid: ("uuid1", "uuid4"),
+}
+"""Functions that draw numbers which nothing can seed."""
+
+
+def _own_generator(plain: Callable[..., Any], seed: Any = None) -> Any:
+    frame = calling_frame()
+    if seed is None and is_user_file(frame.f_code.co_filename):
+        raise _refusal("numpy.random.default_rng without a seed", site_of_frame(frame))
+    return plain(seed)
 
 
 def _functions(module: ModuleType) -> tuple[Callable[..., Any], Callable[..., Any]]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
+import secrets
+import uuid
 from collections.abc import Callable
 from typing import Any
 
@@ -54,7 +57,27 @@ def _chooses(x: Tensor, rate: float) -> Tensor:
     return x[:, random.randint(0, 3)]
 
 
-@pytest.mark.parametrize("body", [_skips_a_layer, _flips, _scales, _adds, _masks, _chooses])
+def _asks_the_system(x: Tensor, rate: float) -> Tensor:
+    return x * os.urandom(1)[0]
+
+
+def _keeps_a_secret(x: Tensor, rate: float) -> Tensor:
+    return x * secrets.randbelow(8)
+
+
+def _names_itself(x: Tensor, rate: float) -> Tensor:
+    return x * (uuid.uuid4().int % 8)
+
+
+def _begins_anywhere(x: Tensor, rate: float) -> Tensor:
+    return x * float(np.random.default_rng().random())
+
+
+_OF_PYTHON = [_skips_a_layer, _flips, _scales, _adds, _masks, _chooses]
+_OF_THE_SYSTEM = [_asks_the_system, _keeps_a_secret, _names_itself, _begins_anywhere]
+
+
+@pytest.mark.parametrize("body", [*_OF_PYTHON, *_OF_THE_SYSTEM])
 def test_what_decides_is_refused_with_its_line(body: Any) -> None:
     with pytest.raises(
         CaptureError, match=r"test_random_numbers.py:\d+ `.*draws a random number in Python.*input"

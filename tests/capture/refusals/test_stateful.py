@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import random
 import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -181,3 +183,32 @@ def test_what_cannot_be_copied_is_named() -> None:
     words = r"refuses lock of 0 \(Linear\): TypeError: cannot pickle.*__deepcopy__"
     with pytest.raises(CaptureError, match=words):
         fxdp.verify(model, (torch.randn(4, 4),), mesh={"dp": 2})
+
+
+_DICE = random.Random(0)
+_NUMPY_DICE = np.random.default_rng(0)
+_OLD_DICE = np.random.RandomState(0)
+
+
+@pytest.mark.parametrize(
+    ("throw", "named"),
+    [
+        (lambda: _DICE.random(), "_DICE"),
+        (lambda: float(_NUMPY_DICE.random()), "_NUMPY_DICE"),
+        (lambda: float(_OLD_DICE.rand()), "_OLD_DICE"),
+    ],
+)
+def test_generators_of_the_models_own_that_results_depend_on(throw: Callable[[], float], named: str) -> None:
+    with pytest.raises(CaptureError, match=rf"from one call to the next.*{named}"):
+        capture(_Model(lambda model, x: x.mean() * throw()), (torch.randn(6, 4),), {})
+
+
+def test_a_generator_in_an_attribute() -> None:
+    model = _Model(lambda model, x: x.mean() * model.dice.random())
+    model.dice = random.Random(1)  # type: ignore[assignment]
+    with pytest.raises(CaptureError, match=r"from one call to the next.*\(dice of the model"):
+        capture(model, (torch.randn(6, 4),), {})
+
+
+def test_a_generator_that_is_made_alike_at_each_call() -> None:
+    capture(_Model(lambda model, x: x.mean() * np.random.default_rng(3).random()), (torch.randn(6, 4),), {})
