@@ -76,7 +76,8 @@ def _errors(kind: str, compute: Any) -> dict[str, float | str]:
     found: dict[str, float | str] = {}
     for name, draw in bodies.items():
         torch.manual_seed(0)
-        model = Model(lambda layer, x, draw=draw: draw(layer(x)).double().square().mean(), nn.Linear(8, WIDTH))
+        layer = nn.Linear(8, WIDTH)
+        model = Model(lambda layer, x, draw=draw: draw(layer(x)).double().square().mean(), layer)
         model = model.cuda().to(dtype)
         twin = copy.deepcopy(model)
         compiled = fxdp.compile(model, mesh, rng="single-device", compute=compute)
