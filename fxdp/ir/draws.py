@@ -37,8 +37,13 @@ _SEEDS = frozenset({"philox_seed", "rng_state"})
 
 
 def draws(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether the call takes numbers from a generator (attention without dropout does not)."""
+    """Whether the call takes numbers from a generator (attention without dropout does not).
+
+    Nor does attention's backward, which torch marks as if it did.
+    """
     if not isinstance(target, OpOverload) or torch.Tag.nondeterministic_seeded not in target.tags:
+        return False
+    if _takes_seed(target):
         return False
     probability = argument_of(target, "dropout_p", args, kwargs)
     return probability is None or probability != 0.0
@@ -50,9 +55,13 @@ def draws_again(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
     A fused attention does not keep its mask of dropout: its backward makes it anew, by the place of each
     element in the batch that the forward had.
     """
-    if not isinstance(target, OpOverload) or _SEEDS.isdisjoint(a.name for a in target._schema.arguments):
+    if not isinstance(target, OpOverload) or not _takes_seed(target):
         return False
     return bool(argument_of(target, "dropout_p", args, kwargs))
+
+
+def _takes_seed(target: OpOverload) -> bool:
+    return not _SEEDS.isdisjoint(argument.name for argument in target._schema.arguments)
 
 
 def node_draws(node: fx.Node) -> bool:

@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-import sympy
 import torch
 from torch import fx
 
-from fxdp.errors import PlacementError
-from fxdp.ir.notes import MemoryLayout, memory_layout, note, tensor_operands, typical_layout
-from fxdp.ir.ops.whole_draws import FUSED_DROPOUTS
-from fxdp.ir.types import TensorType
-
-_ALIGNED = 128
-"""Bytes: more than any kernel asks for."""
+from fxdp.ir.notes import MemoryLayout, note, tensor_operands, typical_layout
 
 
 def memory_order(node: fx.Node) -> tuple[int, ...]:
@@ -22,7 +15,7 @@ def memory_order(node: fx.Node) -> tuple[int, ...]:
     with gaps), torch makes dense memory by a rule of its own, so torch is asked. Empty where capture kept no
     layout.
     """
-    layout = _drawn_for(node)
+    layout = drawn_for(node)
     if layout is None:
         return ()
     like = torch.empty_strided(layout.sizes, layout.strides, device="meta")
@@ -35,7 +28,7 @@ def memory_gaps(node: fx.Node) -> tuple[int, ...]:
 
     Or all in one place: it was expanded.
     """
-    layout = _drawn_for(node)
+    layout = drawn_for(node)
     found, step = [], 1
     for dim in reversed(memory_order(node)):
         assert layout is not None
@@ -46,30 +39,6 @@ def memory_gaps(node: fx.Node) -> tuple[int, ...]:
     return tuple(found)
 
 
-def check_start(node: fx.Node) -> None:
-    """Refuse a draw on a GPU whose operand begins where a whole tensor would not.
-
-    Dropout's kernel there takes as many elements at once as the operand's address allows, and draws for them
-    in another order (`dropout_cuda` in torch's `native/cuda/Dropout.cu`). On CPUs dropout is several ops.
-
-    Raises
-    ------
-    PlacementError : names the line, and the copy that begins at an address of its own.
-    """
-    layout = _drawn_for(node)
-    if node.target not in FUSED_DROPOUTS or layout is None or memory_gaps(node):
-        return  # with gaps it takes one at a time
-    open_ = memory_layout(next(iter(tensor_operands(node))))
-    offset = sympy.expand(sympy.sympify(layout.offset if open_ is None else open_.offset))
-    type_ = note(next(iter(tensor_operands(node)))).type
-    assert isinstance(type_, TensorType)
-    if any(number * type_.dtype.itemsize % _ALIGNED for number in offset.as_coefficients_dict().values()):
-        raise PlacementError(
-            f'{note(node).site}: rng="single-device" cannot draw for a tensor that begins in the middle of '
-            f"another one's memory, as a GPU lays numbers down by addresses. Pass dropout a copy of it: "
-            ".clone()"
-        )
-
-
-def _drawn_for(node: fx.Node) -> MemoryLayout | None:
+def drawn_for(node: fx.Node) -> MemoryLayout | None:
+    """How the operand lies that a random op draws for, as far as capture kept it."""
     return note(node).draws_for or typical_layout(next(iter(tensor_operands(node)), node))

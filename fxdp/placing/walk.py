@@ -18,8 +18,9 @@ from fxdp.ir.sizes import batch_factor
 from fxdp.ir.slots import Gradient, Input, Mutation, Output, Tangent
 from fxdp.ir.types import ScalarType, TensorType
 from fxdp.placing.chooser import cheapest, choose, conversion_cost
+from fxdp.placing.gpu_draws import check_draw
 from fxdp.placing.iota import iota_dim
-from fxdp.placing.memory_order import check_start, memory_gaps, memory_order
+from fxdp.placing.memory_order import memory_gaps, memory_order
 from fxdp.placing.op_view import op_view
 from fxdp.rules.families.random import drawn_whole
 from fxdp.rules.registry import Alternative, Op, Operand, is_cheap, registry
@@ -248,7 +249,7 @@ class Walk:
         if self.single_device_rng and (
             draws(op.target, op.args, keywords) or draws_again(op.target, op.args, keywords)
         ):
-            check_start(node)
+            check_draw(node)
             ways = list(drawn_whole(op, memory_order(node), memory_gaps(node), one_rank=self.one_rank))
             return Choice(cheapest(op, ways)[0], "drawn_whole", True)
         # an op is known by its operands' types and placements, so one layer's answer serves all like it

@@ -68,6 +68,10 @@ ATTENTION: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+def _loss_of(draw: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
+    return lambda layer, x: draw(layer(x)).double().square().mean()
+
+
 def _errors(kind: str, compute: Any) -> dict[str, float | str]:
     """By name: the worst error of loss and gradients in two steps of other uneven sizes, or what was said."""
     dtype = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}[kind]
@@ -76,9 +80,7 @@ def _errors(kind: str, compute: Any) -> dict[str, float | str]:
     found: dict[str, float | str] = {}
     for name, draw in bodies.items():
         torch.manual_seed(0)
-        layer = nn.Linear(8, WIDTH)
-        model = Model(lambda layer, x, draw=draw: draw(layer(x)).double().square().mean(), layer)
-        model = model.cuda().to(dtype)
+        model = Model(_loss_of(draw), nn.Linear(8, WIDTH)).cuda().to(dtype)
         twin = copy.deepcopy(model)
         compiled = fxdp.compile(model, mesh, rng="single-device", compute=compute)
         errors = []

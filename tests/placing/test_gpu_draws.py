@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+import fxdp
 from fxdp.errors import PlacementError
 from fxdp.ir.notes import note
 from tests.exactness.cases import Model
+from tests.fallbacks import no_fallback
 from tests.lockstep import compiled
 
 aten = torch.ops.aten
@@ -93,3 +96,37 @@ def test_a_dropout_of_what_begins_in_the_middle_is_refused() -> None:
         assert "cases.py:32" in str(told.value)
         assert ".clone()" in str(told.value)
         compiled(model, args, {}, 2)
+
+
+def _masked(make: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
+    def body(layer: nn.Module, x: Tensor) -> Tensor:
+        q = layer(x).view(-1, 4, 2, 8).transpose(1, 2)
+        bias = make(x).expand(-1, 2, -1, -1)
+        attended: Tensor = aten._scaled_dot_product_efficient_attention.default(q, q, q, bias, True, 0.1)[0]
+        return attended.square().mean()
+
+    return body
+
+
+@pytest.mark.parametrize(
+    ("make", "refused"),
+    [
+        (lambda x: x.new_zeros(x.shape[0], 1, 4, 4), True),
+        (lambda x: torch.where(torch.arange(4) > torch.zeros_like(x[:, None, :, :4]), 0.0, -1.0), True),
+        (lambda x: torch.where(x[:, None, :, :4] > -1, 0.0, -1.0), False),
+    ],
+)
+def test_attention_with_a_mask_that_only_captured_code_may_make_is_refused(
+    make: Callable[[Tensor], Tensor], refused: bool
+) -> None:
+    model, args = Model(_masked(make), nn.Linear(16, 16)), (torch.randn(4, 4, 16),)
+    with pytest.raises(PlacementError, match="attention_mask is passed") if refused else nullcontext():
+        compiled(model, args, {}, 2, **ONE_DEVICE)
+    compiled(model, args, {}, 2)
+
+
+def test_attention_that_draws_goes_through_inductor() -> None:
+    """As far as a CPU has its kernel: it is compiled, and cannot run."""
+    model = Model(_attention(0.1), nn.Linear(16, 16))
+    with no_fallback(), pytest.raises(NotImplementedError, match="_scaled_dot_product_efficient_attention"):
+        fxdp.compile(model)(torch.randn(4, 4, 16))
