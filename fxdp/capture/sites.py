@@ -87,6 +87,13 @@ def site_of_call() -> Site:
     return Site()
 
 
+def outside_python(frame: FrameType) -> FrameType:
+    """Who has called Python's own library there; the frame itself where it is none of that."""
+    while _is_pythons(frame.f_code.co_filename) and frame.f_back is not None:
+        frame = frame.f_back
+    return frame
+
+
 def site_of_frame(frame: FrameType) -> Site:
     """The line that a frame is at."""
     file = frame.f_code.co_filename

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -118,12 +119,13 @@ def joint_passes_for_inference(
 
 def compile_with_inductor(
     gm: fx.GraphModule, inputs: Sequence[Any], fake_mode: FakeTensorMode, *, backward: bool, inference: bool,
-    fixed: int, in_order: bool = False,
+    fixed: int, in_order: bool = False, donated: Sequence[int] = (),
 ) -> tuple[Callable[[list[Any]], Any], list[tuple[Any, ...] | None]]:  # fmt: skip
     """Compile one half; the callable takes a list. Also the strides of its outputs, where Inductor knows.
 
     The first `fixed` inputs are parameters and the like, whose addresses do not change between steps. With
-    `in_order` the code runs in the order of the graph, but for what is fused.
+    `in_order` the code runs in the order of the graph, but for what is fused. A backward may write over its
+    inputs numbered `donated`, which nobody reads later.
     """
     import torch._inductor.config as inductor_config
     from torch._inductor.compile_fx import compile_fx_inner
@@ -136,7 +138,13 @@ def compile_with_inductor(
         {"reorder_for_peak_memory": False, "reorder_for_locality": False} if in_order else {}
     )
     gm.meta["kernels"] = ORDER  # Inductor's cache may hold the same graph in the wrong order
+    gm.meta["donated"] = tuple(donated)  # nor does its key tell what may be written over
     context = TracingContext(fake_mode)
+    if donated:
+        # of torch's own description of a forward Inductor reads these two here
+        context.fw_metadata = SimpleNamespace(  # type: ignore[assignment]
+            bw_donated_idxs=list(donated), static_input_indices=list(range(fixed))
+        )
     with (
         tracing(context),
         TracingContext.report_output_strides() as strides,

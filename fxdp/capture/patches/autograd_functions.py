@@ -24,8 +24,8 @@ from torch.utils.hooks import RemovableHandle
 
 from fxdp import torch_compat
 from fxdp.capture.patches.deferred import Deferred, current
-from fxdp.capture.patches.patch import Patch, around, calling_frame
-from fxdp.capture.sites import site_of_call, site_of_frame
+from fxdp.capture.patches.patch import Patch, around
+from fxdp.capture.sites import site_of_call
 from fxdp.errors import CaptureError, a_kind
 from fxdp.ir.notes import Site
 
@@ -50,7 +50,7 @@ def _register_hook(
     kept = current()
     if kept is None or not torch.is_grad_enabled():
         return plain(self, hook)
-    checked = _checked(hook, site_of_frame(calling_frame()))
+    checked = _checked(hook, site_of_call())
     kept.visit(lambda x: plain(x, checked) if x.requires_grad else None, self)
     return RemovableHandle(OrderedDict())
 

@@ -34,7 +34,7 @@ from torch.utils._pytree import tree_map_only
 
 from fxdp.capture.patches.flags import mark
 from fxdp.capture.patches.patch import Patch, around, calling_frame
-from fxdp.capture.sites import is_user_file, site_of_call, site_of_frame
+from fxdp.capture.sites import is_user_file, outside_python, site_of_call, site_of_frame
 from fxdp.errors import CaptureError
 from fxdp.ir.notes import Site
 
@@ -126,8 +126,8 @@ def _functions(module: ModuleType) -> tuple[Callable[..., Any], Callable[..., An
         return plain(*args, **kwargs)
 
     def draw(name: str, plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        frame = calling_frame()
-        # torch and its kin draw by these, too (names of temporary files, say)
+        frame = outside_python(calling_frame())
+        # torch and its kin draw by these, too (names of temporary files, say, or of what Dynamo compiles)
         if seeded or not is_user_file(frame.f_code.co_filename):
             return plain(*args, **kwargs)
         full = f"{module.__name__}.{name}"

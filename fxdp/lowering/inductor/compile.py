@@ -20,6 +20,7 @@ from fxdp.ir.slots import Slot
 from fxdp.lowering.backward import usual_zeros
 from fxdp.lowering.halves import Boxed, Halves
 from fxdp.lowering.inductor.collective_order import must_stay
+from fxdp.lowering.inductor.donated import donated, donated_inputs, donated_to
 from fxdp.lowering.inductor.forward_backward import Cut, Signature, cut
 from fxdp.lowering.inductor.segment_code import AsItIs, compile_segments
 from fxdp.lowering.inductor.segments import NotInSegmentsError, Segment, segments
@@ -89,11 +90,15 @@ class _Compiler:
     """Whether results keep the strides they were traced with, so that both halves can be compiled at once."""
     options: LoweringOptions
 
+    _donated: frozenset[str] = frozenset()
+    """The names of the backward's inputs that it may write over."""
+
     def training(self) -> Halves:
         types, zero = self.signature.tangents, self.options.zero
         zero = usual_zeros(types) if zero is None else zero
         forward, backward, saved_order = self.cut.forward, self.cut.backward, self.cut.saved_order
         assert backward is not None
+        self._donated = donated(forward, backward, self.signature.outputs)
         halves = Halves(
             _not_compiled, self.signature.outputs, forward, backward, saved_order, len(types),
             self._compile_backward, self.options.summed,
@@ -133,14 +138,18 @@ class _Compiler:
         how = {"backward": backward, "inference": inference, "in_order": must_stay(gm.graph)}
         may = self.options.by_layer and self.keeps_strides
         whole, found = self._in_segments(gm, visible, fixed) if may else (gm, [])
+        # of a backward in two both halves read what was saved
+        names = self._donated if backward and not exact else frozenset()
         if not found:
-            return self._compile_graph(gm, visible, fixed, **how)
+            return self._compile_graph(gm, visible, fixed, donated_inputs(gm.graph, names), **how)
+        given_up = donated_to(found, names)
 
         def compile_one(one: Segment) -> Boxed:
             graph = graph_module(gm, one.graph)
             if one.between:
                 return AsItIs(graph)
-            return self._compile_graph(graph, one.kept, one.fixed, **how)[0]  # type: ignore[no-any-return]
+            code, _ = self._compile_graph(graph, one.kept, one.fixed, given_up[one.kind], **how)
+            return code  # type: ignore[no-any-return]
 
         with self.start.building():  # around all: kernels that several of them have are built once
             return compile_segments(whole, found, compile_one), []
@@ -160,8 +169,8 @@ class _Compiler:
             return gm, []
 
     def _compile_graph(
-        self, gm: fx.GraphModule, visible: Sequence[int], fixed: int, *, backward: bool, inference: bool,
-        in_order: bool,
+        self, gm: fx.GraphModule, visible: Sequence[int], fixed: int, given_up: Sequence[int], *,
+        backward: bool, inference: bool, in_order: bool,
     ) -> tuple[Any, list[Any]]:  # fmt: skip
         """Compile a copy of a graph, whose `visible` results keep their strides."""
 
@@ -175,6 +184,7 @@ class _Compiler:
                 return compile_with_inductor(
                     gm, inputs, self.cut.fake_mode, backward=backward, inference=inference, fixed=fixed,
                     in_order=in_order or apart,  # it knows its own collectives alone
+                    donated=given_up,
                 )  # fmt: skip
 
         # copies: Inductor rewrites the graph that it is given, and a second try needs the first one's
