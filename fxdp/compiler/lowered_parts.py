@@ -21,7 +21,7 @@ from torch import nn
 
 from fxdp.compiler.emit import WHOLE, Lowered, WantedPart, lower_part, sizes_used
 from fxdp.compiler.program import Program
-from fxdp.errors import FxdpError
+from fxdp.errors import AgreementError, FxdpError
 from fxdp.ir import conversions
 from fxdp.lowering.inductor.collective_order import order_lines
 from fxdp.lowering.inductor.start import Start, start_of
@@ -96,7 +96,16 @@ class LoweredParts:
             for w, code in zip(wanted, lowered, strict=True)
             for line in order_lines(code.halves)
         ]
-        agree(self._joined, lines, "compiled programs", among=self._joined.mesh.pipeline.rank)
+        try:
+            agree(self._joined, lines, "compiled programs", among=self._joined.mesh.pipeline.rank)
+        except AgreementError:
+            if generic:
+                raise
+            # uneven parts: what is saved, or computed again with its sums, goes by the sizes of a rank's own
+            _log.info("code for the ranks' own sizes would sum in different orders: it is made for any size")
+            for w in wanted:
+                self._known.pop(self._key(w, generic=False)[0], None)
+            return self.lower(wanted, generic=True)
         return lowered
 
     def any_size(self) -> bool:

@@ -126,6 +126,27 @@ def test_data_ranks_of_a_stage_start_collectives_in_one_order(ranks: RankPool) -
         assert error <= 1e-9
 
 
+def _disordered_at_own_sizes() -> tuple[float, Counter[str]]:
+    """Code for a rank's own sizes would sum in an order of its own, that for any size would not."""
+    torch.set_default_dtype(torch.float64)
+    model = _net(norm=True)
+    twin = twin_of(model)
+    compiled = fxdp.compile(model, _mesh(1), compute="eager")
+    rank = dist.get_rank()
+
+    def order_lines(halves: Any) -> list[str]:
+        return ["forward: all_reduce"] if counts["any size"] else [f"of rank {rank}: all_reduce"]
+
+    with _counted() as counts, mock.patch.object(lowered_parts, "order_lines", order_lines):
+        return _step(compiled, twin, [3, 2], rank), counts
+
+
+def test_uneven_parts_that_would_sum_in_other_orders_share_code_for_any_size(ranks: RankPool) -> None:
+    for error, counts in ranks.run(2, _disordered_at_own_sizes, timeout=120):
+        assert error <= 1e-9
+        assert counts == {"exact": 1, "any size": 1}
+
+
 # ---- sizes -----------------------------------------------------------------------------------------------
 
 
