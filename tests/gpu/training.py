@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -147,8 +146,3 @@ def _gradient_error(compiled: nn.Module, twin: nn.Module) -> float:
 
 def _whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
-def twin_of(model: nn.Module) -> nn.Module:
-    """A copy for the one device."""
-    return copy.deepcopy(model)
