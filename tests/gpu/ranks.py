@@ -15,10 +15,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import multiprocessing
 
+ON_GPUS = [
+    pytest.mark.gpu,
+    pytest.mark.timeout(240),
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+"""Marks of tests that run ranks."""
 _LIMIT_S = 200.0
 
 

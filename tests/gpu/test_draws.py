@@ -18,13 +18,9 @@ import fxdp
 from fxdp.ir.tensor_difference import difference
 from tests.exactness.cases import Model
 from tests.fallbacks import no_fallback
-from tests.gpu.ranks import run_ranks
+from tests.gpu.ranks import ON_GPUS, run_ranks
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.timeout(240),
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = ON_GPUS
 
 WIDTH = 32
 
@@ -91,8 +87,9 @@ def _errors(kind: str, compute: Any) -> dict[str, float | str]:
             for module, x in ((compiled, whole.split(split)[dist.get_rank()].clone()), (twin, whole)):
                 module.zero_grad()
                 torch.manual_seed(2)
-                loss = module(x)
-                loss.backward()
+                with no_fallback():
+                    loss = module(x)
+                    loss.backward()
                 losses.append(loss.detach())
             errors.append(difference(*losses))
             pairs = zip(model.parameters(), twin.parameters(), strict=True)
@@ -114,10 +111,5 @@ def _errors(kind: str, compute: Any) -> dict[str, float | str]:
 )
 def test_ranks_draw_as_one_gpu(kind: str, compute: str, most: float, tmp_path: Path) -> None:
     """Dropout in float64; fused attention, which has kernels of its own for the narrower types."""
-    for found in run_ranks(2, tmp_path, _drawn, kind, compute):
+    for found in run_ranks(2, tmp_path, _errors, kind, compute):
         assert {name: error for name, error in found.items() if not error <= most} == {}
-
-
-def _drawn(kind: str, compute: str) -> dict[str, float | str]:
-    with no_fallback():
-        return _errors(kind, compute)

@@ -6,16 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from tests.gpu.ranks import run_ranks
+from tests.gpu.ranks import ON_GPUS, run_ranks
 from tests.gpu.training import train
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.timeout(240),
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = ON_GPUS
 
 EAGER: dict[str, Any] = {"compute": "eager"}
 SMALL: dict[str, Any] = {"bucket_mb": 0.0005}
@@ -48,12 +43,6 @@ def test_ranks_equal_one_device(
     name: str, axes: tuple[str, ...], split: list[int], options: dict[str, Any], tmp_path: Path
 ) -> None:
     count = len(split) * (2 if "pp" in axes else 1)
-    for worst_loss, worst_other in run_ranks(count, tmp_path, _train, name, axes, split, options):
+    for worst_loss, worst_other in run_ranks(count, tmp_path, train, name, axes, split, options):
         assert worst_loss <= 1e-9
         assert worst_other <= 1e-9
-
-
-def _train(
-    name: str, axes: tuple[str, ...], split: list[int], options: dict[str, Any]
-) -> tuple[float, float]:
-    return train(name, axes, split, **options)

@@ -89,7 +89,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[int], tuple[Tensor, ..
 }
 
 
-def train(name: str, axes: tuple[str, ...], split: list[int], **options: Any) -> tuple[float, float]:
+def train(name: str, axes: tuple[str, ...], split: list[int], options: dict[str, Any]) -> tuple[float, float]:
     """Worst errors of losses, and of parameters, buffers and gradients, over five steps of AdamW.
 
     The second step accumulates two gradients; from the third on the ranks' sizes are turned round.

@@ -7,7 +7,7 @@ A model's code may go through a set, of which each process has an order of its o
                                                          %sliding = ...      %full = ...
 
 Both ranks have captured the same model, but neither would number its nodes, nor order its buffers, like the
-other. Only ranks that differ come here (`Programs`), so that all other programs keep the order of their code.
+other. Only ranks that differ come here (`SamePrograms`): all other programs keep the order of their code.
 
     results, gradients from the last parameter's to the first's
        | depth first, operands in their order           what the loss needs, then the backward as it runs
