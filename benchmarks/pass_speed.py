@@ -56,7 +56,7 @@ def measure(layers: int) -> Speed:
     captured = capture_request(Request(model, inputs, joint=JointOptions("all")))
     nodes = len(captured.gm.graph.nodes)
     gc.collect()  # the garbage of the capture is not the passes' work
-    seconds = prepare(captured, mesh_of({"dp": 2}, "cpu"), Options()).seconds
+    seconds = prepare(captured, mesh_of({"dp": 2}, "cpu"), Options(), 64).seconds
     return Speed(layers, nodes, sum(seconds.values()), seconds)
 
 

@@ -154,6 +154,7 @@ def compile(
     batch_dims: Any = None,
     pad: Any = None,
     bucket_mb: float | None = None,
+    link_gbit: float | None = None,
     rng: str = "sharded",
     uneven: bool = True,
     compute: str = "inductor",
@@ -211,6 +212,9 @@ def compile(
         backward does, by the link's speed, which is measured once. Sharded parameters are not cut apart: as
         many (4 where ranks share memory), or the least more, below twice as many, with which they are
         `ceil(bytes / bucket)` buckets; a larger one has its own.
+    link_gbit : the speed of the network between the ranks, in Gbit/s. By it buckets are cut, and gradients
+        summed or computed whole on each rank from their factors: what samples bring to a linear layer or an
+        embedding is often less to send than its gradient. None: measured, where ranks share no memory (gloo).
     rng : `"sharded"`: ranks draw different random numbers, reproducible from one seed at a given mesh;
         `"single-device"`: all ranks draw what one device would for contiguous inputs (with `compute="eager"`,
         bit for bit); a call that draws is refused for others (a slice, a transposed one, `channels_last`).
@@ -265,8 +269,8 @@ def compile(
     options = Options(
         loss_fn=loss_fn, strategy=strategy, memory_limit=memory_limit,
         reshard_after_forward=reshard_after_forward, mp_policy=mp_policy,
-        batch_dims=batch_dims, pad=pad, bucket_mb=bucket_mb, rng=rng, uneven=uneven, compute=compute,
-        microbatches=microbatches, schedule=schedule, stages=stages, checkpoint=checkpoint,
+        batch_dims=batch_dims, pad=pad, bucket_mb=bucket_mb, link_gbit=link_gbit, rng=rng, uneven=uneven,
+        compute=compute, microbatches=microbatches, schedule=schedule, stages=stages, checkpoint=checkpoint,
         activation_memory_budget=activation_memory_budget,
         recompute=recompute,
         gradients=gradients, batch_stats=batch_stats, check_replicas=check_replicas,

@@ -18,11 +18,14 @@ from torch.utils._pytree import tree_leaves
 from fxdp.capture.batch_dims import RowsPerSample
 from fxdp.capture.mixed_precision import MixedPrecision, policy_faults
 from fxdp.errors import InputError, a_kind
+from fxdp.ir.link_cost import LinkCost
 from fxdp.pipeline.schedule.catalogue import check_name
 
 _log = logging.getLogger("fxdp")
 _MOST = 4096
 """Of micro-batches and of stages: a step is written out, a few nodes for each."""
+_SLOWEST = 1e-6
+"""Gbit/s: less is no network."""
 CHEAPEST_FIRST = "replicate", "optimizer", "shard"
 """Strategies by what they communicate and wait for, the least first; the last needs the least memory."""
 
@@ -39,6 +42,7 @@ class Options:
     batch_dims: Any = None
     pad: Any = None
     bucket_mb: float | None = None
+    link_gbit: float | None = None
     rng: str = "sharded"
     uneven: bool = True
     compute: str = "inductor"
@@ -149,6 +153,11 @@ class Options:
         """Bytes of a bucket of gradients or parameters, if the user says."""
         return None if self.bucket_mb is None else max(1, int(self.bucket_mb * 1024 * 1024))
 
+    @property
+    def link(self) -> LinkCost | None:
+        """What the network between the ranks costs, if the user says."""
+        return None if self.link_gbit is None else LinkCost.of_speed(self.link_gbit)
+
     def warn_idle(self) -> None:
         """Say which options given have no effect on a program without stages and micro-batches."""
         given = {"stages": self.stages not in (None, 1), "checkpoint": self.checkpoint != "never"}
@@ -202,6 +211,10 @@ _EXPECTED: dict[str, _Expected] = {
         "True, False, or among how many ranks the backward gathers parameters",
     ),
     "bucket_mb": (lambda value: value is None or _is_size(value), "a size in MiB above 0"),
+    "link_gbit": (
+        lambda value: value is None or (_is_size(value) and value > _SLOWEST),
+        "the Gbit/s of the network, above 0",
+    ),
     "memory_limit": (
         lambda value: value is None or _is_count(value, most=sys.maxsize),
         "the bytes that a rank may hold, as 16 * 2**30",

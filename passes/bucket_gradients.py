@@ -10,14 +10,13 @@ import torch
 from torch import fx
 
 from fxdp.ir import conversions
-from fxdp.ir.graphs import reachable, results_of
+from fxdp.ir.gradient_tails import computed_after, deferrable
 from fxdp.ir.level import Level
 from fxdp.ir.link_cost import LARGEST, bucket_of, in_memory
 from fxdp.ir.mesh import Mesh
 from fxdp.ir.notes import Cause, note, tensor_type
 from fxdp.ir.packing import Packing, elements
 from fxdp.ir.row_buckets import gradients_cause
-from fxdp.ir.slots import Gradient
 from fxdp.ir.types import TensorType, is_static
 from fxdp.pipeline.cut.cost import node_flops
 
@@ -72,28 +71,12 @@ class _Reduction:
         return conversions.axis_of(self.pending)
 
 
-def _deferrable(graph: fx.Graph) -> set[fx.Node]:
-    """Nodes whose results flow, without another conversion, into gradients alone."""
-    result = graph.output_node()
-    bad = {value for slot, value in results_of(graph) if not isinstance(slot, Gradient)}
-    found: set[fx.Node] = set()
-    for node in reversed(graph.nodes):
-        if node.op != "call_function" or node in bad or not node.users:
-            continue
-        if all(
-            user is result or (user in found and user.target not in conversions.CONVERSIONS)
-            for user in node.users
-        ):
-            found.add(node)
-    return found
-
-
-def _reductions(graph: fx.Graph, deferrable: set[fx.Node]) -> list[_Reduction]:
+def _reductions(graph: fx.Graph, deferred: set[fx.Node]) -> list[_Reduction]:
     found = []
     for node in graph.nodes:
         if node.target is conversions.all_reduce and node.args[1] == "sum":
             (done,) = node.users
-            if done in deferrable:
+            if done in deferred:
                 found.append(_Reduction(node.args[0], node, done))
     return found
 
@@ -146,9 +129,8 @@ class _Bucketing:
         self.flat: dict[_Reduction, fx.Node] = {}
 
     def run(self) -> None:
-        deferrable = _deferrable(self.graph)
-        reductions = _reductions(self.graph, deferrable)
-        after = self._downstream({r.done for r in reductions})
+        reductions = _reductions(self.graph, deferrable(self.graph))
+        after = computed_after(self.graph, {r.done for r in reductions})
         if self.link is not None:
             self.ahead = _waits_ahead(self.graph, reductions)
         bucketed = [r for r in reductions if is_static(r.type)]
@@ -167,11 +149,6 @@ class _Bucketing:
         for reduction in bucketed:
             self.graph.erase_node(reduction.done)
             self.graph.erase_node(reduction.pending)
-
-    def _downstream(self, roots: set[fx.Node]) -> list[fx.Node]:
-        """All that is computed from the reduced values, in order, the roots aside."""
-        reached = reachable(roots) - roots
-        return [n for n in self.graph.nodes if n in reached and n.op == "call_function"]
 
     def _start(self, dtype: torch.dtype, axis: str | None, members: list[_Reduction]) -> list[_Bucket]:
         packing = Packing(self.graph, "bucket", backward=True, axis=axis)

@@ -46,6 +46,7 @@ def _call(x: Any) -> Any:
         *(("bucket_mb", value) for value in (math.inf, math.nan, 10**400, 0, "1")),
         *(("microbatches", value) for value in (0, True, 1.5, 10**12)),
         *(("stages", value) for value in (0, 10**12, [1], {"a": 1})),
+        *(("link_gbit", value) for value in (0, -1, 1e-9, True, "1000", math.nan, math.inf, 10**30)),
         *(("check_replicas", value) for value in (-1, True, "100", 1.0)),
         *(("batch_dims", value) for value in (True, (True,), 1.5, "0", {"x": True})),
         *(("activation_memory_budget", value) for value in (-0.1, 1.5, math.nan, True, "0.5", None)),

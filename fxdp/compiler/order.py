@@ -3,8 +3,8 @@
                   whole                            in stages or micro-batches
     CAPTURED
                                                    expose counts, lift numbers    (several micro-batches)
-                  canonicalize, analyze, expand recipes, (recompute modules,) (place parameters,)
-                  (cast reductions,) insert collectives
+                  canonicalize, analyze, expand recipes, (gather factors,) (recompute modules,)
+                  (place parameters,) (cast reductions,) insert collectives
     EXPLICIT
                   localize                         localize, assign stages
     LOCAL                                          STAGED, then cut into parts
@@ -27,6 +27,7 @@ from fxdp.ir.mesh import Mesh
 from fxdp.options import Options
 from fxdp.passes.assign_stages import AssignStages
 from fxdp.passes.batch_dim_analyzer import BatchDimAnalyzer
+from fxdp.passes.bucket_factors import BucketFactors
 from fxdp.passes.bucket_gradients import BucketGradients
 from fxdp.passes.bucket_rows import BucketRows
 from fxdp.passes.canonicalize import Canonicalize
@@ -35,6 +36,7 @@ from fxdp.passes.coalesce_reductions import CoalesceReductions
 from fxdp.passes.emit_program import EmitProgram
 from fxdp.passes.expand_recipes import ExpandRecipes
 from fxdp.passes.expose_counts import ExposeCounts
+from fxdp.passes.gather_factors import GatherFactors
 from fxdp.passes.insert_collectives import InsertCollectives
 from fxdp.passes.lift_numbers import LiftNumbers
 from fxdp.passes.localize_shapes import LocalizeShapes
@@ -57,11 +59,12 @@ class Order:
     @classmethod
     def of(
         cls, captured: Captured, options: Options, stages: int | tuple[str, ...] | None,
-        kept: frozenset[str] = frozenset(),
+        batch: int, kept: frozenset[str] = frozenset(),
     ) -> Order:  # fmt: skip
         """The order for a captured model; `stages` is None for a program that stays whole.
 
-        `kept` are parameters that stay whole from the forward to the backward where others do not.
+        `batch` is what all ranks have together at first; `kept` are parameters that stay whole from the
+        forward to the backward where others do not.
         """
         several = stages is not None and options.microbatches > 1
         # what the model computes of its batch size is meant of all micro-batches, so it comes before them
@@ -73,6 +76,9 @@ class Order:
         placed: tuple[Pass, ...] = (PlaceParameters(once, kept),) if options.shards else ()
         again: tuple[Pass, ...] = (RecomputeModules(tuple(options.recompute)),) if options.recompute else ()
         narrow: tuple[Pass, ...] = (CastReductions(precision.reduce),) if precision else ()
+        reduce = precision.reduce if precision else None
+        # a batch in parts has its factors part by part
+        factors: tuple[Pass, ...] = (GatherFactors(batch, options.shards, reduce),) if stages is None else ()
         rows: tuple[Pass, ...] = (
             (BucketRows(options.bucket_bytes, kept), ScheduleRows(options.keeps_whole))
             if options.shards
@@ -84,13 +90,19 @@ class Order:
                 Canonicalize(),
                 BatchDimAnalyzer(captured.batch, options.single_device_rng),
                 ExpandRecipes(),
+                *factors,
                 *again,
                 *placed,
                 *narrow,
                 InsertCollectives(options.single_device_rng, options.shards and once, kept),
             ),
             local=(localize,) if stages is None else (localize, AssignStages(stages, options.microbatches)),
-            reductions=(*rows, BucketGradients(options.bucket_bytes), CoalesceReductions()),
+            reductions=(
+                *rows,
+                BucketFactors(batch),
+                BucketGradients(options.bucket_bytes),
+                CoalesceReductions(),
+            ),
         )
 
 

@@ -79,12 +79,13 @@ def regathers(mesh: Mesh, options: Options) -> int:
 
 
 def prepare(
-    captured: Captured, mesh: Mesh, options: Options, *, cut: bool | None = None,
+    captured: Captured, mesh: Mesh, options: Options, batch: int, *, cut: bool | None = None,
     kept: frozenset[str] = frozenset(),
 ) -> Program:  # fmt: skip
     """Run the passes, and cut the program if mesh and options ask for it, or as `cut` says.
 
-    `kept` are parameters that stay whole from the forward to the backward where others do not.
+    `batch` is what all ranks have together in the call that is compiled for, by which costs are told; `kept`
+    are parameters that stay whole from the forward to the backward where others do not.
 
     Raises
     ------
@@ -95,12 +96,13 @@ def prepare(
     cut = is_cut(mesh, options) if cut is None else cut
     check_sharding(mesh, options)
     mesh = mesh if cut else replace(mesh, regathers=regathers(mesh, options))
+    mesh = replace(mesh, link=options.link or mesh.link)
     check_writes(captured, options, cut=cut)
     if cut:
         check_options(options)
         check_reductions(captured, options)
     loss = loss_index(captured.gm.graph) if cut else None
-    order = Order.of(captured, options, stage_count(options, mesh) if cut else None, kept)
+    order = Order.of(captured, options, stage_count(options, mesh) if cut else None, batch, kept)
     # to the passes a micro-batch is a rank more: a sum over both is a sum over one axis
     parts = mesh.in_parts(options.microbatches) if cut and options.microbatches > 1 else mesh
     dump_dir = Path(options.dump_dir) if options.dump_dir is not None and mesh.rank == 0 else None

@@ -88,7 +88,7 @@ def choose(
     MeshError, StageError, PlacementError : as `prepare`.
     """
     if options.strategy != "auto" and limit is None:
-        return prepare(captured, mesh, options, cut=cut)
+        return prepare(captured, mesh, options, sizes["B"], cut=cut)
     search = _Search(captured, mesh, options, sizes, limit or 0, cut)
     attempts: list[Attempt] = []
     for strategy in (s for s in legal_strategies(mesh, options) if s in among):
@@ -139,7 +139,7 @@ class _Search:
         # passes rewrite their graph, and each attempt begins with what was captured
         captured = replace(self.captured, gm=copy_graph(self.captured.gm))
         options = replace(self.options, strategy=strategy)
-        program = prepare(captured, self.mesh, options, cut=self.cut, kept=kept)
+        program = prepare(captured, self.mesh, options, self.sizes["B"], cut=self.cut, kept=kept)
         return Attempt(program, max(rank.peak.bytes for rank in Planning(program, self.sizes).memory()))
 
     def lines(self, attempts: list[Attempt], best: Attempt) -> Iterator[str]:

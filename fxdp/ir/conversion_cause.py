@@ -8,9 +8,10 @@ import torch
 from torch import fx
 
 from fxdp.ir.conversions import CONVERSIONS
+from fxdp.ir.factors import FACTORS
 from fxdp.ir.graph_text import target_text
 from fxdp.ir.notes import Cause, note
-from fxdp.ir.slots import Gradient, Parameter, result_words
+from fxdp.ir.slots import Gradient, Parameter, ResultSlot, result_words
 
 
 def cause_of(consumer: fx.Node, producer: fx.Node, position: int) -> Cause:
@@ -19,6 +20,9 @@ def cause_of(consumer: fx.Node, producer: fx.Node, position: int) -> Cause:
         (result,) = consumer.users
         values: Any = result.args[0]
         consumer, position = result, values.index(consumer)
+    if note(consumer).reason == FACTORS:
+        text = f"factor of {result_words(_slot_of(consumer))}"
+        return Cause(consumer.name, producer.name, note(consumer).site, text, gradient=True)
     if consumer.op == "output":
         slot = note(consumer).results[position]
         gradient = isinstance(slot, Gradient) and isinstance(slot.of, Parameter)
@@ -27,6 +31,16 @@ def cause_of(consumer: fx.Node, producer: fx.Node, position: int) -> Cause:
     where = f" in `{site.code}`" if site.code else ""
     name = note(consumer).spells or target_text(consumer.target)
     return Cause(consumer.name, producer.name, site, f"{name}{where}")
+
+
+def _slot_of(node: fx.Node) -> ResultSlot | None:
+    """What the result is that a node makes for nobody else."""
+    value = node
+    while (user := next(iter(value.users))).op != "output":
+        value = user
+    values: Any = user.args[0]
+    place: int = values.index(value)
+    return note(user).results[place]
 
 
 def unconverted(node: fx.Node) -> fx.Node:

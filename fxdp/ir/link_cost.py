@@ -12,6 +12,8 @@ IN_MEMORY = 4 * 1024 * 1024
 """The same where ranks sum through memory that they share: what caches hold."""
 _HALF = 1024 * 1024
 _LEAST = 64 * 1024
+_LATENCY = 3e-4
+"""Seconds of a small sum by gloo between two hosts, where nobody measured them."""
 _LATENCIES = 8
 """What a bucket costs, in latencies of a sum alone: four threads of each rank wake up beside the backward.
 
@@ -26,6 +28,11 @@ class LinkCost:
 
     latency: float
     per_byte: float
+
+    @classmethod
+    def of_speed(cls, gbit: float) -> LinkCost:
+        """Of a network of so many Gbit/s: two ranks send each byte away and back, as do more nearly."""
+        return cls(_LATENCY, 8e-9 / gbit)
 
     def seconds(self, size: int) -> float:
         """Of one sum of so many bytes."""

@@ -86,6 +86,7 @@ class Mesh:
     direct_sums : whether these sums take no memory, as a rank reads the others' values where they lie.
     host_sums : whether they are on several hosts, and sum through memory within each of these.
     link : what sums over ranks cost on the wire, where there is one and it was measured.
+    alike : whether all ranks compute with the same processors, so that the same operands give the same bits.
     regathers : among how many neighbours the backward gathers sharded parameters; 0: among all.
     """
 
@@ -100,6 +101,7 @@ class Mesh:
     direct_sums: bool = False
     host_sums: bool = False
     link: LinkCost | None = None
+    alike: bool = True
     regathers: int = 0
 
     @property

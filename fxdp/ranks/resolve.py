@@ -272,7 +272,8 @@ def _join(mesh: Mesh, links: Links | None, device_mesh: DeviceMesh | None = None
     memory = links.memory
     found = replace(
         mesh, groups=tuple(groups), shared_memory=memory is not None, link=links.cost,
-        direct_sums=memory is not None and memory.direct, host_sums=links.hosts is not None,
+        alike=links.alike, direct_sums=memory is not None and memory.direct,
+        host_sums=links.hosts is not None,
     )  # fmt: skip
     return Joined(found, links, device_mesh)
 

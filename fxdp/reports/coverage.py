@@ -15,6 +15,7 @@ from torch import fx
 
 from fxdp.capture.sites import Origin
 from fxdp.ir import conversions
+from fxdp.ir.factors import FACTORS
 from fxdp.ir.graph_text import target_text
 from fxdp.ir.notes import is_host_size, note, tensor_operands
 from fxdp.ir.placements import Replicate, Shard
@@ -93,9 +94,10 @@ def _rows(gm: fx.GraphModule, sizes: Mapping[str, int]) -> list[CoverageRow]:
         if node not in samples and not _reads_whole(node, samples):
             continue
         before = next((roots[s] for s in node.all_input_nodes if s in roots), None)
-        found = conversions.conversion_of(node)
+        found, cause = conversions.conversion_of(node), note(node).cause
+        if note(node).reason == FACTORS or (cause is not None and cause.gradient):
+            continue
         if found is not None and found.communicates:
-            cause = note(node).cause
             consumer = None if cause is None else nodes.get(cause.consumer)
             roots[node] = needs[consumer] = len(rows)
             rows.append(_row(found.words, node, consumer, sizes))

@@ -29,6 +29,10 @@ def test_noise_does_not_change_a_bucket() -> None:
     assert len({LinkCost(125e-6 * n, 8e-9).bucket(10 * MB) for n in (0.8, 1.0, 1.25)}) == 1
 
 
+def test_a_byte_of_a_sum_is_sent_away_and_back() -> None:
+    assert LinkCost.of_speed(1.0).seconds(125_000_000) == pytest.approx(1.0, rel=1e-3)
+
+
 def test_what_the_user_says_counts_and_without_a_link_buckets_are_large() -> None:
     assert bucket_of(10 * MB, 7, LinkCost(1e-3, 8e-9)) == 7
     assert bucket_of(10 * MB, None, None) == LARGEST

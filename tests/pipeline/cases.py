@@ -69,7 +69,7 @@ def graphs(
     """The program of each pipeline rank for a model with skips over stages."""
     found = _captured(trains)
     mesh = mesh_of({"pp": ranks, "dp": data_ranks}, "cpu")
-    local = prepare(replace(found, gm=copy_graph(found.gm)), mesh, Options(**options))
+    local = prepare(replace(found, gm=copy_graph(found.gm)), mesh, Options(**options), 64)
     sizes = {"B": BATCH * data_ranks, "b": BATCH, "offset": 0, "b_max": BATCH}
     layout = MicrobatchSizes.of(sizes, options["microbatches"])
     for rank in range(ranks):

@@ -50,6 +50,7 @@ class Links:
     hosts : the same where they are on several hosts, and share memory there; None where that is no faster.
     windows : rows of sharded parameters, seen where they lie; None where the ranks do not share memory.
     cost : of sums over the network between them; None where they need none, or NCCL has it.
+    alike : whether all ranks compute the same bits of the same operands.
     caller : the thread that is inside a compiled call.
     turn : held by it.
     history : the calls and backwards that this rank has begun.
@@ -67,6 +68,7 @@ class Links:
         hosts: HostSums | None,
         sockets: set[OpenSocket],
         cost: LinkCost | None = None,
+        alike: bool = True,
     ) -> None:
         self._world = weakref.ref(world)  # torch alone owns groups: destroying them frees them at once
         self.key = key
@@ -78,6 +80,7 @@ class Links:
         self.memory = memory
         self.hosts = hosts
         self.cost = cost
+        self.alike = alike
         size = len(key[1])
         self.windows = None if memory is None else RowWindows(messages, size)
         self._message_group = MessageGroup(messages, size, self._explain, memory, hosts, self.windows)

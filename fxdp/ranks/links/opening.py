@@ -27,6 +27,7 @@ from fxdp.ranks.links.live import live_links, remember
 from fxdp.ranks.links.messages import Messages
 from fxdp.ranks.links.notices import KeyValueStore, Notices, store_lost
 from fxdp.ranks.links.peers import Peers
+from fxdp.ranks.links.processors import are_alike
 from fxdp.ranks.links.rendezvous import connect_all
 from fxdp.ranks.links.shared_memory import SharedMemory
 from fxdp.ranks.links.sockets import open_sockets, shared_sockets
@@ -116,6 +117,7 @@ class _Opening:
             sockets = shared_sockets(control, opened) if self.backend == "gloo" else set()
             hosts = None if mates is None else HostSums(mates, places, groups.get(_ACROSS))
             cost, hosts = self._cheapest(groups, hosts, control) if memory is None else (None, None)
+            alike = are_alike(control, self.backend)
         except BaseException as error:
             control.last_words(control.news() or Ending(self.rank, EndKind.FAILED, _words(error)))
             control.close()
@@ -124,7 +126,7 @@ class _Opening:
                 mates.close()
             raise
         key = (tuple(self.ranks), tuple(self.row), self.backend)
-        return Links(world, key, own, groups, control, messages, memory, hosts, sockets, cost)
+        return Links(world, key, own, groups, control, messages, memory, hosts, sockets, cost, alike)
 
     def _cheapest(
         self, groups: dict[str, dist.ProcessGroup], hosts: HostSums | None, control: Channel

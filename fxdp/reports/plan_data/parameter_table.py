@@ -10,6 +10,7 @@ from torch import Tensor, fx
 
 from fxdp.capture.sites import Origin
 from fxdp.ir.conversion_cause import unconverted
+from fxdp.ir.factors import product_of_factors
 from fxdp.ir.graphs import inputs_of, results_of
 from fxdp.ir.mesh import Mesh
 from fxdp.ir.notes import Site, note, tensor_type
@@ -72,6 +73,8 @@ def parameter_rows(
     for row in collectives:
         for need in row.needs:
             carried.setdefault(need.value, []).append(row.key)
+            if need.gradient:  # of a gradient that every rank computes whole its factors travel
+                carried.setdefault(need.consumer, []).append(row.key)
     return tuple(
         _row(node, slot, mesh, origin, made, carried, stages.get(slot.name, ()))
         for slot, node in inputs_of(causes.graph, Parameter)
@@ -127,9 +130,9 @@ def first_read(node: fx.Node) -> Site:
 
 
 def _gradients(causes: fx.GraphModule) -> dict[str, str]:
-    """By parameter, the node of its gradient before that is reduced."""
+    """By parameter, the node of its gradient before that is reduced, or of what multiplies its factors."""
     return {
-        slot.of.name: unconverted(value).name
+        slot.of.name: product_of_factors(unconverted(value)).name
         for slot, value in results_of(causes.graph)
         if isinstance(slot, Gradient) and isinstance(slot.of, Parameter)
     }

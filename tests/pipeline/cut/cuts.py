@@ -18,7 +18,7 @@ def program(module: nn.Module, *args: Any, ranks: int = 1, dp: int = 1, **option
     chosen = Options(**options)
     parts = dp * chosen.microbatches
     found = capture(module, args, {}, couple=parts > 1, own_statistics=chosen.own_statistics)
-    return prepare(found, mesh_of({"pp": ranks, "dp": dp}, "cpu"), chosen, cut=True)
+    return prepare(found, mesh_of({"pp": ranks, "dp": dp}, "cpu"), chosen, 64, cut=True)
 
 
 def staged(module: nn.Module, *args: Any, **options: Any) -> fx.GraphModule:

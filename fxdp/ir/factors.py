@@ -1,0 +1,26 @@
+"""Gradients that every rank computes whole, from what all samples bring to them: their factors.
+
+    %mm = aten.mm(%t, %x)     the product of two factors, gathered
+    %t_1 = aten.t(%mm)        shows it as the parameter lies
+    return gradient param(fc.weight)=%t_1
+"""
+
+from __future__ import annotations
+
+from torch import fx
+
+from fxdp.ir.notes import note
+
+FACTORS = "factors"
+"""The reason in the notes of all of these, and of what shows a factor."""
+
+
+def product_of_factors(gradient: fx.Node) -> fx.Node:
+    """What computes a gradient of its factors; itself, if it has none."""
+    node = gradient
+    while note(node).reason == FACTORS and len(node.all_input_nodes) == 1:
+        (source,) = node.all_input_nodes
+        if note(source).reason != FACTORS:
+            break
+        node = source
+    return node
