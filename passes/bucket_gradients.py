@@ -90,14 +90,22 @@ def _waits_ahead(graph: fx.Graph, gradients: list[_Reduction]) -> dict[fx.Node, 
         convolution 3 | (bucket) | sums of its BatchNorm | wait | bucket | convolution 2 ...
     """
     own = {reduction.pending for reduction in gradients}
+    waits = {
+        n: next(iter(n.users)) for n in graph.find_nodes(op="call_function", target=conversions.all_reduce)
+        if note(n).backward and n not in own
+    }  # fmt: skip
+    ends = set(waits.values())
     ahead: dict[fx.Node, fx.Node] = {}
     wait: fx.Node | None = None
+    under_way = False
     for node in reversed(graph.nodes):
         if wait is not None:
             ahead[node] = wait
-        if node.target is conversions.all_reduce and note(node).backward and node not in own:
-            (wait,) = node.users
-        elif node.op == "call_function" and node_flops(node):
+        if node in waits:
+            wait, under_way = waits[node], False
+        elif node in ends:
+            wait, under_way = node, True  # what is computed meanwhile hides it, and is no layer of its own
+        elif node.op == "call_function" and node_flops(node) and not under_way:
             wait = None  # a layer's work, behind which a bucket may travel
     return ahead
 

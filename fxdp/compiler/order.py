@@ -8,6 +8,7 @@
     EXPLICIT
                   localize                         localize, assign stages
     LOCAL                                          STAGED, then cut into parts
+                  hide sums,
                   (bucket rows, schedule rows,)    parameters that are sharded
                   bucket, coalesce                 the same, on what runs once after the last micro-batch
                   emit                             emit, each part for the sizes of a micro-batch
@@ -37,6 +38,7 @@ from fxdp.passes.emit_program import EmitProgram
 from fxdp.passes.expand_recipes import ExpandRecipes
 from fxdp.passes.expose_counts import ExposeCounts
 from fxdp.passes.gather_factors import GatherFactors
+from fxdp.passes.hide_sums import HideSums
 from fxdp.passes.insert_collectives import InsertCollectives
 from fxdp.passes.lift_numbers import LiftNumbers
 from fxdp.passes.localize_shapes import LocalizeShapes
@@ -98,6 +100,7 @@ class Order:
             ),
             local=(localize,) if stages is None else (localize, AssignStages(stages, options.microbatches)),
             reductions=(
+                HideSums(),
                 *rows,
                 BucketFactors(batch),
                 BucketGradients(options.bucket_bytes),

@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from fxdp.ir.convolutions import gradients_apart
 from fxdp.ir.graphs import ancestors, copy_graph, subgraph
 from fxdp.ir.notes import note
 from fxdp.ir.op_kinds import keeps_zeros
@@ -141,29 +142,10 @@ def split_backward(gm: fx.GraphModule, first: Sequence[int]) -> tuple[fx.GraphMo
 def _with_convolutions_apart(gm: fx.GraphModule) -> fx.GraphModule:
     """A copy in which the gradients of a convolution's input and of its weights are calls of their own."""
     copied = copy_graph(gm)
-    graph = copied.graph
-    for node in graph.find_nodes(op="call_function", target=aten.convolution_backward.default):
+    for node in copied.graph.find_nodes(op="call_function", target=aten.convolution_backward.default):
         # one call for all three gradients would make the urgent one wait for the weights', the larger part
-        mask = node.args[-1]
-        assert isinstance(mask, (list, tuple))
-        if not mask[0] or not any(mask[1:]):
-            continue
-        with graph.inserting_after(node):
-            weights = graph.node_copy(node, lambda n: n)
-        _only(node, [True, False, False])
-        _only(weights, [False, *mask[1:]])
-        for item in list(node.users):
-            if item.args[1] != 0:
-                item.replace_input_with(node, weights)
+        gradients_apart(node)
     return copied
-
-
-def _only(convolution: fx.Node, mask: list[Any]) -> None:
-    """Let a convolution's backward compute the results of `mask` alone."""
-    convolution.args = (*convolution.args[:-1], mask)
-    if "val" in convolution.meta:
-        values = zip(convolution.meta["val"], mask, strict=True)
-        convolution.meta["val"] = tuple(value if wanted else None for value, wanted in values)
 
 
 def add_to_buffers(gm: fx.GraphModule, summed: Sequence[int]) -> fx.GraphModule:

@@ -1,0 +1,45 @@
+"""A convolution's backward as two calls: what the layer before it waits for, and what nobody waits for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import fx
+
+from fxdp.ir.graphs import argument
+from fxdp.ir.notes import copy_note, note
+
+
+def gradients_apart(backward: fx.Node) -> None:
+    """Let the gradients of the input and of the weights be calls of their own, where one call makes both.
+
+    Kernels compute them one after another anyway.
+    """
+    mask = list(argument(backward, "output_mask"))
+    if not mask[0] or not any(mask[1:]):
+        return
+    with backward.graph.inserting_after(backward):
+        weights = backward.graph.node_copy(backward, lambda n: n)
+    copy_note(backward, weights)
+    _only(backward, [True, False, False])
+    _only(weights, [False, *mask[1:]])
+    for item in list(backward.users):
+        if item.args[1] != 0:
+            item.replace_input_with(backward, weights)
+
+
+def _only(convolution: fx.Node, mask: list[Any]) -> None:
+    """Let a convolution's backward compute the results of `mask` alone."""
+    convolution.args = (*convolution.args[:-1], mask)
+    known = note(convolution)
+    if isinstance(known.type, tuple):
+        known.type = _kept(known.type, mask)
+    if isinstance(known.placement, tuple):
+        known.placement = _kept(known.placement, mask)
+    if "val" in convolution.meta:
+        convolution.meta["val"] = _kept(convolution.meta["val"], mask)
+
+
+def _kept(values: Sequence[Any], mask: list[Any]) -> tuple[Any, ...]:
+    return tuple(value if wanted else None for value, wanted in zip(values, mask, strict=True))
