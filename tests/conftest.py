@@ -63,12 +63,13 @@ def pytest_configure(config: pytest.Config) -> None:
     """One thread each, as on ranks: workers share a few cores; programs that tests start inherit it."""
     if getattr(config.option, "dist", "no") != "no" and not config.option.collectonly:
         return  # workers run the tests
+    from tests.garbage import collect_seldom
+
+    collect_seldom()  # before what takes seconds to import
     import torch
 
-    from tests.rank_host import COLLECT_AFTER
     from tests.rank_pool import THREADS
 
-    gc.set_threshold(*COLLECT_AFTER)
     torch.set_num_threads(1)
     os.environ.update(THREADS)
     os.environ.setdefault("FXDP_CACHE", "0")  # a test sees what it makes itself

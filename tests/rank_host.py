@@ -41,12 +41,6 @@ from fxdp.torch_compat import begin_autograd
 from tests.captures import traced_once
 from tests.quick_kernels import know_inductor
 
-COLLECT_AFTER = (10_000_000, 20, 50)
-"""Thresholds of the garbage collector in tests: a tenth of their time went into freeing what they leave.
-
-Ten million objects are about a gigabyte. A test that counts objects collects them itself.
-"""
-
 
 @dataclass(frozen=True)
 class Task:
@@ -82,7 +76,6 @@ class Reply:
 
 def serve(descriptor: int) -> None:
     """Carry out the orders that come over `descriptor`, until pytest closes the connection."""
-    gc.set_threshold(*COLLECT_AFTER)
     orders = Connection(descriptor)
     torch._dynamo.config.fake_tensor_cache_enabled = False  # as in tests/conftest.py
     torch.hub.tqdm.monitor_interval = 0  # torch makes a bar, shown or not, for each graph it runs: no thread

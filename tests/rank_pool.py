@@ -37,6 +37,10 @@ from tests.rank_host import Reply, Task
 
 _ROOT = Path(__file__).resolve().parent.parent
 _GRACE_S = 20.0  # for the other ranks, after one has raised
+_HOST = (
+    "from tests.garbage import collect_seldom; collect_seldom(); "  # before what takes seconds to import
+    "from tests import rank_host; rank_host.serve({})"
+)
 THREADS = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
@@ -214,7 +218,7 @@ class RankPool:
         ours, theirs = socket.socketpair()
         path = os.pathsep.join([str(_ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
         self._host = subprocess.Popen(
-            [sys.executable, "-c", f"from tests import rank_host; rank_host.serve({theirs.fileno()})"],
+            [sys.executable, "-c", _HOST.format(theirs.fileno())],
             pass_fds=[theirs.fileno()],
             env={**os.environ, **THREADS, "PYTHONPATH": path},
             stdin=subprocess.DEVNULL,

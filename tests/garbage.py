@@ -1,0 +1,16 @@
+"""How often Python looks for garbage in tests: seldom, from a process's first import on."""
+
+from __future__ import annotations
+
+import gc
+
+
+def collect_seldom() -> None:
+    """For processes that run tests: half a million objects, fifty megabytes, may wait to be freed.
+
+    Python's own 700 cost each import of torch a second, and tests a tenth of their time. Nor may ten million
+    wait. Each graph module has a class of its own, and where a trace sets attributes of `nn.Module`, Python
+    goes through all subclasses: milliseconds where there are 5,000. To find who holds a parameter all objects
+    are asked: a second. A test that counts objects collects them itself.
+    """
+    gc.set_threshold(500_000, 20, 50)
