@@ -22,7 +22,12 @@ MECHANISMS = {
 }
 
 
-LAYERS = {"xlnet": "transformer.layer", "wav2vec2": "wav2vec2.encoder.layers", "vit_mae": "vit.layers"}
+LAYERS = {
+    "xlnet": "transformer.layer",
+    "wav2vec2": "wav2vec2.encoder.layers",
+    "vit_mae": "vit.layers",
+    "ibert": "ibert.encoder.layer",
+}
 """Where a model has several layers that do the same."""
 
 
@@ -64,7 +69,7 @@ def test_evaluation_equals_one_device(mode: str) -> None:
 
 def test_a_branch_on_an_extreme_of_the_data() -> None:
     """Its averages begin at their first batch, if all that they have seen is zero."""
-    assert measure(CATALOGUE["ibert"], "train", SPLITS[-1:]).errors
+    assert measure(_short("ibert"), "train", SPLITS[-1:]).errors
 
 
 def test_a_branch_on_a_flag_of_the_batch() -> None:
