@@ -25,6 +25,7 @@ from fxdp.torch_compat.quick_fakes import *  # noqa: F403
 from fxdp.torch_compat.quick_indices import *  # noqa: F403
 from fxdp.torch_compat.quick_sizes import *  # noqa: F403
 from fxdp.torch_compat.quick_stacks import *  # noqa: F403
+from fxdp.torch_compat.quick_trees import *  # noqa: F403
 from fxdp.torch_compat.symbolic import *  # noqa: F403
 from fxdp.torch_compat.vector_instructions import *  # noqa: F403
 from fxdp.torch_compat.wrapping import *  # noqa: F403

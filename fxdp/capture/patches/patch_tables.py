@@ -126,6 +126,7 @@ def capture_patches(module: nn.Module, loss_fn: Callable[..., Any] | None) -> It
         stack.enter_context(torch_compat.quick_sizes())
         stack.enter_context(torch_compat.quick_fakes())
         stack.enter_context(torch_compat.quick_stacks())
+        stack.enter_context(torch_compat.quick_trees())
         stack.enter_context(torch_compat.code_on_call())
         here = stack.enter_context(patched((*WHOLE_CAPTURE, symbolic_len(module, loss_fn))))
         stack.enter_context(unwarned(here))
