@@ -26,6 +26,7 @@ from fxdp.torch_compat.kept_order import ORDER, kept_order
 from fxdp.torch_compat.open_strides import open_strides
 from fxdp.torch_compat.quick_dtypes import quick_dtypes
 from fxdp.torch_compat.quick_indices import quick_indices
+from fxdp.torch_compat.quick_trees import quick_trees
 from fxdp.torch_compat.selected_offsets import selected_offsets
 from fxdp.torch_compat.vector_instructions import built_as_code
 
@@ -160,6 +161,7 @@ def compile_with_inductor(
         selected_offsets(),
         quick_dtypes(),
         quick_indices(),
+        quick_trees(),
         inductor_config.patch(settings),
     ):
         compiled = compile_fx_inner(

@@ -46,6 +46,7 @@ from fxdp.torch_compat import (
     joint_passes_for_inference,
     partition_for_inductor,
     quick_sizes,
+    quick_trees,
 )
 
 aten = torch.ops.aten
@@ -106,7 +107,7 @@ def cut(
     *, by_layer: bool,
 ) -> Cut:  # fmt: skip
     """The halves of an emitted program; see `lower_inductor`."""
-    with code_on_call(), quick_sizes():
+    with code_on_call(), quick_sizes(), quick_trees():
         found = _by_layer(gm, values, shapes, device, budget) if by_layer else None
         found = found or _cut(gm, values, shapes, device, budget)
     _write_back(found.forward, Signature.of(gm))
