@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 from collections.abc import Iterator
 from typing import Any
@@ -20,6 +21,12 @@ from tests.module.test_sharded_optimizers import OPTIMIZERS, Maker
 BY_MATRIX = ("adafactor", "adafactor foreach", "muon", "user's own")
 ADAMW = OPTIMIZERS["adamw"]
 TOGETHER = ("0.weight", "0.bias", "2.weight", "2.bias", "4.weight", "4.bias", "6.weight", "6.bias")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _few_objects() -> None:
+    """To find who holds a parameter all objects are asked: not what other tests have left, too."""
+    gc.collect()
 
 
 @pytest.fixture(autouse=True)
