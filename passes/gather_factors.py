@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -48,7 +49,7 @@ class _Gradient:
 @dataclass
 class _Choosing:
     mesh: Mesh
-    link: LinkCost
+    per_byte: float
     batch: int
     dealt: bool
     dtype: torch.dtype | None
@@ -60,13 +61,13 @@ class _Choosing:
         if not new and gradient.maker.target is _SUM:
             return True  # a pass over what is there
         # a sum sends each byte twice, away and back; a gather once, as a sum does that is dealt out
-        gather = sum(value_bytes(n, self.batch) for n in new) * self.link.per_byte / 2
+        gather = sum(value_bytes(n, self.batch) for n in new) * self.per_byte / 2
         return gather + self._work(gradient.maker) < _CLEARLY * self._sum(gradient.value)
 
     def _sum(self, value: fx.Node) -> float:
         own = tensor_type(value).dtype
         bytes_ = value_bytes(value, self.batch) * (self.dtype or own).itemsize / own.itemsize
-        return bytes_ * self.link.per_byte / (2 if self.dealt else 1)
+        return bytes_ * self.per_byte / (2 if self.dealt else 1)
 
     def _work(self, maker: fx.Node) -> float:
         """The seconds of the other ranks' samples."""
@@ -86,6 +87,11 @@ class _Choosing:
             note(node).placement, note(node).reason = R, FACTORS
             if node is not gradient.maker:
                 note(node).operands = (R,)
+
+
+def _rounded(link: LinkCost) -> float:
+    """The seconds of a byte, to a power of two: measured anew at each start, and programs are kept."""
+    return 2.0 ** round(math.log2(max(link.per_byte, 1e-18)))
 
 
 def _gradients(graph: fx.Graph) -> Iterator[_Gradient]:
@@ -169,7 +175,7 @@ class GatherFactors:
         """Annotate the graph in place."""
         if mesh.size == 1 or mesh.link is None or not mesh.alike:
             return gm
-        choosing = _Choosing(mesh, mesh.link, self.batch, self.dealt, self.dtype)
+        choosing = _Choosing(mesh, _rounded(mesh.link), self.batch, self.dealt, self.dtype)
         # products first: with their factors there, a bias costs nothing to send
         for gradient in sorted(_gradients(gm.graph), key=lambda g: g.maker.target is _SUM):
             if choosing.is_less(gradient):

@@ -49,6 +49,19 @@ def channels_last(image: Tensor) -> Tensor:
     return image if layout is None else image.contiguous(memory_format=layout)
 
 
+def of_that_shape(weight: Tensor) -> Tensor:
+    """The same memory with the shape and strides of a weight in channels-last: its values are elsewhere.
+
+    For who reads none: a convolution's backward for the gradient of its weights, which would copy them to lay
+    them out so.
+    """
+    if weight.dim() not in _FORMATS or not weight.is_contiguous():
+        return weight
+    outer, inner, *kernel = weight.shape
+    turned = weight.view(outer, *kernel, inner)
+    return turned.permute(0, -1, *range(1, turned.dim() - 1))
+
+
 def chooses_layouts(joint: fx.GraphModule, device: torch.device) -> bool:
     """Whether Inductor would lay values out in another way than they were traced: for convolutions."""
     if traces_channels_last(device):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx
 
 from fxdp.ir.draws import node_draws
-from fxdp.ir.graphs import results_of
+from fxdp.ir.graphs import argument, results_of
 from fxdp.ir.notes import note
 from fxdp.ir.ops import collectives, layouts
 from fxdp.ir.ops.whole_draws import is_twin
@@ -22,7 +22,7 @@ from fxdp.lowering.eager import backward_inputs, backward_results, forward_input
 from fxdp.lowering.inductor.mended_ops import MENDED
 from fxdp.lowering.inductor.number_tensors import NumberTensors
 from fxdp.lowering.inductor.saved_values import marked, save_results_alone
-from fxdp.lowering.inductor.strides import channels_last, traces_channels_last
+from fxdp.lowering.inductor.strides import channels_last, of_that_shape, traces_channels_last
 from fxdp.lowering.shapes import Shapes
 from fxdp.torch_compat import FakeTensorMode, OpOverload, OpTraces, interpret_sympy, trace_for_inductor
 
@@ -113,7 +113,6 @@ class _Run:
     def __init__(self, env: dict[fx.Node, Any], lays_out: bool) -> None:
         self.env = env
         self._lays_out = lays_out
-        self._weights: dict[fx.Node, Tensor] = {}
         self._as_bytes: set[fx.Node] = set()
         self._numbers: set[fx.Node] = set()
         self._tensors = NumberTensors()
@@ -148,10 +147,10 @@ class _Run:
         known only when the forward is compiled.
         """
         if node.target is aten.convolution.default:
-            weight = self._weights[node.args[1]] = channels_last(args[1])  # type: ignore[index]
-            return (channels_last(args[0]), weight, *args[2:])
-        if node.target is aten.convolution_backward.default:
-            return (*args[:2], self._weights.get(node.args[2], args[2]), *args[3:])  # type: ignore[arg-type]
+            return (channels_last(args[0]), channels_last(args[1]), *args[2:])
+        # laid out again where they are read: the forward would save a copy of all weights
+        if node.target is aten.convolution_backward.default and not argument(node, "output_mask")[0]:
+            return (*args[:2], of_that_shape(args[2]), *args[3:])
         return args
 
     def _sendable(self, node: fx.Node, args: tuple[Any, ...]) -> tuple[Any, ...]:

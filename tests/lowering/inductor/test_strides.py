@@ -12,7 +12,7 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
-from fxdp.lowering.inductor.strides import copied, moved, results
+from fxdp.lowering.inductor.strides import channels_last, copied, moved, of_that_shape, results
 from fxdp.torch_compat import compile_with_inductor, static_mode
 
 # torch warns when it imports Inductor
@@ -91,3 +91,14 @@ def test_strides_of_single_elements_and_of_nothing_do_not_count() -> None:
     assert moved(gm, [(7, 2), (9, 9), (1, 2), None], range(4)) == [0, 2]
     assert moved(gm, [(7, 2), (9, 9), (1, 2), None], range(2)) == [0]
     assert moved(gm, [], range(4)) == []
+
+
+@pytest.mark.parametrize("size", [(4, 2, 3, 5), (4, 2, 3, 5, 2), (4, 2, 1, 1), (4, 2, 3)])
+def test_a_weight_s_memory_in_the_strides_of_channels_last(size: tuple[int, ...]) -> None:
+    weight = torch.randn(size)
+    turned = of_that_shape(weight)
+    assert turned.shape == weight.shape
+    assert turned.data_ptr() == weight.data_ptr()
+    assert channels_last(turned).data_ptr() == turned.data_ptr()  # so laid out that nobody copies it
+    other = weight.transpose(0, 1)
+    assert of_that_shape(other) is other
