@@ -96,11 +96,14 @@ def _train(path: str, *options: str) -> None:
     # torchrun ends the ranks beside a killed one at once: this one is to hear the news, too
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     folder, rank, world = Path(path), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    compiled = fxdp.compile(make(), loss_fn=F.cross_entropy, compute="eager")
+    # over so quick a link all gradients are summed
+    link = 1000.0 if "summed" in options else None
+    compiled = fxdp.compile(make(), loss_fn=F.cross_entropy, compute="eager", link_gbit=link)
     step = _steps_of(compiled, [part.tensor_split(world)[rank] for part in batch()])
     losses = [step() for _ in range(STEPS)]
     carriers = sorted({row.by for row in compiled.plan.communication if row.gradient})
     found = _seen(*live_links(), losses=losses, process=os.getpid(), carriers=carriers)
+    found["gathered"] = [row.cause for row in compiled.plan.communication if row.op == "all_gather"]
     if "stages" in options:
         found["memory of a stage"] = _memory_of_a_stage()
     if "sharded" in options:
