@@ -38,28 +38,21 @@ def _waits(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
 
 def _hide(graph: fx.Graph, waits: dict[fx.Node, fx.Node]) -> None:
     """Move the work since the last sum, of which only gradients are made, behind the next one's start."""
-    tails = _tails(graph)
+    tails, position = _tails(graph), {node: i for i, node in enumerate(graph.nodes)}
     work: list[fx.Node] = []
     under_way: fx.Node | None = None
     for node in list(graph.nodes):
         if node in waits:
             under_way = waits[node]
-            _move(graph, work, under_way)
+            # with what follows from it, such as the start of its own sum
+            moved = [n for n in reachable(work) if position[n] < position[under_way]]
+            for one in sorted(moved, key=position.__getitem__):
+                under_way.prepend(one)
             work = []
         elif node is under_way:
             under_way = None
         elif under_way is None and note(node).backward and node_flops(node) and tails.issuperset(node.users):
             work.append(node)
-
-
-def _move(graph: fx.Graph, work: list[fx.Node], wait: fx.Node) -> None:
-    """Let these, and what follows from them, come right before a wait."""
-    moved = reachable(work)
-    for node in list(graph.nodes):
-        if node is wait:
-            return
-        if node in moved:
-            wait.prepend(node)
 
 
 @dataclass(frozen=True)
