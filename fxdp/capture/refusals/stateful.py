@@ -236,7 +236,9 @@ class Attributes:
     def __init__(self, module: nn.Module) -> None:
         self._module = module
         self._found = {name: keep_all(_own(child)) for name, child in module.named_modules()}
-        self._parameters = {id(child): dict(child._parameters) for child in module.modules()}
+        # by their dict: of a module with two names a trace has another wrapper at each look, over the one dict
+        registries = [child._parameters for child in module.modules()]
+        self._parameters = {id(registry): dict(registry) for registry in registries}
 
     def changed(self) -> tuple[ChangedAttribute, ...]:
         """The attributes that are no longer what they were."""
@@ -249,7 +251,7 @@ class Attributes:
 
     def _other_parameters(self) -> Iterator[ChangedAttribute]:
         for path, child in self._module.named_modules():
-            before = self._parameters.get(id(child), {})
+            before = self._parameters.get(id(child._parameters), {})
             for key, value in child._parameters.items():
                 if value is not None and value is not before.get(key):
                     yield ChangedAttribute(path, key, type(child).__name__)

@@ -133,6 +133,12 @@ def test_weights_computed_before_each_forward_are_no_memory(caplog: pytest.LogCa
     assert not [record for record in caplog.records if record.name == "fxdp"]
 
 
+def test_a_layer_of_two_names_is_not_changed_by_being_called(caplog: pytest.LogCaptureFixture) -> None:
+    layer = nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))
+    fxdp.plan(nn.Sequential(layer, nn.ReLU(), layer), (torch.randn(2, 4),))
+    assert caplog.messages == []
+
+
 def test_recurrent_layers_list_their_weights(caplog: pytest.LogCaptureFixture) -> None:
     """They make the lists anew while they are traced, which is no memory of a model's."""
     model = nn.Sequential(nn.GRU(4, 3))
