@@ -236,7 +236,7 @@ class Attributes:
     def __init__(self, module: nn.Module) -> None:
         self._module = module
         self._found = {name: keep_all(_own(child)) for name, child in module.named_modules()}
-        # by their dict: of a module with two names a trace has another wrapper at each look, over the one dict
+        # by their dict: a trace wraps a module of two names anew at each look, over the one dict
         registries = [child._parameters for child in module.modules()]
         self._parameters = {id(registry): dict(registry) for registry in registries}
 
