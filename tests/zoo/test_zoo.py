@@ -27,6 +27,7 @@ LAYERS = {
     "wav2vec2": "wav2vec2.encoder.layers",
     "vit_mae": "vit.layers",
     "ibert": "ibert.encoder.layer",
+    "mixtral_eager": "model.layers",
 }
 """Where a model has several layers that do the same."""
 
@@ -78,7 +79,7 @@ def test_a_branch_on_a_flag_of_the_batch() -> None:
 
 
 def test_a_mixture_of_those_experts_that_the_batch_chose() -> None:
-    assert measure(CATALOGUE["mixtral_eager"], "train", SPLITS[-1:]).errors
+    assert measure(_short("mixtral_eager"), "train", SPLITS[-1:]).errors
 
 
 def test_names_are_unique() -> None:
