@@ -16,6 +16,7 @@ from fxdp.compiler.records import tell_captured
 from fxdp.compiler.verifier import verify
 from fxdp.errors import MeshError, PlacementError, StageError
 from fxdp.ir.conversion_cause import unconverted
+from fxdp.ir.factors import has_factors
 from fxdp.ir.graph_text import target_text, type_text
 from fxdp.ir.graphs import copy_graph, inputs_of, results_of
 from fxdp.ir.level import Level
@@ -27,6 +28,9 @@ from fxdp.pipeline.cut.partition import Part, Partition
 from fxdp.pipeline.cut.phases import recall_phases
 from fxdp.pipeline.cut.split import split, split_gathers
 from fxdp.pipeline.schedule.catalogue import make
+
+_GROWTH = 2
+"""Of so many times the samples factors may still be less to send than a sum; with more it is asked anew."""
 
 
 def is_cut(mesh: Mesh, options: Options) -> bool:
@@ -121,7 +125,9 @@ def prepare(
     else:
         gm = manager.run(gm, order.reductions)
         partition, step = _uncut(gm, options), None
-    return Program(captured, gm, mesh, options, causes, partition, step, manager.seconds, nodes)
+    most = _GROWTH * batch if has_factors(causes.graph) else None
+    seconds = manager.seconds
+    return Program(captured, gm, mesh, options, causes, partition, step, seconds, nodes, most_samples=most)
 
 
 def _uncut(gm: fx.GraphModule, options: Options) -> Partition:

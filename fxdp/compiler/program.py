@@ -58,6 +58,8 @@ class Program:
     """What was chosen by memory and why, in words; none where nothing was to be chosen."""
     predicted: int = 0
     """The bytes of its peak, where there is a limit."""
+    most_samples: int | None = None
+    """With more on all ranks together another program may send less; None: it sends the same of any batch."""
 
     @property
     def parts(self) -> tuple[Part, ...]:

@@ -15,6 +15,11 @@ FACTORS = "factors"
 """The reason in the notes of all of these, and of what shows a factor."""
 
 
+def has_factors(graph: fx.Graph) -> bool:
+    """Whether some gradients are computed of theirs."""
+    return any(note(node).reason == FACTORS for node in graph.nodes)
+
+
 def product_of_factors(gradient: fx.Node) -> fx.Node:
     """What computes a gradient of its factors; itself, if it has none."""
     node = gradient

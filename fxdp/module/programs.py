@@ -29,6 +29,7 @@ from fxdp.compiler.program import Program
 from fxdp.compiler.records import tell_program
 from fxdp.ir.draws import graph_draws
 from fxdp.ir.graphs import no_collection
+from fxdp.ir.notes import Site
 from fxdp.ir.sizes import B, named_size
 from fxdp.module.blame import refused_parts
 from fxdp.module.cache import Kinds, Recent
@@ -183,6 +184,7 @@ class Programs:
         relied = [
             *program.captured.conditions,
             *fixed_dims(program.gm, program.captured.batch, call, values),
+            *_few_samples(program),
         ]
         return [c for c in relied if not c.holds(sizes)]
 
@@ -283,3 +285,9 @@ class Programs:
         if rows is None:
             rows = self._rows[batches, device] = row_numbers(batches).to(device)
         return rows
+
+
+def _few_samples(program: Program) -> list[Condition]:
+    """What it sends is chosen by how many samples there are: of many more another program sends less."""
+    most = program.most_samples
+    return [] if most is None else [Condition(most >= B, Site())]

@@ -133,3 +133,32 @@ def _whole(value: Any) -> Tensor:
 def test_three_ranks_train_as_one_device(ranks: RankPool, options: dict[str, Any]) -> None:
     for errors in ranks.run(3, _train, options):
         assert max(errors) < 1e-11
+
+
+def _grow() -> list[tuple[float, bool, int]]:
+    """Of calls with more and more samples, and few again: the error, whether factors travel, and programs."""
+    torch.set_default_dtype(torch.float64)
+    try:
+        model, found = Turned(), []
+        twin, rank = twin_of(model), dist.get_rank()
+        compiled = fxdp.compile(model, compute="eager", **_SLOW)
+        for split in ([3, 3], [5, 5], [30, 31], [2, 4], [90, 1]):
+            x, y = _turned(sum(split))
+            dist.broadcast(x, 0)
+            dist.broadcast(y, 0)
+            for one in (compiled, twin):
+                one.zero_grad()
+            compiled(part(x, split, rank), part(y, split, rank)).backward()
+            twin(x, y).backward()
+            gathers = any(row.op == "all_gather" for row in compiled.plan.communication)
+            found.append((max(gradient_errors(compiled, twin)), gathers, compiled._programs.compiled))
+        return found
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_many_more_samples_have_a_program_of_their_own(ranks: RankPool) -> None:
+    for found in ranks.run(2, _grow):
+        assert max(error for error, *_ in found) < 1e-12
+        assert [gathers for _, gathers, _ in found] == [True, True, False, True, False]
+        assert [count for *_, count in found] == [1, 2, 3, 3, 3]
