@@ -96,7 +96,7 @@ def _train(split: list[int], options: dict[str, Any], elsewhere: bool = False) -
     ("split", "options"),
     [
         ([3, 5], {"compute": "eager"}),
-        ([4, 4], {"compute": "inductor"}),
+        ([3, 5], {"compute": "inductor"}),
         ([4, 0, 3], {"compute": "eager", "reshard_after_forward": False}),
         ([2, 1, 3], {"compute": "eager"}),
         ([4, 4], {"compute": "eager", "microbatches": 2}),

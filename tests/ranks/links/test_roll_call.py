@@ -40,7 +40,7 @@ def _hear(joined: Joined, late: Any, others: Any) -> str:
 
 
 def _late_in_every_way(folder: Path) -> list[str]:
-    short = Settings(timeout_s=2.0)
+    short = Settings(timeout_s=3.0)
     heard = []
     for way in ("elsewhere", "another collective", "stopped"):
         joined = resolve_mesh(None, "cpu", short)
