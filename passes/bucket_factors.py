@@ -18,7 +18,8 @@ from fxdp.ir.graphs import erase_unused
 from fxdp.ir.level import Level
 from fxdp.ir.link_cost import few_runs
 from fxdp.ir.mesh import Mesh
-from fxdp.ir.notes import Cause, members_of, note, tensor_operands, tensor_type, value_bytes
+from fxdp.ir.notes import Cause, members_of, note, tensor_type, value_bytes
+from fxdp.ir.packing import placed_call
 from fxdp.ir.placements import Placement, R, Shard
 from fxdp.ir.row_buckets import causes_of
 from fxdp.ir.sizes import B
@@ -161,11 +162,9 @@ class _Bucketing:
         self, target: Callable[..., Any], args: tuple[Any, ...], type_: TensorType, placement: Placement,
         operands: tuple[Placement | None, ...] | None = None,
     ) -> fx.Node:  # fmt: skip
-        made = self.graph.call_function(target, args)
-        known = note(made)
-        known.type, known.placement, known.backward, known.reason = type_, placement, True, FACTORS
-        known.operands = (placement,) * len(tensor_operands(made)) if operands is None else operands
-        return made
+        return placed_call(
+            self.graph, target, args, type_, placement, operands, backward=True, reason=FACTORS
+        )
 
 
 def _cause(causes: Sequence[Cause]) -> Cause:

@@ -27,9 +27,11 @@ _MAKERS = (aten.mm.default, aten.embedding_dense_backward.default, _SUM)
 """Ops that compute a gradient from values of samples, and cost little beside what its sum takes on a wire."""
 _CLEARLY = 0.7
 """Less of the sum's time is worth a gather: speeds are estimates, and later batches may be larger."""
-_PER_SECOND = {"cpu": {torch.float32: 2e10, torch.float64: 1e10}, "cuda": {}}
-"""Operations of one slow core; of other dtypes a CPU may have no products of its own."""
-_OTHERS = {"cpu": 1e9, "cuda": 1e13}
+_OF_A_CORE = {torch.float32: 2e10, torch.float64: 1e10}
+"""Operations in a second, of a slow one."""
+_WITHOUT_PRODUCTS = 1e9
+"""The same in other dtypes, for which a CPU may have no products of its own."""
+_OF_A_GPU = 1e13
 
 
 @dataclass(frozen=True)
@@ -71,8 +73,8 @@ class _Choosing:
 
     def _work(self, maker: fx.Node) -> float:
         """The seconds of the other ranks' samples."""
-        kind = "cpu" if self.mesh.device_type == "cpu" else "cuda"
-        speed = _PER_SECOND[kind].get(tensor_type(maker).dtype, _OTHERS[kind])
+        of_a_core = _OF_A_CORE.get(tensor_type(maker).dtype, _WITHOUT_PRODUCTS)
+        speed = of_a_core if self.mesh.device_type == "cpu" else _OF_A_GPU
         others = (self.mesh.size - 1) / self.mesh.size
         return others * node_cost(maker, self.batch) / speed
 
@@ -130,16 +132,12 @@ def _made(value: fx.Node, path: list[fx.Node]) -> _Gradient | None:
             return None
         node = operand
         while is_view(node.target) and isinstance(note(source := node.all_input_nodes[0]).placement, Shard):
-            if tensor_type(source).dtype != tensor_type(node).dtype or not _as_large(source, node):
+            if value_bytes(source) != value_bytes(node):  # a part of it, or an expansion
                 break
             views.add(node)
             node = source
         factors.add(node)
     return _Gradient(value, maker, tuple(path), frozenset(factors), frozenset(views))
-
-
-def _as_large(one: fx.Node, other: fx.Node) -> bool:
-    return value_bytes(one) == value_bytes(other)
 
 
 @dataclass(frozen=True)

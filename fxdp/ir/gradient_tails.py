@@ -20,10 +20,7 @@ def deferrable(graph: fx.Graph, *, cut: bool = False) -> set[fx.Node]:
     for node in reversed(graph.nodes):
         if node.op != "call_function" or node in bad or not node.users:
             continue
-        if all(
-            user is result or (user in found and user.target not in ends)
-            for user in node.users
-        ):
+        if all(user is result or (user in found and user.target not in ends) for user in node.users):
             found.add(node)
     return found
 

@@ -84,12 +84,22 @@ class Packing:
         operands: tuple[Placement | None, ...] | None = None,
     ) -> fx.Node:  # fmt: skip
         """A node whose operands are where its result is, if not said otherwise."""
-        made = self.graph.call_function(target, args)
-        known = note(made)
-        known.type, known.placement, known.backward = type_, placement, self.backward
-        known.operands = (placement,) * len(tensor_operands(made)) if operands is None else operands
-        known.reason = self.rule
-        return made
+        return placed_call(
+            self.graph, target, args, type_, placement, operands, backward=self.backward, reason=self.rule
+        )
+
+
+def placed_call(
+    graph: fx.Graph, target: Callable[..., Any], args: tuple[Any, ...], type_: TensorType,
+    placement: Placement, operands: tuple[Placement | None, ...] | None = None, *,
+    backward: bool, reason: str,
+) -> fx.Node:  # fmt: skip
+    """A node with its note; its operands are where its result is, if not said otherwise."""
+    made = graph.call_function(target, args)
+    known = note(made)
+    known.type, known.placement, known.backward, known.reason = type_, placement, backward, reason
+    known.operands = (placement,) * len(tensor_operands(made)) if operands is None else operands
+    return made
 
 
 def _side(flat: fx.Node) -> Placement:
