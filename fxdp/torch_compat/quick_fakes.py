@@ -46,16 +46,17 @@ class _Copies:
     def method(self) -> _Make:
         """The method of a fake mode that makes a tensor of what is remembered."""
 
-        def made(self_: FakeTensorMode, state: Any, entry: Any, key: Any, func: Any, args: Any) -> Any:
+        def made(self_: FakeTensorMode, state: Any, entry: Any, key: Any, *rest: Any) -> Any:
+            args = rest[-1]  # before torch 2.15 the op comes before them
             sizes = _sizes(entry, key)
             if sizes is None:
-                return self._plain(self_, state, entry, key, func, args)
-            viewed = args[entry.view_idx] if getattr(func, "is_view", False) else None
+                return self._plain(self_, state, entry, key, *rest)
+            viewed = None if entry.view_idx is None else args[entry.view_idx]
             nodes = [size.node for size in sizes]
             name = (id(entry), _version(state.shape_env), *map(id, nodes))
             if (known := self._known.get(name)) is not None:
                 return _copy(self_, known[1], known[2], viewed, entry.metadata.device)
-            new = self._plain(self_, state, entry, key, func, args)
+            new = self._plain(self_, state, entry, key, *rest)
             with in_kernel_invocation_manager(self_), _DisablePythonDispatcher():
                 like = torch.ops.aten.detach.default(new)
                 torch._functionalize_unsafe_set(like, torch.empty(0, dtype=like.dtype, device="meta"))

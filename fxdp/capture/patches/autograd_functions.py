@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import MethodType
 from typing import Any
 
 import torch
@@ -30,11 +29,14 @@ from fxdp.errors import CaptureError, a_kind
 from fxdp.ir.notes import Site
 
 
+_APPLY: Any = vars(torch.autograd.Function)["apply"]  # a method of C since torch 2.14
+
+
 def _whole(plain: Any) -> Any:
     """A function that is applied is one node of the export."""
 
     def apply(cls: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> Any:
-        original = MethodType(plain.__func__, cls)  # `plain` is bound to Function, which has no forward
+        original = _APPLY.__get__(None, cls)  # `plain` is bound to Function, which has no forward
         kept = current()
         if kept is None or _needs_no_backward(cls):
             return original(*args, **kwargs)

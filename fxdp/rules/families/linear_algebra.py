@@ -19,7 +19,7 @@ from fxdp.rules.registry import Alternative, Op, rule
 @rule(
     "linear algebra",
     aten.linalg_inv_ex.default, aten._linalg_det.default, aten._linalg_slogdet.default,
-    aten.linalg_cholesky_ex.default, aten.cholesky.default, aten.cholesky_inverse.default,
+    aten.linalg_cholesky_ex.default, *existing("cholesky"), aten.cholesky_inverse.default,
     aten.linalg_qr.default, aten.geqrf.default, aten._linalg_svd.default, aten._linalg_eigh.default,
     aten.linalg_eig.default, aten._linalg_eigvals.default, aten.linalg_lu.default,
     aten.linalg_lu_factor_ex.default, aten.linalg_ldl_factor_ex.default, aten.linalg_matrix_exp.default,

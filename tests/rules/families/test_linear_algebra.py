@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from fxdp.ir.ops.library import existing
 from tests.rules.harness import T, check, shown
 from tests.rules.samples.algebra import factor, pivots, spd
 
@@ -19,7 +20,7 @@ ONE: list[tuple[Any, tuple[Any, ...], str]] = [
     (aten._linalg_det.default, (A,), "S(0), S(0), S(0)"),
     (aten._linalg_slogdet.default, (A,), "S(0), S(0), S(0), S(0)"),
     (aten.linalg_cholesky_ex.default, (A,), "S(0), S(0)"),
-    (aten.cholesky.default, (A,), "S(0)"),
+    *((op, (A,), "S(0)") for op in existing("cholesky")),
     (aten.cholesky_inverse.default, (factor("B", 3, 3),), "S(0)"),
     (aten.linalg_qr.default, (A,), "S(0), S(0)"),
     (aten.geqrf.default, (A,), "S(0), S(0)"),
