@@ -61,8 +61,12 @@ def _joint(exported: Exported, options: JointOptions) -> tuple[RawJoint, Sizes, 
 
 
 def _by_layer(exported: Exported, options: JointOptions) -> tuple[RawJoint, Sizes, Converted] | None:
-    """The same from a few of many layers that are alike; None where they are not."""
-    layers = find_layers(exported)
+    """Trace a few of many layers that are alike, and lengthen the joint graph; None where layers differ."""
+    try:
+        layers = find_layers(exported)
+    except Exception as error:  # what only saves time may not decide whether a model is captured
+        _log.debug("repeated layers are left out: no search for them, for a bug in fxdp: %r", error)
+        return None
     if layers is None:
         return None
     for few in KEPT:
@@ -70,8 +74,12 @@ def _by_layer(exported: Exported, options: JointOptions) -> tuple[RawJoint, Size
         raw, sizes, short = _joint(shortened(exported, layers), options)
         try:
             gm = lengthened(short.gm, layers, Slots(exported.owner, exported.paths))
+            gm.graph.lint()
         except OtherLayersError as error:
             _log.debug("%d of %d layers are too few: %s", few, layers.count, error)
+        except Exception as error:
+            _log.debug("repeated layers are left out: lengthening failed, a bug in fxdp: %r", error)
+            return None
         else:
             return raw, sizes, replace(short, gm=gm)
     return None

@@ -28,7 +28,6 @@ from fxdp.capture.sites import site_of_call
 from fxdp.errors import CaptureError, a_kind
 from fxdp.ir.notes import Site
 
-
 _APPLY: Any = vars(torch.autograd.Function)["apply"]  # a method of C since torch 2.14
 
 

@@ -160,9 +160,16 @@ def places_between(
 
 
 def _bring_packing(calls: Sequence[fx.Node], place: dict[fx.Node, int]) -> None:
-    """Let what packs values for a sum come with it."""
+    """Let what packs values for a sum come with the sum.
+
+    A gather that only waits for a value (`after`) does not read it: such a gather may start before the value
+    exists.
+    """
     for node in reversed(calls):
-        users = [user for part in with_parts(node) for user in part.users if not is_part(user)]
+        users = [
+            user for part in with_parts(node) for user in part.users
+            if not is_part(user) and part in data_of(user)
+        ]  # fmt: skip
         if _moves(node) and users and all(user in place for user in users):
             place.update(dict.fromkeys(with_parts(node), min(place[user] for user in users)))
 

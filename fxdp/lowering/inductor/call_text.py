@@ -14,19 +14,20 @@ from torch import Tensor, fx
 def token(node: fx.Node) -> tuple[Any, ...]:
     """What a call does, whatever it reads."""
     constants = fx.map_arg((node.args, node.kwargs), lambda _: "%")
-    return node.target, str(constants), _value_text(node.meta.get("val"))
+    return node.target, str(constants), value_text(node.meta.get("val"))
 
 
 def line(node: fx.Node) -> str:
     """A call with its name, its result and all that it reads."""
-    return f"{node.name} {node.target} {_value_text(node.meta.get('val'))} {node.args} {node.kwargs}"
+    return f"{node.name} {node.target} {value_text(node.meta.get('val'))} {node.args} {node.kwargs}"
 
 
-def _value_text(value: Any) -> str:
+def value_text(value: Any) -> str:
+    """A value's type: dtype, sizes, strides and device of a tensor."""
     if isinstance(value, Tensor):
         return f"{value.dtype} {_sizes(value.shape)} {_sizes(value.stride())} {value.device}"
     if isinstance(value, (tuple, list)):
-        return str([_value_text(v) for v in value])
+        return str([value_text(v) for v in value])
     return _size(value) if isinstance(value, torch.SymInt) else str(value)
 
 

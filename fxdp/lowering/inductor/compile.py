@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +23,8 @@ from fxdp.lowering.halves import Boxed, Halves
 from fxdp.lowering.inductor.collective_order import must_stay
 from fxdp.lowering.inductor.donated import donated, donated_inputs, donated_to
 from fxdp.lowering.inductor.forward_backward import Cut, Signature, cut
-from fxdp.lowering.inductor.segment_code import AsItIs, compile_segments
+from fxdp.lowering.inductor.segment_check import check_segments
+from fxdp.lowering.inductor.segment_code import AsItIs, SegmentPlan, plan_segments
 from fxdp.lowering.inductor.segments import NotInSegmentsError, Segment, segments
 from fxdp.lowering.inductor.start import Start
 from fxdp.lowering.inductor.strides import copied, moved, restride, results
@@ -32,6 +34,7 @@ from fxdp.lowering.shapes import Shapes, SizesFixedError
 from fxdp.torch_compat import compile_with_inductor, fixed_sizes, graph_module
 
 aten = torch.ops.aten
+_log = logging.getLogger("fxdp")
 
 
 @dataclass(frozen=True)
@@ -137,27 +140,43 @@ class _Compiler:
         # asked of the half: a sum that is under way from one segment to another is seen in neither
         how = {"backward": backward, "inference": inference, "in_order": must_stay(gm.graph)}
         may = self.options.by_layer and self.keeps_strides
-        whole, found = self._in_segments(gm, visible, fixed) if may else (gm, [])
+        whole, found, plan = self._in_segments(gm, visible, fixed) if may else (gm, [], None)
         # of a backward in two both halves read what was saved
         names = self._donated if backward and not exact else frozenset()
-        if not found:
+        if plan is None:
             return self._compile_graph(gm, visible, fixed, donated_inputs(gm.graph, names), **how)
         given_up = donated_to(found, names)
 
         def compile_one(one: Segment) -> Boxed:
-            graph = graph_module(gm, one.graph)
+            graph = graph_module(whole, one.graph)
             if one.between:
                 return AsItIs(graph)
             code, _ = self._compile_graph(graph, one.kept, one.fixed, given_up[one.kind], **how)
             return code  # type: ignore[no-any-return]
 
         with self.start.building():  # around all: kernels that several of them have are built once
-            return compile_segments(whole, found, compile_one), []
+            return plan.compile(compile_one), []
 
     def _in_segments(
         self, gm: fx.GraphModule, visible: Sequence[int], fixed: int
+    ) -> tuple[fx.GraphModule, list[Segment], SegmentPlan | None]:
+        """A half, or a copy that sums in place, with its segments and calls; None: it stays one piece."""
+        try:
+            whole, found = self._found_segments(gm, visible, fixed)
+            if not found:
+                return gm, [], None
+            plan = plan_segments(whole, found)
+            check_segments(whole, plan)
+        except Exception as error:  # what only saves time may not decide whether a program runs
+            _log.debug(
+                "repeated layers are left out: a half is compiled as one piece, for a bug in fxdp: %r", error
+            )
+            return gm, [], None
+        return whole, found, plan
+
+    def _found_segments(
+        self, gm: fx.GraphModule, visible: Sequence[int], fixed: int
     ) -> tuple[fx.GraphModule, list[Segment]]:
-        """A half, or a copy that sums in place, and its segments; none where it stays whole."""
         hides, summed = self.options.hides, copied(gm) if self.options.in_place else gm
         try:
             if summed is not gm and sum_in_place(summed.graph, self.options.in_place):

@@ -28,6 +28,7 @@ from fxdp.ir.slots import Buffer, Constant, Mutation, Parameter, Slot
 from fxdp.ir.types import TensorType
 from fxdp.lowering.eager import backward_inputs, backward_results, forward_inputs, forward_results
 from fxdp.lowering.inductor.collective_order import collectives, put_in_order
+from fxdp.lowering.inductor.long_check import check_lengthened
 from fxdp.lowering.inductor.long_halves import Halves, lengthened
 from fxdp.lowering.inductor.saved_values import (
     compute_where_operands_are,
@@ -117,13 +118,21 @@ def cut(
 def _by_layer(
     gm: fx.GraphModule, values: Mapping[Slot, Any], shapes: Shapes, device: torch.device, budget: float
 ) -> Cut | None:
-    """The same from a few of many layers that are alike; None where they are not."""
+    """Cut a program of a few of its repeated layers, and lengthen both halves; None where layers differ."""
     try:
         short = shortened(gm, values)
-        found = _cut(short.gm, values, shapes, device, budget)
-        halves = lengthened(short, (found.forward, found.backward, found.saved_order))
     except OtherLayersError as error:
         _log.debug("all layers are lowered one by one: %s", error)
+        return None
+    found = _cut(short.gm, values, shapes, device, budget)
+    try:
+        halves = lengthened(short, (found.forward, found.backward, found.saved_order))
+        check_lengthened(gm, halves)
+    except OtherLayersError as error:
+        _log.debug("all layers are lowered one by one: %s", error)
+        return None
+    except Exception as error:  # what only saves time may not decide whether a program runs
+        _log.debug("repeated layers are left out: lengthening failed, a bug in fxdp: %r", error)
         return None
     forward, backward, saved_order = halves
     return replace(found, forward=forward, backward=backward, saved_order=saved_order)

@@ -103,14 +103,26 @@ def _of_bytes(content: bytes) -> Boxed:
     return replace(code, codes=tuple(map(_of_bytes, code.codes)))
 
 
-def compile_segments(
-    gm: fx.GraphModule, segments: Sequence[Segment], compile_one: Callable[[Segment], Boxed]
-) -> SegmentCode:
-    """Compile one segment of each kind, and tell how all of them follow each other."""
-    codes: dict[str, Boxed] = {}
+@dataclass(frozen=True)
+class SegmentPlan:
+    """A half as calls of its segments, before anything is compiled."""
+
+    kinds: tuple[Segment, ...]
+    """One segment of each kind; its code serves all calls of the kind."""
+    calls: tuple[SegmentCall, ...]
+    results: tuple[int, ...]
+    constants: tuple[Any, ...]
+
+    def compile(self, compile_one: Callable[[Segment], Boxed]) -> SegmentCode:
+        """Compile one segment of each kind."""
+        return SegmentCode(tuple(map(compile_one, self.kinds)), self.calls, self.results, self.constants)
+
+
+def plan_segments(gm: fx.GraphModule, segments: Sequence[Segment]) -> SegmentPlan:
+    """Number the values of a half, and say which places each segment's call takes and frees."""
+    kinds: dict[str, Segment] = {}
     for one in segments:
-        if one.kind not in codes:
-            codes[one.kind] = compile_one(one)
+        kinds.setdefault(one.kind, one)
     inputs = [n for n in gm.graph.nodes if n.op == "placeholder"]
     attributes = [n for n in gm.graph.nodes if n.op == "get_attr"]
     literals = [v for v in results(gm) if not isinstance(v, fx.Node)]
@@ -122,10 +134,10 @@ def compile_segments(
     wanted = tuple(place[v] if isinstance(v, fx.Node) else next(numbers) for v in results(gm))
     kept = {*wanted, *(place[n] for n in attributes)}
     last = {place[n]: i for i, one in enumerate(segments) for n in one.takes}
-    kinds = list(codes)
+    codes = {kind: i for i, kind in enumerate(kinds)}
     calls = []
     for i, one in enumerate(segments):
         takes = tuple(place[n] for n in one.takes)
         frees = tuple(p for p in takes if last[p] == i and p not in kept)
-        calls.append(SegmentCall(kinds.index(one.kind), takes, frees))
-    return SegmentCode(tuple(codes.values()), tuple(calls), wanted, constants)
+        calls.append(SegmentCall(codes[one.kind], takes, frees))
+    return SegmentPlan(tuple(kinds.values()), tuple(calls), wanted, constants)
