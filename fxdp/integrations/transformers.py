@@ -10,6 +10,7 @@ and losses of subclasses are exact, too. Batches are cut into parts as in `fxdp/
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -81,6 +82,11 @@ class LossOfTrainer(nn.Module):
             )
         finally:
             self._args.average_tokens_across_devices = average
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> LossOfTrainer:
+        """A copy with its own model; the trainer, which holds data, optimizer and this module, stays one."""
+        twin = LossOfTrainer(copy.deepcopy(self.model, memo), self._compute_loss, self._args)
+        return twin.train(self.training) if twin.training != self.training else twin
 
 
 @dataclass
