@@ -5,6 +5,7 @@ RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT        set by torchrun   
 FXDP_TIMEOUT_S   seconds a rank waits for another before it gives up               300
 FXDP_LOST_S      seconds without an answer after which another machine counts as lost    25
 FXDP_SHARED_MEMORY   0: ranks of one host sum gradients by gloo, not through memory    1
+FXDP_SHORTCUTS       off: nothing is done only to save time; -NAME,-NAME: not these    on
 FXDP_COLD_START      0: Inductor builds each kernel by itself, ranks share no compiling    1
 FXDP_LAYERS      0: Inductor compiles a model's layers together, not one layer for all    1
 FXDP_CACHE       0: nothing is kept on disk from run to run, but what Inductor keeps    1
@@ -17,14 +18,22 @@ FXDP_HOST        address at which other ranks reach this one (control channel)  
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fxdp.errors import MeshError
 
 _LONGEST = 1e7  # seconds, 115 days: longer times do not fit into what waits for sockets
 _MOST_RANKS = 1 << 20
 _MOST_RESTARTS = 1 << 20
+_SHORTCUTS = "FXDP_SHORTCUTS"
+_SWITCHES = {
+    "FXDP_LAYERS": ("repeated_layers",),
+    "FXDP_COLD_START": ("cold_start",),
+    "FXDP_CACHE": ("kept_joint", "kept_halves", "kept_libraries"),
+}
+"""Variables that leave out certain shortcuts."""
 _LAUNCH_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -61,8 +70,6 @@ class Settings:
     lost_s : seconds without an answer after which another machine counts as lost.
     host : the address at which other ranks reach this one, None to find it.
     shared_memory : whether ranks of one host may sum large values through memory that they share.
-    cold_start : whether ranks share the work of compiling, and build kernels together.
-    by_layer : whether of layers that are alike one is compiled.
     tree_above : how many ranks have a connection to each other one at most; more are joined as a tree.
     """
 
@@ -71,8 +78,6 @@ class Settings:
     lost_s: float = 25.0
     host: str | None = None
     shared_memory: bool = True
-    cold_start: bool = True
-    by_layer: bool = True
     tree_above: int = 8
 
     @staticmethod
@@ -90,10 +95,46 @@ class Settings:
             lost_s=_number(env, "FXDP_LOST_S", 25.0),
             host=env.get("FXDP_HOST") or None,
             shared_memory=_number(env, "FXDP_SHARED_MEMORY", 1) != 0,
-            cold_start=_number(env, "FXDP_COLD_START", 1) != 0,
-            by_layer=_number(env, "FXDP_LAYERS", 1) != 0,
             tree_above=_integer(env, "FXDP_TREE_ABOVE", Settings.tree_above, 1, _MOST_RANKS),
         )
+
+
+@dataclass(frozen=True)
+class ShortcutSettings:
+    """Shortcuts that are not taken; `FXDP_LAYERS` and its like are switches of single ones.
+
+    Attributes
+    ----------
+    all_off : whether all are left out.
+    off : the names of others that are, each with the setting that says so.
+    """
+
+    all_off: bool = False
+    off: Mapping[str, str] = field(default_factory=dict)
+
+    @staticmethod
+    def from_environment(environment: Mapping[str, str] | None = None) -> ShortcutSettings:
+        """Read the settings from `environment` (default: the process's own).
+
+        Raises
+        ------
+        MeshError : a variable is not a number, or not a list of names with a minus.
+        """
+        env = os.environ if environment is None else environment
+        off = {name: f"{_SHORTCUTS}=-{name}" for name in _left_out(env)}
+        for variable, names in _SWITCHES.items():
+            if not _number(env, variable, 1):
+                off |= dict.fromkeys(names, f"{variable}=0")
+        return ShortcutSettings(env.get(_SHORTCUTS, "").strip() == "off", off)
+
+    @property
+    def text(self) -> str:
+        """The settings as a part of the key of what depends on them."""
+        return "off" if self.all_off else " ".join(sorted(self.off))
+
+    def why_off(self, name: str) -> str | None:
+        """The setting by which a shortcut is left out; None where none says so."""
+        return f"{_SHORTCUTS}=off" if self.all_off else self.off.get(name)
 
 
 @dataclass(frozen=True)
@@ -169,6 +210,20 @@ def _launch(env: Mapping[str, str]) -> Launch | None:
         restarts=_integer(env, "TORCHELASTIC_RESTART_COUNT", 0, 0, _MOST_RESTARTS) if shared else 0,
         agent_store=shared,
     )
+
+
+def _left_out(env: Mapping[str, str]) -> list[str]:
+    """The names that `FXDP_SHORTCUTS` leaves out one by one."""
+    text = env.get(_SHORTCUTS, "").strip()
+    if text in ("", "on", "off"):
+        return []
+    names = [name.strip() for name in text.split(",")]
+    if not all(re.fullmatch(r"-[a-z_]+", name) for name in names):
+        raise MeshError(
+            f"environment variable {_SHORTCUTS} is {text[:80]!r}; expected on, off, or what to leave out, "
+            "each name with a minus: -quick_fakes,-repeated_layers"
+        )
+    return [name[1:] for name in names]
 
 
 def _integer(env: Mapping[str, str], name: str, default: int, least: int, most: int) -> int:

@@ -9,8 +9,10 @@ ROOT = Path(__file__).resolve().parent.parent
 FXDP = ROOT / "fxdp"
 
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "version", "torch_compat", "skip"),
-    ("settings", "disk", "ir"),
+    ("errors", "version"),
+    ("settings", "skip"),
+    ("torch_compat",),
+    ("disk", "ir"),
     ("ranks", "capture", "rules", "lowering"),  # four wings: none knows another
     ("placing", "runtime"),
     ("pipeline",),

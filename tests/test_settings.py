@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from fxdp.errors import MeshError
-from fxdp.settings import Launch, Settings
+from fxdp.settings import Launch, Settings, ShortcutSettings
 
 _TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "host", "MASTER_PORT": "29500"}
 
@@ -40,9 +40,26 @@ def test_shared_memory_can_be_left_alone() -> None:
     assert not Settings.from_environment({"FXDP_SHARED_MEMORY": "0"}).shared_memory
 
 
-def test_the_cold_start_can_be_left_out() -> None:
-    assert Settings.from_environment({}).cold_start
-    assert not Settings.from_environment({"FXDP_COLD_START": "0"}).cold_start
+@pytest.mark.parametrize("text", ["", "on", " on "])
+def test_all_shortcuts_are_taken_by_default(text: str) -> None:
+    found = ShortcutSettings.from_environment({"FXDP_SHORTCUTS": text})
+    assert (found.text, found.why_off("quick_fakes")) == ("", None)
+
+
+def test_shortcuts_can_be_left_out() -> None:
+    found = ShortcutSettings.from_environment({"FXDP_SHORTCUTS": "off"})
+    assert (found.text, found.why_off("cold_start")) == ("off", "FXDP_SHORTCUTS=off")
+    found = ShortcutSettings.from_environment({"FXDP_SHORTCUTS": "-b, -a", "FXDP_COLD_START": "0"})
+    assert found.text == "a b cold_start"
+    assert [found.why_off(name) for name in ("a", "cold_start", "c")] == [
+        "FXDP_SHORTCUTS=-a", "FXDP_COLD_START=0", None,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ["no", "quick_fakes", "-a,b", "-", "-a,,-b", "off,-a"])
+def test_what_is_no_list_of_shortcuts_is_refused(text: str) -> None:
+    with pytest.raises(MeshError, match=r"FXDP_SHORTCUTS is .*; expected on, off, or what to leave out"):
+        ShortcutSettings.from_environment({"FXDP_SHORTCUTS": text})
 
 
 def test_whether_there_are_other_hosts() -> None:

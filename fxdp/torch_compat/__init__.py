@@ -1,4 +1,4 @@
-"""The only room that imports torch internals, by what they are for; `releases` lists the proven torch releases.
+"""The only room that imports torch internals, by what they are for; `releases` lists the proven releases.
 
 A new torch release is this room to read. Other rooms import from here, not from its files, and ask
 here, too, for classes that torch merely keeps in private modules: so it is seen what fxdp needs.
@@ -27,6 +27,8 @@ from fxdp.torch_compat.quick_sizes import *  # noqa: F403
 from fxdp.torch_compat.quick_stacks import *  # noqa: F403
 from fxdp.torch_compat.quick_trees import *  # noqa: F403
 from fxdp.torch_compat.releases import *  # noqa: F403
+from fxdp.torch_compat.shortcut_table import *  # noqa: F403
+from fxdp.torch_compat.shortcuts import *  # noqa: F403
 from fxdp.torch_compat.symbolic import *  # noqa: F403
 from fxdp.torch_compat.vector_instructions import *  # noqa: F403
 from fxdp.torch_compat.wrapping import *  # noqa: F403

@@ -6,21 +6,23 @@ each. Nobody calls it: what is traced next runs the nodes.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from typing import Any
 
 from torch.fx import GraphModule
-from torch.fx.graph import _PyTreeCodeGen
+
+from fxdp.torch_compat.shortcuts import shortcut
 
 __all__ = ["code_on_call"]
 
 _WRITE_CODE = GraphModule.recompile
 
 
-@contextlib.contextmanager
+@shortcut("code_on_call")
 def code_on_call() -> Iterator[None]:
     """Inside, no graph module gets code before its first call; torch's own lazy ones stay as they are."""
+
+    from torch.fx.graph import _PyTreeCodeGen
 
     def forward(self: GraphModule, *args: Any, **kwargs: Any) -> Any:
         _WRITE_CODE(self)  # puts the code in the place of this function

@@ -14,6 +14,7 @@ import torch
 
 from fxdp.torch_compat.exporting import tracing_modes
 from fxdp.torch_compat.program_header import with_light_header
+from fxdp.torch_compat.shortcuts import is_on
 from fxdp.torch_compat.vector_instructions import built_as_code, code_settings
 
 __all__ = ["code_bytes", "code_environment", "code_of_bytes", "library_environment", "unwatched"]
@@ -95,7 +96,8 @@ def code_of_bytes(content: bytes) -> Callable[[list[Any]], Any]:
     with built_as_code():  # those of its kernels decide where they are found
         code.after_deserialization(constants)
         code.post_compile([], constants, {**code.fx_kwargs, "cudagraphs": BoxedBool(False)})
-    return _Unwatched(code)
+    made: Callable[[list[Any]], Any] = unwatched(code)
+    return made
 
 
 def unwatched(code: Any) -> Any:
@@ -105,7 +107,8 @@ def unwatched(code: Any) -> Any:
     """
     from torch._inductor.output_code import CompiledFxGraph
 
-    return _Unwatched(code) if type(code) is CompiledFxGraph and {*code.device_types} <= {"cpu"} else code
+    plain = type(code) is CompiledFxGraph and {*code.device_types} <= {"cpu"}
+    return _Unwatched(code) if plain and hasattr(code, "current_callable") and is_on("unwatched") else code
 
 
 class _Unwatched:

@@ -14,6 +14,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.fx.passes.shape_prop import TensorMetadata
 from torch.utils._python_dispatch import _disable_current_modes
 
+from fxdp.torch_compat.shortcuts import is_on
+
 __all__ = [
     "dtensor_like",
     "dtensor_spec",
@@ -31,8 +33,6 @@ __all__ = [
     "users_attributes",
 ]
 
-# what the constructor calls; around it are wrappers for compilers
-_CONSTRUCT: Any = getattr(torch.Tensor, "_dtensor__new__", type.__call__)
 _Kind = TypeVar("_Kind", bound=DTensor)
 _OWN = frozenset({"_local_tensor", "_spec", "fxdp_writes_data"})
 """The attributes of a sharded parameter that its users know nothing of."""
@@ -182,9 +182,16 @@ def new_dtensor(kind: type[_Kind], local: torch.Tensor, spec: Any) -> _Kind:
     """A `DTensor` of this kind, of which this rank holds `local`."""
     # A `DTensor` that is made of a view takes over where that begins in its memory, though it has none
     # itself: then torch looks for that memory when it is to pickle or copy it. Sizes it has from the spec.
-    made: _Kind = _CONSTRUCT(kind, _at_its_start(local.dtype, local.device), spec, requires_grad=False)
+    made: _Kind = _constructor()(kind, _at_its_start(local.dtype, local.device), spec, requires_grad=False)
     made._local_tensor = local
     return made
+
+
+@cache
+def _constructor() -> Any:
+    """What the constructor of a `DTensor` calls, without the wrappers for compilers that are around it."""
+    asked: Any = torch.Tensor  # whose stubs lack it
+    return asked._dtensor__new__ if is_on("dtensor_like") else type.__call__
 
 
 @cache

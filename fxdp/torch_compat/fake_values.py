@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor, in_kernel_invocation_manager
+from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
@@ -52,6 +52,8 @@ def in_other_memory(value: Any, operands: Iterable[tuple[Any, Any]], further: in
     becomes the same view of the other one, `further` elements behind its begin; others have memory of their
     own, which no other tensor shares.
     """
+    from torch._subclasses.fake_tensor import in_kernel_invocation_manager
+
     tensors = [value] if isinstance(value, FakeTensor) else []
     if isinstance(value, (list, tuple)):
         tensors = [one for one in value if isinstance(one, FakeTensor)]

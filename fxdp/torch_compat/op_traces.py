@@ -20,10 +20,11 @@ import torch
 from torch import Tensor, fx
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot, track_tensor
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from fxdp.torch_compat.execution import unheard
 from fxdp.torch_compat.fake_values import in_other_memory
+from fxdp.torch_compat.shortcuts import is_on
 
 __all__ = ["OpTraces"]
 
@@ -59,10 +60,13 @@ class OpTraces:
 
     def __init__(self) -> None:
         self._known: dict[Hashable, _Trace | None] = {}
+        self._is_on = is_on("op_traces")
 
     def call(self, target: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """The op's results under the trace, run or copied."""
-        if not isinstance(target, OpOverload) or target.namespace not in _LIBRARIES or _writes(target):
+        if not self._is_on or not isinstance(target, OpOverload):
+            return target(*args, **kwargs)
+        if target.namespace not in _LIBRARIES or _writes(target):
             return target(*args, **kwargs)
         operands: list[Tensor] = []
         try:
@@ -155,6 +159,8 @@ def _tracer() -> Any:
 
 def _node(value: Tensor) -> fx.Node:
     """The node of a value; a constant, which torch computes with, is left to it."""
+    from torch.fx.experimental.proxy_tensor import get_proxy_slot
+
     slot: Any = get_proxy_slot(value, _tracer(), None)
     if slot is None or slot.constant is not None:
         raise _OtherKindError
@@ -206,6 +212,8 @@ def _as_nodes(results: Any, own: set[fx.Node], operands: Mapping[int, fx.Node]) 
 
 def _copied(known: _Trace, operands: Sequence[Tensor], given: Sequence[fx.Node], cut: Sequence[Any]) -> Any:
     """The same nodes again, on these operands; a slice has arguments of its own, `cut`."""
+    from torch.fx.experimental.proxy_tensor import track_tensor
+
     tracer = _tracer()
     copies = dict(zip(known.given, given, strict=True))
     values: dict[fx.Node, Any] = dict(zip(known.given, operands, strict=True))

@@ -17,6 +17,8 @@ from typing import Any
 
 import torch
 
+from fxdp.torch_compat.shortcuts import is_on
+
 __all__ = ["with_light_header"]
 
 _ALIGN = "from torch._inductor.codegen.memory_planning import _align as align\n"
@@ -33,12 +35,9 @@ _NAMED = re.compile(r"\btorch\.ops\.(\w+)")
 
 def with_light_header(source: str) -> str:
     """The same program, line by line, that imports none of Inductor's code generators."""
-    from torch._inductor import utils
-
-    if not _NAMESPACES.issuperset(_NAMED.findall(source)):
+    if not is_on("program_header") or not _NAMESPACES.issuperset(_NAMED.findall(source)):
         return source
-    if hasattr(utils, "_align"):
-        source = source.replace(_ALIGN, "from torch._inductor.utils import _align as align\n", 1)
+    source = source.replace(_ALIGN, "from torch._inductor.utils import _align as align\n", 1)
     return source.replace(_KERNELS, f"from {__name__} import extern_kernels\n", 1)
 
 

@@ -6,15 +6,16 @@ for: a twentieth of the time that Inductor takes.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
+from fxdp.torch_compat.shortcuts import shortcut
+
 __all__ = ["quick_dtypes"]
 
 
-@contextlib.contextmanager
+@shortcut("quick_dtypes")
 def quick_dtypes() -> Iterator[None]:
     """Inside, the table is filled at first, and again where there are more rules."""
     from torch._inductor import utils

@@ -10,15 +10,15 @@ last tensor with the same symbols at the same places.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 from unittest import mock
 
 import torch
 from torch import SymInt, Tensor
-from torch._C import _DisablePythonDispatcher
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from fxdp.torch_compat.shortcuts import shortcut
 
 __all__ = ["quick_fakes"]
 
@@ -27,7 +27,7 @@ _NAME = "_get_output_tensor_from_cache_entry"
 _Make: TypeAlias = Callable[..., Any]
 
 
-@contextlib.contextmanager
+@shortcut("quick_fakes")
 def quick_fakes() -> Iterator[None]:
     """Inside, fake tensors are copied; other threads share it, to the same tensors."""
     plain = getattr(FakeTensorMode, _NAME)
@@ -39,7 +39,11 @@ class _Copies:
     """Tensors without a memory of their own, by what torch remembers of an op and the symbols in it."""
 
     def __init__(self, plain: _Make) -> None:
+        from torch._C import _DisablePythonDispatcher
+        from torch._subclasses.fake_tensor import in_kernel_invocation_manager
+
         self._plain = plain
+        self._in_kernel, self._undispatched = in_kernel_invocation_manager, _DisablePythonDispatcher
         # what is a key by its address stays, that no other takes the address
         self._known: dict[tuple[int, ...], tuple[object, Tensor, Any]] = {}
 
@@ -55,15 +59,27 @@ class _Copies:
             nodes = [size.node for size in sizes]
             name = (id(entry), _version(state.shape_env), *map(id, nodes))
             if (known := self._known.get(name)) is not None:
-                return _copy(self_, known[1], known[2], viewed, entry.metadata.device)
+                return self._copy(self_, known[1], known[2], viewed, entry.metadata.device)
             new = self._plain(self_, state, entry, key, *rest)
-            with in_kernel_invocation_manager(self_), _DisablePythonDispatcher():
+            with self._in_kernel(self_), self._undispatched():
                 like = torch.ops.aten.detach.default(new)
                 torch._functionalize_unsafe_set(like, torch.empty(0, dtype=like.dtype, device="meta"))
             self._known[name] = (entry, nodes), like, new.untyped_storage().nbytes()
             return new
 
         return made
+
+    def _copy(
+        self, mode: FakeTensorMode, like: Tensor, size: Any, viewed: Tensor | None, device: Any
+    ) -> FakeTensor:
+        # the dispatcher in Python would have torch's decomposition of a detach, the longest part of all
+        with self._in_kernel(mode), self._undispatched():
+            made = torch.ops.aten.detach.default(like)
+            if viewed is None:
+                viewed = torch.empty(0, dtype=made.dtype, device="meta")
+                torch.ops.inductor.resize_storage_bytes_.default(viewed, size)
+            torch._functionalize_unsafe_set(made, viewed)
+        return FakeTensor(mode, made, device)
 
 
 def _version(env: Any) -> int:
@@ -88,14 +104,3 @@ def _sizes(entry: Any, key: Any) -> list[SymInt] | None:
             return None
         found.append(key.key[size.value].value)
     return found
-
-
-def _copy(mode: FakeTensorMode, like: Tensor, size: Any, viewed: Tensor | None, device: Any) -> FakeTensor:
-    # the dispatcher in Python would have torch's decomposition of a detach, which takes longer than all else
-    with in_kernel_invocation_manager(mode), _DisablePythonDispatcher():
-        made = torch.ops.aten.detach.default(like)
-        if viewed is None:
-            viewed = torch.empty(0, dtype=made.dtype, device="meta")
-            torch.ops.inductor.resize_storage_bytes_.default(viewed, size)
-        torch._functionalize_unsafe_set(made, viewed)
-    return FakeTensor(mode, made, device)

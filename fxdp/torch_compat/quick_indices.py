@@ -7,19 +7,20 @@ no quotients or remainders, which are what is looked for, and moves by the same 
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from types import ModuleType
 from unittest import mock
 
 import sympy
 
+from fxdp.torch_compat.shortcuts import shortcut
+
 __all__ = ["quick_indices"]
 
 _NAME = "simplify_index_in_vec_range"
 
 
-@contextlib.contextmanager
+@shortcut("quick_indices")
 def quick_indices() -> Iterator[None]:
     """Inside, only indices that are not linear are simplified."""
     module = index_arithmetic()

@@ -14,18 +14,17 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from torch._subclasses.functional_tensor import FunctionalTensor
-from torch.fx.experimental import proxy_tensor
-from torch.fx.experimental.sym_node import SymNode
+from fxdp.torch_compat.shortcut_table import BINARY_SIZES
+from fxdp.torch_compat.shortcuts import is_on, shortcut
+
+if TYPE_CHECKING:
+    from torch.fx.experimental.sym_node import SymNode
 
 __all__ = ["quick_sizes"]
 
-_Binary: TypeAlias = Callable[[SymNode, SymNode], SymNode]
-
-_PURE = ("add", "sub", "mul", "floordiv", "int_floordiv", "eq", "ne", "lt", "le", "gt", "ge", "and", "or")
-"""Functions of both expressions alone; `mod` asks for the range of a size, which may shrink."""
+_Binary: TypeAlias = "Callable[[SymNode, SymNode], SymNode]"
 
 _NUMBER = "_fxdp_number"
 
@@ -33,19 +32,22 @@ _PLAIN = (int, bool, float, type(None))
 """Kinds of values in the example that can be keys: that of a nested size is a size itself."""
 
 
-@contextlib.contextmanager
+@shortcut("quick_sizes")
 def quick_sizes() -> Iterator[None]:
     """Inside, what torch computes of sizes is remembered; other threads share it, to the same answers."""
+    from torch._subclasses.functional_tensor import FunctionalTensor
+    from torch.fx.experimental.sym_node import SymNode
+
     if "_replacements_version_counter" not in vars(SymNode)["expr"].fget.__code__.co_names:
         yield  # a torch whose sizes are kept in another way
         return
     wrapping, numbers = _Wrapping(), _Numbers()
     with contextlib.ExitStack() as stack:
-        _replace(stack, FunctionalTensor, "__new__", wrapping.around(FunctionalTensor.__new__))
-        for name in _PURE:
-            if hasattr(SymNode, f"_{name}"):
-                plain = getattr(SymNode, f"_{name}")
-                _replace(stack, SymNode, f"_{name}", _remembered(plain, wrapping, numbers))
+        if is_on("quick_wrappers"):
+            _replace(stack, FunctionalTensor, "__new__", wrapping.around(FunctionalTensor.__new__))
+        for name in BINARY_SIZES:
+            plain = getattr(SymNode, f"_{name}")
+            _replace(stack, SymNode, f"_{name}", _remembered(plain, wrapping, numbers))
         _replace(stack, SymNode, "wrap_int", _constants(SymNode.wrap_int, numbers))
         _replace(stack, SymNode, "maybe_as_int", _integers())
         _replace(stack, SymNode, "expr", property(_expression(vars(SymNode)["expr"].fget)))
@@ -100,11 +102,14 @@ class _Numbers:
 
 
 def _remembered(plain: _Binary, wrapping: _Wrapping, numbers: _Numbers) -> _Binary:
+    from torch.fx.experimental.proxy_tensor import get_proxy_mode
+    from torch.fx.experimental.sym_node import SymNode
+
     known: dict[tuple[int, int], SymNode] = {}
 
     def operation(self: SymNode, other: SymNode) -> SymNode:
         # under a tracer an operation is a node of its graph, too; it comes back here without the tracer
-        if not isinstance(other, SymNode) or (not wrapping.depth and proxy_tensor.get_proxy_mode()):
+        if not isinstance(other, SymNode) or (not wrapping.depth and get_proxy_mode()):
             return plain(self, other)
         if type(self._hint) not in _PLAIN or type(other._hint) not in _PLAIN:
             return plain(self, other)
@@ -120,7 +125,7 @@ def _remembered(plain: _Binary, wrapping: _Wrapping, numbers: _Numbers) -> _Bina
 
 def _copy(found: SymNode, like: SymNode) -> SymNode:
     """The same value as an object of its own, which tracers tell apart, in the other's environment."""
-    made = object.__new__(SymNode)
+    made: SymNode = object.__new__(type(found))
     made.__dict__.update(found.__dict__)
     made.shape_env = like.shape_env
     return made

@@ -7,7 +7,6 @@ in it; the text on a node is torch's own.
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from collections.abc import Iterator
 from traceback import FrameSummary, StackSummary
@@ -16,10 +15,12 @@ from unittest import mock
 
 from torch.fx import proxy
 
+from fxdp.torch_compat.shortcuts import shortcut
+
 __all__ = ["quick_stacks"]
 
 
-@contextlib.contextmanager
+@shortcut("quick_stacks")
 def quick_stacks() -> Iterator[None]:
     """Inside, nodes get their stacks from what was read of the same lines before."""
     with mock.patch.object(proxy, "CapturedTraceback", _Stacks()):

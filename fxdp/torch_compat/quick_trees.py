@@ -6,19 +6,20 @@ that refers to itself: half of all that a trace leaves to the garbage collector.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
 from torch.utils import _pytree as pytree
 
+from fxdp.torch_compat.shortcuts import shortcut
+
 __all__ = ["quick_trees"]
 
 _PLAIN = pytree.tree_flatten
 
 
-@contextlib.contextmanager
+@shortcut("quick_trees")
 def quick_trees() -> Iterator[None]:
     """Inside, `tree_flatten` and what is made of it are quick; other threads share it, to the same trees."""
     with mock.patch.object(pytree, "tree_flatten", _flattened):

@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
+from fxdp.torch_compat.shortcuts import is_on
+
 __all__ = ["built_as_code", "code_settings"]
 
 _AVX = 9
@@ -31,13 +33,14 @@ def built_as_code() -> Iterator[None]:
     import torch._inductor.config as inductor_config
 
     with inductor_config.patch(code_settings()):
-        _know_instructions()
+        if is_on("vector_instructions"):
+            _know_instructions()
         yield
 
 
 def code_settings() -> dict[str, Any]:
     """The settings under which all code is compiled and loaded."""
-    return {"cpp.vec_isa_ok": True} if _gcc() >= _AVX else {}
+    return {"cpp.vec_isa_ok": True} if is_on("vector_instructions") and _gcc() >= _AVX else {}
 
 
 @functools.cache

@@ -10,6 +10,7 @@ from torch._inductor import utils
 from torch._inductor.dtype_propagation import DtypePropagationOpsHandler
 
 from fxdp.torch_compat import quick_dtypes
+from tests.torch_compat.taken import taken
 
 
 def _rules() -> dict[str, tuple[Any, Any]]:
@@ -24,6 +25,7 @@ def test_rules_are_torch_s_own() -> None:
     assert len(wanted) > 50
 
 
+@taken("quick_dtypes")
 def test_the_table_is_filled_once_and_where_there_are_more_rules() -> None:
     plain = DtypePropagationOpsHandler.__init__
     filled = mock.Mock(side_effect=plain)

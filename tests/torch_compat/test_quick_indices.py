@@ -7,6 +7,7 @@ import sympy
 from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
 from fxdp.torch_compat.quick_indices import index_arithmetic, quick_indices
+from tests.torch_compat.taken import taken
 
 X, Y, N = sympy.symbols("x y n", integer=True, nonnegative=True)
 INDICES = [
@@ -32,6 +33,7 @@ def test_strides_are_torch_s_own(index: sympy.Expr, lanes: int | None, var: symp
         assert stride(index, var, lanes) == wanted
 
 
+@taken("quick_indices")
 def test_linear_indices_are_not_simplified(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     module = index_arithmetic()

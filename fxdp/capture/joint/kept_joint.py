@@ -36,8 +36,8 @@ from fxdp.ir.graph_form import (
     value_text,
 )
 from fxdp.ir.graphs import attribute_of
-from fxdp.settings import CacheSettings
-from fxdp.torch_compat import REGIONS, forget_tensors, known_of_symbols, tracing_modes
+from fxdp.settings import CacheSettings, ShortcutSettings
+from fxdp.torch_compat import REGIONS, forget_tensors, is_on, known_of_symbols, tracing_modes
 
 _LARGEST = 64 * 2**20
 """How many bytes of constants are hashed; beyond, reading them costs about what they save."""
@@ -49,7 +49,7 @@ _SOURCE = ("stack_trace", "nn_module_stack", "custom", "is_gradient_acc")
 def kept_joint(exported: Exported, options: JointOptions) -> Captured:
     """`symbolic_joint`, from the disk where it was made before."""
     settings = CacheSettings.from_environment()
-    entries = Entries.within(settings.folder, settings.megabytes)
+    entries = Entries.within(settings.folder, settings.megabytes if is_on("kept_joint") else 0)
     key = None if entries.folder is None else _key(exported, options)
     try:
         return symbolic_joint(exported, options) if key is None else kept_in(entries, key, exported, options)
@@ -105,6 +105,7 @@ def _key(exported: Exported, options: JointOptions) -> str | None:
             "joint",
             exact_text(options),
             repr(tracing_modes()),
+            ShortcutSettings.from_environment().text,  # who leaves one out gets nothing that it made
             repr((exported.paths, exported.batch, exported.loss)),
             "\n".join(_graph_lines(exported.gm)),
             "\n".join(_tensor_lines(exported.gm)),

@@ -156,7 +156,7 @@ def _traced(
         wrapper = _Differentiated(exported.gm, options.differentiable, exported.loss, told)
         return torch_compat.joint_graph(wrapper, fakes, fake_mode, table), wrapper
 
-    if (told := foretold(exported.gm)) is not None:
+    if torch_compat.is_on("foretold") and (told := foretold(exported.gm)) is not None:
         try:
             return trace(told)
         except Exception as error:  # whatever it is, it may come of what was foretold

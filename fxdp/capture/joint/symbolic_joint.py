@@ -20,6 +20,7 @@ from fxdp.capture.refusals.mixed_dtypes import check_dtypes
 from fxdp.errors import CaptureError
 from fxdp.ir.few_layers import OtherLayersError
 from fxdp.ir.sizes import fixed_by_data
+from fxdp.torch_compat import is_on
 
 _log = logging.getLogger("fxdp")
 
@@ -34,7 +35,8 @@ def symbolic_joint(exported: Exported, options: JointOptions) -> Captured:
     """
     # read first: the forward graph is used up by what follows
     single = () if options.own_statistics else several_values(exported.gm.graph)
-    raw, sizes, converted = _by_layer(exported, options) or _joint(exported, options)
+    found = _by_layer(exported, options) if is_on("repeated_joint") else None
+    raw, sizes, converted = found or _joint(exported, options)
     check_dtypes(converted.gm.graph)
     return Captured(
         gm=converted.gm,

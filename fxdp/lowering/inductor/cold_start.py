@@ -28,7 +28,7 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias
 from fxdp.lowering.inductor.kept_libraries import kept_library
 from fxdp.lowering.inductor.kernel_units import units
 from fxdp.lowering.inductor.start import Start
-from fxdp.torch_compat import CppBuilding, built_as_code, compile_lock, cpp_building
+from fxdp.torch_compat import CppBuilding, built_as_code, compile_lock, cpp_building, is_on
 
 _log = logging.getLogger("fxdp")
 
@@ -129,7 +129,7 @@ class _Kernels:
         inductor, known = self.inductor(), {}
         running = [
             (kept_library(_unit_cache(self.cpp), source, inductor.submit), numbers)
-            for source, numbers in units(asked)
+            for source, numbers in (units(asked) if is_on("kernel_units") else ())
         ]
         alone = set(range(len(asked))).difference(*(numbers for _, numbers in running))
         for library, numbers in running:

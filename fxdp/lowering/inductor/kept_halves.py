@@ -30,8 +30,8 @@ from fxdp.lowering.inductor.compile import LoweringOptions, lower_inductor
 from fxdp.lowering.inductor.segment_code import half_bytes, half_of_bytes
 from fxdp.lowering.inductor.start import Start
 from fxdp.lowering.shapes import Shapes
-from fxdp.settings import CacheSettings, Settings
-from fxdp.torch_compat import code_environment, graph_module
+from fxdp.settings import CacheSettings, ShortcutSettings
+from fxdp.torch_compat import code_environment, graph_module, is_on
 
 
 def lower_kept(
@@ -39,17 +39,18 @@ def lower_kept(
     options: LoweringOptions,
 ) -> Halves:  # fmt: skip
     """`lower_inductor`, from the disk where it was done before."""
-    options = replace(options, by_layer=Settings.from_environment().by_layer)
+    options = replace(options, by_layer=is_on("repeated_layers"))
     make = partial(lower_inductor, gm, values, shapes, device, options=options)
     settings = CacheSettings.from_environment()
-    entries = Entries.within(settings.folder, settings.megabytes)
+    entries = Entries.within(settings.folder, settings.megabytes if is_on("kept_halves") else 0)
     # on other devices than CPU code is more than its source: never tried there
     environment = code_environment() if entries.folder is not None and device.type == "cpu" else None
     key = None
     if environment is not None:
         zero = None if options.zero is None else tuple(sorted(options.zero))
+        shortcuts = ShortcutSettings.from_environment().text  # who leaves one out gets nothing that it made
         asked = exact_text((zero, replace(options, zero=None)))
-        key = _key(gm, values, shapes, (environment, str(device), asked))
+        key = _key(gm, values, shapes, (environment, str(device), asked, shortcuts))
     if key is None:
         return make(start=start)
     restored = partial(_restored, make=partial(make, start=Start()), start=start)

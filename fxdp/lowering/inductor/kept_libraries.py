@@ -12,13 +12,13 @@ from typing import Any
 
 from fxdp.disk.entries import Entries, key_of
 from fxdp.settings import CacheSettings
-from fxdp.torch_compat import library_built_before, library_environment
+from fxdp.torch_compat import is_on, library_built_before, library_environment
 
 
 def kept_library(extension_cache: Any, source: str, submit: Callable[..., Any]) -> Callable[[], Any]:
     """What gives the library of a source: one that is there, else one that is being built from now on."""
     settings = CacheSettings.from_environment()
-    entries = Entries.within(settings.folder, settings.megabytes)
+    entries = Entries.within(settings.folder, settings.megabytes if is_on("kept_libraries") else 0)
     environment = library_environment() if entries.folder is not None else None
     if environment is None:
         return extension_cache.load_async(source, submit_fn=submit)  # type: ignore[no-any-return]

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
-from fxdp.settings import Settings
+from fxdp.torch_compat import is_on
 
 
 def _go_on() -> None:
@@ -45,8 +45,8 @@ class Start:
 
 
 def start_of(rank: int = 0, barrier: Callable[[], None] = _go_on) -> Start:
-    """The way to compile a program that the settings ask for; `FXDP_COLD_START=0` leaves the shorter out."""
-    if not Settings.from_environment().cold_start:
+    """The way to compile a program: the shorter one where that shortcut is on."""
+    if not is_on("cold_start"):
         return Start(barrier)
     # here, so that nothing of it is loaded where it is left out
     from fxdp.lowering.inductor.cold_start import ColdStart

@@ -1,0 +1,244 @@
+"""The table of shortcuts: everything that fxdp does only to save time, and with which torch it was proven.
+
+A line of `SHORTCUTS` is read by `shortcuts.py`, which decides whether it is on. To prove a shortcut with a
+new release of torch: read the functions of torch that its file names, run the tests, add the release.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fxdp.torch_compat.releases import PROVEN
+from fxdp.torch_compat.torch_names import TorchName
+
+__all__ = ["SHORTCUTS", "Shortcut"]
+
+
+@dataclass(frozen=True)
+class Shortcut:
+    """One thing that saves time and changes no result, so that it can be left out."""
+
+    name: str
+    """As `FXDP_SHORTCUTS` has it; the file's where it has one of its own."""
+    saves: str
+    """What it saves, one line for people."""
+    releases: frozenset[str] = frozenset(PROVEN)
+    """The releases of torch with which it was proven and for which it does something."""
+    names: tuple[TorchName, ...] = ()
+    """The names inside of torch that it replaces or builds on; each must have a known form."""
+    needless: str = ""
+    """The release since which torch saves the same time itself."""
+
+
+def _before(release: str) -> frozenset[str]:
+    return frozenset(PROVEN[: PROVEN.index(release)])
+
+
+_SYM_NODE = "torch.fx.experimental.sym_node:SymNode"
+_CODE = "torch._inductor.output_code:CompiledFxGraph"
+_FAKE = "torch._subclasses.fake_tensor"
+_MODE, _FUNCTIONAL = f"{_FAKE}:FakeTensorMode", "torch._subclasses.functional_tensor:FunctionalTensor"
+_PROXY = "torch.fx.experimental.proxy_tensor"
+_DTYPES = "torch._inductor.dtype_propagation"
+_TREES = "torch.utils._pytree"
+_BUILD = "torch._inductor.async_compile:AsyncCompile"
+_LIBRARIES = "torch._inductor.codecache:CppPythonBindingsCodeCache"
+
+BINARY_SIZES = ("add", "sub", "mul", "int_floordiv", "eq", "ne", "lt", "le", "gt", "ge")
+"""Operations on two sizes that depend on both expressions alone; `mod` asks for a range, which may shrink."""
+
+_FAKE_MEMORY = (
+    TorchName(_FAKE, "in_kernel_invocation_manager", ("(fake_mode)",)),
+    TorchName(
+        f"{_FAKE}:FakeTensor", "__new__",
+        (
+            "staticmethod (cls, fake_mode, elem, device, constant=None, real_tensor=None, pytype=None, "
+            "dispatch_keys=None)",
+            "staticmethod (cls, fake_mode_or_elem=None, elem=None, device=None, constant=None, "
+            "real_tensor=None, pytype=None, dispatch_keys=None, *, fake_mode=None, fake_device=None, "
+            "_fake_device=None, requires_grad=None, _is_param=False, **state)",
+        ),
+    ),
+)  # fmt: skip
+
+SHORTCUTS: tuple[Shortcut, ...] = (
+    Shortcut(
+        "code_on_call",
+        "Python code of a graph module is written when it is first called, not at each change of its graph",
+        names=(
+            TorchName("torch.fx:GraphModule", "recompile", ("(self)",)),
+            TorchName("torch.fx.graph", "_PyTreeCodeGen", ("class(pytree_info)",)),
+        ),
+    ),
+    Shortcut(
+        "cold_start",
+        "ranks share the work of compiling, and the kernels of a program are built together",
+        names=(
+            TorchName("torch._inductor.async_compile", "AsyncCompile", ("class()",)),
+            TorchName(_BUILD, "cpp_pybinding", ("(self, argtypes, source_code)",)),
+            TorchName(_BUILD, "wait", ("(self, scope)",)),
+        ),
+    ),
+    Shortcut(
+        "dtensor_like",
+        "a sharded parameter or gradient is made by DTensor's own constructor, without what surrounds it",
+        names=(
+            TorchName("torch:Tensor", "_dtensor__new__", ("staticmethod builtin_function_or_method",)),
+        ),
+    ),
+    Shortcut(
+        "foretold",
+        "what torch asks of a forward before it traces it is read from the exported graph, not from a run",
+        names=(
+            TorchName("torch", "_from_functional_tensor", ("builtin_function_or_method",)),
+            TorchName("torch", "_functionalize_has_data_mutation", ("builtin_function_or_method",)),
+            TorchName("torch", "_functionalize_has_metadata_mutation", ("builtin_function_or_method",)),
+            TorchName("torch", "_functionalize_was_storage_changed", ("builtin_function_or_method",)),
+        ),
+    ),
+    Shortcut(
+        "kept_halves",
+        "compiled programs are kept on disk from run to run",
+        names=(
+            TorchName(_CODE, "prepare_for_serialization", ("(self)",)),
+            TorchName(_CODE, "after_deserialization", ("(self, constants)",)),
+            TorchName(_CODE, "post_compile", ("(self, example_inputs, constants, graph_kwargs)",)),
+        ),
+    ),
+    Shortcut("kept_joint", "captured graphs are kept on disk from run to run"),
+    Shortcut(
+        "kept_libraries",
+        "a library of kernels that was built before is loaded without asking how it would be built",
+        names=(TorchName(_LIBRARIES, "_load_library", ("classmethod (cls, path, key)",)),),
+    ),
+    Shortcut(
+        "kernel_units",
+        "several C++ kernels are compiled as one translation unit",
+        names=(TorchName(_LIBRARIES, "_load_library_inner", ("classmethod (cls, path, key)",)),),
+    ),
+    Shortcut(
+        "op_traces",
+        "an op that was traced before on values of the same kind is copied, not traced again",
+        names=(
+            *_FAKE_MEMORY,
+            TorchName(_PROXY, "get_proxy_slot", ("(obj, tracer, default=Ellipsis, transform=Ellipsis)",)),
+            TorchName(_PROXY, "track_tensor", ("(tensor, proxy, *, constant, tracer)",)),
+        ),
+    ),
+    Shortcut(
+        "program_header",
+        "a compiled program that is loaded from disk imports none of Inductor's code generators",
+        names=(
+            TorchName("torch._inductor.utils", "_align", ("(nbytes)",)),
+            TorchName("torch._inductor.codecache", "code_hash", ("(code, extra='')",)),
+        ),
+    ),
+    Shortcut(
+        "quick_dtypes",
+        "Inductor's table of the dtypes of results is filled once",
+        releases=_before("2.15"),
+        names=(
+            TorchName(f"{_DTYPES}:DtypePropagationOpsHandler", "__init__", ("(self)",)),
+            TorchName("torch._inductor.utils", "op_dtype_propagation_rules", ("dict",)),
+            TorchName("torch._inductor.codegen.common", "pointwise_overrides_data", ("dict",)),
+        ),
+        needless="2.15",
+    ),
+    Shortcut(
+        "quick_fakes",
+        "a fake tensor with the sizes and strides of one that was made before is a copy of that",
+        names=(
+            TorchName(
+                _MODE, "_get_output_tensor_from_cache_entry",
+                ("(self, state, entry, key, func, args)", "(self, state, entry, key, args)"),
+            ),
+            *_FAKE_MEMORY,
+            TorchName("torch._C", "_DisablePythonDispatcher", ("class",)),
+            TorchName("torch", "_functionalize_unsafe_set", ("builtin_function_or_method",)),
+        ),
+    ),
+    Shortcut(
+        "quick_indices",
+        "Inductor does not simplify indices that are linear",
+        releases=_before("2.15"),
+        names=(
+            TorchName(
+                "torch._inductor.sizevars", "simplify_index_in_vec_range",
+                ("_lru_cache_wrapper(index, var, vec_length)",), earlier="torch._inductor.codegen.cpp",
+            ),
+        ),
+        needless="2.15",
+    ),
+    Shortcut(
+        "quick_sizes",
+        "sums, products and comparisons of symbolic sizes are computed once",
+        names=(
+            *(TorchName(_SYM_NODE, f"_{name}", ("(self, other)",)) for name in BINARY_SIZES),
+            TorchName(_SYM_NODE, "wrap_int", ("(self, num)",)),
+            TorchName(_SYM_NODE, "maybe_as_int", ("(self)",)),
+            TorchName(_SYM_NODE, "expr", ("property",)),
+            TorchName(
+                _SYM_NODE, "__init__",
+                (
+                    "(self, expr, shape_env, pytype, hint, constant=None, fx_node=None, "
+                    "optimized_summation=False)",
+                ),
+            ),
+            TorchName(_PROXY, "get_proxy_mode", ("()",)),
+        ),
+    ),
+    Shortcut(
+        "quick_stacks",
+        "the stack of a traced node is read from what was read of the same lines before",
+        names=(
+            TorchName("torch.fx.proxy", "CapturedTraceback", ("class(tb, skip=0)",)),
+            TorchName(
+                "torch.utils._traceback:CapturedTraceback", "extract",
+                ("staticmethod (*, script=False, cpp=False, skip=0)",),
+            ),
+            TorchName("torch.utils._traceback:CapturedTraceback", "summary", ("(self)",)),
+        ),
+    ),
+    Shortcut(
+        "quick_trees",
+        "trees of arguments are taken apart without leaving work to the garbage collector",
+        names=(
+            TorchName(_TREES, "tree_flatten", ("(tree, is_leaf=None)",)),
+            TorchName(_TREES, "_LEAF_SPEC", ("LeafSpec",)),
+            TorchName(_TREES, "_get_node_type", ("(tree)",)),
+            TorchName(_TREES, "SUPPORTED_NODES", ("dict",)),
+            TorchName(_TREES, "TreeSpec", ("class(type, context, children_specs)",)),
+        ),
+    ),
+    Shortcut(
+        "quick_wrappers",
+        "no sums of sizes are recorded while a functional tensor is made",
+        releases=_before("2.15"),
+        names=(TorchName(_FUNCTIONAL, "__new__", ("staticmethod (cls, elem, mode)",)),),
+        needless="2.15",
+    ),
+    Shortcut(
+        "repeated_joint",
+        "of repeated layers a few are differentiated, the others are copies in the graph",
+    ),
+    Shortcut(
+        "repeated_layers",
+        "of repeated layers a few are traced for Inductor, and one is compiled for all",
+        names=_FAKE_MEMORY,
+    ),
+    Shortcut(
+        "unwatched",
+        "compiled code on CPU is called without Inductor's bookkeeping",
+        names=(TorchName(_CODE, "__call__", ("(self, inputs)",)),),
+    ),
+    Shortcut(
+        "vector_instructions",
+        "the processor's vector instructions are known by GCC's version, without test compilations",
+        names=(
+            TorchName("torch._inductor.cpu_vec_isa:VecISA", "check_build", ("(self, code)",)),
+            TorchName("torch._inductor.cpu_vec_isa", "valid_vec_isa_list", ("_lru_cache_wrapper()",)),
+            TorchName("torch._inductor.config:cpp", "vec_isa_ok", ("NoneType", "bool")),
+        ),
+    ),
+)  # fmt: skip
+"""All of them, by name."""
