@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 a check failed or a program crashed, 2 a mistake in what w
 from __future__ import annotations
 
 import argparse
+import atexit
 import gc
 import importlib
 import sys
@@ -28,6 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     asked = _parser(arguments).parse_args(arguments)
     if argv is None:
+        atexit.register(gc.unfreeze)  # else nanobind, which binds triton 3.9, reports all of it as leaked
         gc.freeze()  # this process is the command: what it imported stays, and is not looked through again
     try:
         return _demo(asked) if asked.command == "demo" else int(asked.run(asked))

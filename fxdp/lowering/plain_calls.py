@@ -21,6 +21,7 @@ from torch.nn import functional as F
 from fxdp.ir.notes import note
 from fxdp.ir.op_kinds import is_view
 from fxdp.ir.ops.aligned_bias import attend, attend_backward
+from fxdp.ir.ops.empty_parts import UNWARNED
 from fxdp.ir.ops.library import COMPOSITIONS, aten, existing
 from fxdp.ir.types import TensorType
 from fxdp.torch_compat import OpOverload
@@ -64,6 +65,8 @@ def _plain(node: fx.Node) -> Any:
     """What to call for an op; the op itself where a function would not take its arguments."""
     if node.target in COMPOSITIONS and not node.kwargs and all(isinstance(a, fx.Node) for a in node.args):
         return COMPOSITIONS[node.target]
+    if node.target in UNWARNED:
+        return UNWARNED[node.target]
     if node.target in _ALIGNING:
         return _ALIGNING[node.target]
     found = _PLAIN.get(node.target)

@@ -135,9 +135,9 @@ def compile_with_inductor(
 
     _call_products_into_buffers()
     _keep_shown_rows()
-    settings: dict[str, Any] = (
-        {"reorder_for_peak_memory": False, "reorder_for_locality": False} if in_order else {}
-    )
+    settings = {name: value for name, value in _MOVES.items() if hasattr(inductor_config, name)}
+    if in_order:
+        settings |= {"reorder_for_peak_memory": False, "reorder_for_locality": False}
     gm.meta["kernels"] = ORDER  # Inductor's cache may hold the same graph in the wrong order
     gm.meta["donated"] = tuple(donated)  # nor does its key tell what may be written over
     context = TracingContext(fake_mode)
@@ -175,6 +175,21 @@ def compile_with_inductor(
         )
     return unwatched(compiled), list(strides or [])
 
+
+_MOVES: Mapping[str, Any] = {
+    "aten_distributed_optimizations.enable_simple_overlap": False,  # on by default since torch 2.14
+    "aten_distributed_optimizations.enable_overlap_scheduling": False,
+    "reorder_for_compute_comm_overlap": False,
+    "bucket_all_gathers_fx": "none",
+    "bucket_all_reduces_fx": "none",
+    "bucket_reduce_scatters_fx": "none",
+    "_fuse_ddp_communication": False,
+    "_micro_pipeline_tp": False,
+}
+"""What of Inductor moves or joins collectives, by what it estimates of one rank's sizes: here it is off.
+
+The order is the plan's, the same on all ranks; it is decided where all of them decide the same.
+"""
 
 _graph_ids = itertools.count()
 

@@ -1,16 +1,20 @@
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, fx
+from torch.utils import _pytree as pytree
 
 from fxdp.ir.ops import layouts, local_ops
 from fxdp.ir.ops.aligned_bias import attend
+from fxdp.ir.ops.empty_parts import UNWARNED
 from fxdp.ir.ops.library import existing
 from fxdp.lowering.eager import lower_eager
 from fxdp.lowering.plain_calls import _FUNCTIONS, _METHODS, call_plainly
+from fxdp.torch_compat import OpOverload
 from tests.lowering.test_eager import _scaled
 
 aten = torch.ops.aten
@@ -108,3 +112,25 @@ def test_attention_is_called_with_an_aligned_bias() -> None:
     attended = graph.call_function(op, (query, key, value, bias, True, 0.1))
     call_plainly(graph)
     assert attended.target is attend
+
+
+@pytest.mark.parametrize("op", UNWARNED, ids=str)
+def test_spreads_of_an_empty_part_warn_of_nothing_and_others_as_torch_does(op: OpOverload) -> None:
+    """A part of no samples is no mistake of the user's; a single value in a sum is, on one device too."""
+    empty, single = torch.ones(0, 4), torch.ones(3, 1)
+    code = _plainly(_called(op, (empty, [1])))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = code(empty)
+    expected = op(torch.ones(2, 4), [1])
+    for one, other in zip(pytree.tree_leaves(found), pytree.tree_leaves(expected), strict=True):
+        assert one.shape == (0,)
+        assert one.dtype == other.dtype
+
+    def warned(run: Any) -> int:
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            run()
+        return len(seen)
+
+    assert warned(lambda: code(single)) == warned(lambda: op(single, [1]))

@@ -5,11 +5,15 @@ backward of BatchNorm in evaluation divides by zero, which ends the process; sum
 are whatever was in memory. The ops of the `fxdp` library
 have the same schemas and do as torch does, on empty parts too: as a composition of plain ops where there is
 one, which a compiler takes apart and fuses, else by asking first.
+
+Spreads of nothing are right, but torch warns of them (since 2.15 as Python does, which ends a rank that runs
+with `-W error`): `UNWARNED` has what to call for them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -120,3 +124,23 @@ _define(aten.native_batch_norm_backward.default, _batch_norm_backward, "Composit
 _asking_first(aten._fft_c2c.default, lambda self, dim, normalization, forward: torch.empty_like(self))
 _asking_first(aten._fft_r2c.default, _r2c_shape)
 _asking_first(aten._fft_c2r.default, _c2r_shape)
+
+
+def _unwarned(op: OpOverload) -> Callable[..., Any]:
+    def run(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if self.numel() > 0:
+            return op(self, *args, **kwargs)
+        with warnings.catch_warnings():  # the user's model has samples: on one device nothing warns
+            warnings.filterwarnings("ignore", r".*degrees of freedom is <= 0", UserWarning)
+            return op(self, *args, **kwargs)
+
+    run.__name__ = str(op).replace(".", "_")
+    return run
+
+
+UNWARNED: Mapping[Any, Callable[..., Any]] = {
+    op: _unwarned(op)
+    for packet in (aten.var, aten.std, aten.var_mean, aten.std_mean)
+    for op in (packet.correction, packet.dim)
+}
+"""What runs an op of spreads on a part that may be empty, without torch's warning of that."""

@@ -50,6 +50,11 @@ _How: TypeAlias = "tuple[OpOverload, str]"
 """What lays an argument, and the argument whose format it takes, if any."""
 
 
+def _first_of(name: str) -> str:
+    """The name of an op's first argument in the installed torch."""
+    return next((op._schema.arguments[0].name for op in existing(name)), "")
+
+
 _INDICES = ("indices", "offsets", "offset2bag", "bag_size", "maximum_indices")
 _IN_ORDER: dict[str, tuple[str, ...]] = {
     "_embedding_bag": _INDICES,
@@ -59,7 +64,7 @@ _IN_ORDER: dict[str, tuple[str, ...]] = {
     "_embedding_bag_per_sample_weights_backward": _INDICES,
     "_masked_softmax": ("self", "mask"),
     "_pdist_forward": ("self",),
-    "_pdist_backward": ("grad", "self", "pdist"),
+    "_pdist_backward": (_first_of("_pdist_backward"), "self", "pdist"),  # torch 2.14 renamed it
     "_weight_norm_interface": ("v", "g"),
     "_weight_norm_interface_backward": ("grad_w", "saved_v", "saved_g", "saved_norms"),
     "adaptive_max_pool3d_backward": ("indices",),

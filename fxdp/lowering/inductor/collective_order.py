@@ -19,7 +19,7 @@ from fxdp.ir.ops.packed_sums import start_sums
 from fxdp.ir.ops.parameter_rows import STARTS
 from fxdp.lowering.halves import Halves
 
-_WAITS = ("wait_tensor",)
+_WAITS = ("wait_tensor", "wait_tensors")
 
 
 def collectives(graph: fx.Graph) -> list[str]:
