@@ -21,6 +21,7 @@ from fxdp.compiler import emit
 from fxdp.lowering.halves import Halves
 from fxdp.lowering.inductor.cold_start import ColdStart
 from fxdp.module.programs import Programs
+from fxdp.torch_compat import begin_autograd
 from tests.capture.zoo import keep_float64
 from tests.quick_kernels import know_inductor
 from tests.rank_host import know_capture
@@ -63,6 +64,7 @@ def know_what_models_need() -> None:
     """Where ranks are forked from: imports, Inductor with kernels of -O0, the first capture."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        begin_autograd()  # before Inductor's fake tensors
         know_inductor()
         know_capture()
 

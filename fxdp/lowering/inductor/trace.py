@@ -19,7 +19,7 @@ from fxdp.ir.sizes import B, named_size
 from fxdp.ir.slots import Buffer, Constant, Mutation, Parameter, Size, Slot
 from fxdp.ir.types import TensorType, local_shape
 from fxdp.lowering.eager import backward_inputs, backward_results, forward_inputs, forward_results
-from fxdp.lowering.inductor.mended_ops import MENDED
+from fxdp.lowering.inductor.mended_ops import mended
 from fxdp.lowering.inductor.number_tensors import NumberTensors
 from fxdp.lowering.inductor.saved_values import marked, save_results_alone
 from fxdp.lowering.inductor.strides import channels_last, of_that_shape, traces_channels_last
@@ -129,8 +129,8 @@ class _Run:
         args = self._sendable(node, self._laid_out(node, args) if self._lays_out else args)
         with marked(node, number):
             target, given = self._tensors.call(node, args)
-            if target in MENDED:
-                value = MENDED[target](*given, **kwargs)
+            if (instead := mended(target, given)) is not None:
+                value = instead(*given, **kwargs)
             elif note(node).again or node_draws(node):
                 value = target(*given, **kwargs)
             else:
