@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from fxdp.capture.captured import Captured
 from fxdp.capture.inputs import read_inputs, run_model
 from fxdp.capture.patches.flags import FLAGS, found_places, is_flag, is_selection, rows_at
-from fxdp.capture.patches.patch import Patch, around, calling_frame, patched
 from fxdp.capture.patches.random_numbers import UNIT_DRAWS
 from fxdp.capture.refusals.stateful import aside, copy_of
 from fxdp.capture.sites import site_of_call, site_of_frame
@@ -20,6 +19,7 @@ from fxdp.ir.draws import reseed
 from fxdp.ir.notes import Site
 from fxdp.options import Options
 from fxdp.oracle.one_device import first_samples
+from fxdp.torch_compat import Patch, around, calling_frame, patched
 
 
 def ways_at(

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch.fx import GraphModule
 
+from fxdp.torch_compat.patch import Patch, patched
 from fxdp.torch_compat.shortcuts import shortcut
 
 __all__ = ["code_on_call"]
@@ -34,9 +35,5 @@ def code_on_call() -> Iterator[None]:
             self._in_spec, self._out_spec = codegen.pytree_info.in_spec, codegen.pytree_info.out_spec
         type(self).forward = forward  # a class that torch made for this module alone
 
-    GraphModule.recompile = recompile  # type: ignore[method-assign, assignment]
-    try:
+    with patched((Patch(GraphModule, "recompile", lambda _: recompile),)):
         yield
-    finally:
-        # another thread that is inside of this writes code too early from here on, and puts back the same
-        GraphModule.recompile = _WRITE_CODE  # type: ignore[method-assign]

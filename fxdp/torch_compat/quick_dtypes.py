@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
-from unittest import mock
 
+from fxdp.torch_compat.patch import Patch, patched
 from fxdp.torch_compat.shortcuts import shortcut
 
 __all__ = ["quick_dtypes"]
@@ -31,5 +31,5 @@ def quick_dtypes() -> Iterator[None]:
             fill(self)
             filled[:] = rules
 
-    with mock.patch.object(DtypePropagationOpsHandler, "__init__", fill_once):
+    with patched((Patch(DtypePropagationOpsHandler, "__init__", lambda _: fill_once),)):
         yield

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
-from unittest import mock
 
 import torch
 from torch import SymInt, Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from fxdp.torch_compat.patch import Patch, patched
 from fxdp.torch_compat.shortcuts import shortcut
 
 __all__ = ["quick_fakes"]
@@ -29,9 +29,8 @@ _Make: TypeAlias = Callable[..., Any]
 
 @shortcut("quick_fakes")
 def quick_fakes() -> Iterator[None]:
-    """Inside, fake tensors are copied; other threads share it, to the same tensors."""
-    plain = getattr(FakeTensorMode, _NAME)
-    with mock.patch.object(FakeTensorMode, _NAME, _Copies(plain).method()):
+    """Inside, fake tensors are copied."""
+    with patched((Patch(FakeTensorMode, _NAME, lambda plain: _Copies(plain).method()),)):
         yield
 
 

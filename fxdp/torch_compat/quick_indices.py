@@ -7,12 +7,12 @@ no quotients or remainders, which are what is looked for, and moves by the same 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import ModuleType
-from unittest import mock
 
 import sympy
 
+from fxdp.torch_compat.patch import Patch, patched
 from fxdp.torch_compat.shortcuts import shortcut
 
 __all__ = ["quick_indices"]
@@ -24,12 +24,14 @@ _NAME = "simplify_index_in_vec_range"
 def quick_indices() -> Iterator[None]:
     """Inside, only indices that are not linear are simplified."""
     module = index_arithmetic()
-    plain = getattr(module, _NAME)
 
-    def simplified(index: sympy.Expr, var: sympy.Expr, vec_length: int) -> sympy.Expr:
-        return index if is_linear(index) else plain(index, var, vec_length)
+    def made(plain: Callable[..., sympy.Expr]) -> Callable[..., sympy.Expr]:
+        def simplified(index: sympy.Expr, var: sympy.Expr, vec_length: int) -> sympy.Expr:
+            return index if is_linear(index) else plain(index, var, vec_length)
 
-    with mock.patch.object(module, _NAME, simplified):
+        return simplified
+
+    with patched((Patch(module, _NAME, made),)):
         yield
 
 

@@ -12,10 +12,11 @@ that the graph does use is found by its expression.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from fxdp.torch_compat.patch import Patch, patched
 from fxdp.torch_compat.shortcut_table import BINARY_SIZES
 from fxdp.torch_compat.shortcuts import is_on, shortcut
 
@@ -34,7 +35,7 @@ _PLAIN = (int, bool, float, type(None))
 
 @shortcut("quick_sizes")
 def quick_sizes() -> Iterator[None]:
-    """Inside, what torch computes of sizes is remembered; other threads share it, to the same answers."""
+    """Inside, what torch computes of sizes is remembered."""
     from torch._subclasses.functional_tensor import FunctionalTensor
     from torch.fx.experimental.sym_node import SymNode
 
@@ -42,25 +43,20 @@ def quick_sizes() -> Iterator[None]:
         yield  # a torch whose sizes are kept in another way
         return
     wrapping, numbers = _Wrapping(), _Numbers()
-    with contextlib.ExitStack() as stack:
-        if is_on("quick_wrappers"):
-            _replace(stack, FunctionalTensor, "__new__", wrapping.around(FunctionalTensor.__new__))
-        for name in BINARY_SIZES:
-            plain = getattr(SymNode, f"_{name}")
-            _replace(stack, SymNode, f"_{name}", _remembered(plain, wrapping, numbers))
-        _replace(stack, SymNode, "wrap_int", _constants(SymNode.wrap_int, numbers))
-        _replace(stack, SymNode, "maybe_as_int", _integers())
-        _replace(stack, SymNode, "expr", property(_expression(vars(SymNode)["expr"].fget)))
+    patches = [
+        *(Patch(SymNode, f"_{name}", partial(_remembered, wrapping, numbers)) for name in BINARY_SIZES),
+        Patch(SymNode, "wrap_int", partial(_constants, numbers)),
+        Patch(SymNode, "maybe_as_int", lambda _: _integers()),
+        Patch(SymNode, "expr", lambda plain: property(_expression(plain.fget))),
+    ]
+    if is_on("quick_wrappers"):
+        patches.append(Patch(FunctionalTensor, "__new__", wrapping.around))
+    with patched(patches):
         yield
 
 
-def _replace(stack: contextlib.ExitStack, owner: Any, name: str, new: Any) -> None:
-    stack.callback(setattr, owner, name, vars(owner)[name])
-    setattr(owner, name, new)
-
-
 class _Wrapping:
-    """Whether a wrapper is being made, on any thread."""
+    """Whether a wrapper is being made."""
 
     def __init__(self) -> None:
         self.depth = 0
@@ -101,7 +97,7 @@ class _Numbers:
         return number
 
 
-def _remembered(plain: _Binary, wrapping: _Wrapping, numbers: _Numbers) -> _Binary:
+def _remembered(wrapping: _Wrapping, numbers: _Numbers, plain: _Binary) -> _Binary:
     from torch.fx.experimental.proxy_tensor import get_proxy_mode
     from torch.fx.experimental.sym_node import SymNode
 
@@ -132,7 +128,7 @@ def _copy(found: SymNode, like: SymNode) -> SymNode:
 
 
 def _constants(
-    plain: Callable[[SymNode, int], SymNode], numbers: _Numbers
+    numbers: _Numbers, plain: Callable[[SymNode, int], SymNode]
 ) -> Callable[[SymNode, int], SymNode]:
     known: dict[int, SymNode] = {}
 

@@ -11,10 +11,10 @@ import sys
 from collections.abc import Iterator
 from traceback import FrameSummary, StackSummary
 from types import CodeType, FrameType
-from unittest import mock
 
 from torch.fx import proxy
 
+from fxdp.torch_compat.patch import Patch, patched
 from fxdp.torch_compat.shortcuts import shortcut
 
 __all__ = ["quick_stacks"]
@@ -23,7 +23,7 @@ __all__ = ["quick_stacks"]
 @shortcut("quick_stacks")
 def quick_stacks() -> Iterator[None]:
     """Inside, nodes get their stacks from what was read of the same lines before."""
-    with mock.patch.object(proxy, "CapturedTraceback", _Stacks()):
+    with patched((Patch(proxy, "CapturedTraceback", lambda _: _Stacks()),)):
         yield
 
 

@@ -13,8 +13,8 @@ import platform
 import subprocess
 from collections.abc import Iterator
 from typing import Any
-from unittest import mock
 
+from fxdp.torch_compat.patch import Patch, patched
 from fxdp.torch_compat.shortcuts import is_on
 
 __all__ = ["built_as_code", "code_settings"]
@@ -54,7 +54,7 @@ def _know_instructions() -> None:
         return _gcc() >= _HALF_TILES or code != getattr(cpu_vec_isa.VecAMX, "_amx_fp16_code", None)
 
     # what is asked here is what the compiler knows; what the processor knows torch asks that itself
-    with mock.patch.object(cpu_vec_isa.VecISA, "check_build", builds):
+    with patched((Patch(cpu_vec_isa.VecISA, "check_build", lambda _: builds),)):
         cpu_vec_isa.valid_vec_isa_list()
 
 

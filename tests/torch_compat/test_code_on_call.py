@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from concurrent.futures import ThreadPoolExecutor
 from unittest import mock
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, symbolic_trace
 
 import fxdp
+from fxdp.capture.patches.patch_tables import capture_patches
 from fxdp.torch_compat import code_on_call
 
 
@@ -44,3 +46,14 @@ def test_a_plan_writes_no_code() -> None:
     with mock.patch.object(Graph, "python_code", autospec=True, side_effect=Graph.python_code) as written:
         fxdp.plan(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), (torch.randn(2, 4),))
     assert written.call_count == 0
+
+
+def test_another_thread_traces_meanwhile() -> None:
+    """While one thread captures, modules of others have their code at once."""
+
+    def traced() -> str:
+        return symbolic_trace(nn.ReLU()).code
+
+    wanted = traced()
+    with capture_patches(nn.ReLU(), None), ThreadPoolExecutor(1) as other:
+        assert other.submit(traced).result(60) == wanted

@@ -23,10 +23,10 @@ from torch.utils.hooks import RemovableHandle
 
 from fxdp import torch_compat
 from fxdp.capture.patches.deferred import Deferred, current
-from fxdp.capture.patches.patch import Patch, around
 from fxdp.capture.sites import site_of_call
 from fxdp.errors import CaptureError, a_kind
 from fxdp.ir.notes import Site
+from fxdp.torch_compat import Patch, around
 
 _APPLY: Any = vars(torch.autograd.Function)["apply"]  # a method of C since torch 2.14
 

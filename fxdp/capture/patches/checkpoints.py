@@ -21,9 +21,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import CheckpointFunction
 
 from fxdp import torch_compat
-from fxdp.capture.patches.patch import Patch, around, patched
 from fxdp.capture.sites import site_of_call
 from fxdp.errors import CaptureError
+from fxdp.torch_compat import Patch, around, patched
 
 
 @dataclass(frozen=True)

@@ -31,8 +31,8 @@ import sympy
 import torch
 from torch import Tensor
 
-from fxdp.capture.patches.patch import Patch, around, calling_frame
 from fxdp.capture.sites import site_of_call
+from fxdp.torch_compat import Patch, around, calling_frame
 
 _MARK = "_fxdp_flag"
 _FOUND = "_fxdp_found"

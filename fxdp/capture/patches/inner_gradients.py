@@ -19,10 +19,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from fxdp.capture.patches.deferred import current
-from fxdp.capture.patches.patch import Patch, around
 from fxdp.capture.sites import site_of_call
 from fxdp.errors import CaptureError
 from fxdp.ir.notes import Site
+from fxdp.torch_compat import Patch, around
 
 
 def _grad(

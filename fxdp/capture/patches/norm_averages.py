@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fxdp.capture.patches.patch import Patch, around
+from fxdp.torch_compat import Patch, around
 
 
 def _forward(plain: Callable[..., Tensor], self: _BatchNorm, input: Tensor) -> Tensor:

@@ -17,7 +17,6 @@ from fxdp.capture.patches.checkpoints import REENTRANT
 from fxdp.capture.patches.flags import FLAGS
 from fxdp.capture.patches.inner_gradients import INNER_GRADIENTS, MarkedWhenMade
 from fxdp.capture.patches.norm_averages import NORMS
-from fxdp.capture.patches.patch import Patch, around, patched
 from fxdp.capture.patches.raise_checks import Asked, checks
 from fxdp.capture.patches.random_numbers import UNIT_DRAWS, RefusedGenerators, python_draws, seedings
 from fxdp.capture.patches.silence import SILENCE, unwarned
@@ -30,6 +29,7 @@ from fxdp.capture.refusals.parameter_changes import unchanged_parameters
 from fxdp.ir.draws import kept_random_state
 from fxdp.ir.graphs import no_collection
 from fxdp.ir.notes import Site
+from fxdp.torch_compat import Patch, around, patched
 
 _WRONGLY_DECOMPOSED = torch.ops.aten.multilabel_margin_loss_forward.default
 """torch 2.13's Python decomposition counts targets after the first -1; its kernel does not."""

@@ -25,11 +25,11 @@ from torch import Tensor
 from fxdp import torch_compat
 from fxdp.capture.captured import Otherwise
 from fxdp.capture.patches.flags import Selections, found_places, is_flag, likely, rows_at
-from fxdp.capture.patches.patch import Patch, around, calling_frame
 from fxdp.capture.patches.random_numbers import whole_part
 from fxdp.capture.patches.told_numbers import ReadNumber, ToldNumbers
 from fxdp.capture.sites import is_user_file, site_of_frame
 from fxdp.ir.notes import Site
+from fxdp.torch_compat import Patch, around, calling_frame
 
 _UNKNOWN = (torch_compat.GuardOnDataDependentSymNode, torch_compat.DataDependentOutputException)
 

@@ -33,10 +33,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
 from fxdp.capture.patches.flags import mark
-from fxdp.capture.patches.patch import Patch, around, calling_frame
 from fxdp.capture.sites import is_user_file, outside_python, site_of_call, site_of_frame
 from fxdp.errors import CaptureError
 from fxdp.ir.notes import Site
+from fxdp.torch_compat import Patch, around, calling_frame
 
 _UNIT = ("random", "random_sample", "ranf", "sample", "rand")
 """Functions that draw a number of [0, 1) when they are given nothing; `uniform` is given both bounds."""

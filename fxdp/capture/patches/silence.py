@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from fxdp import torch_compat
-from fxdp.capture.patches.patch import Here, Patch, around
+from fxdp.torch_compat import Here, Patch, around
 
 _REFUSALS = "torch._subclasses.fake_tensor"
 """Logs what a fake kernel refuses, with its whole stack, before that is raised; it is told in other words."""

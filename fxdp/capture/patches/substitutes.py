@@ -20,8 +20,8 @@ from torch.distributions import constraints
 from torch.nn import functional as F
 
 from fxdp import torch_compat
-from fxdp.capture.patches.patch import Patch
 from fxdp.ir.ops.ctc import CTC_OP
+from fxdp.torch_compat import Patch
 
 _eager_embedding_bag = F.embedding_bag
 _eager_masked_select = torch.masked_select

@@ -22,10 +22,9 @@ import torch
 from torch import Tensor, nn
 
 from fxdp.capture.captured import LayoutRead, ReadValue
-from fxdp.capture.patches.patch import Patch, around, calling_frame
 from fxdp.capture.sites import is_user_file, site_of_call, site_of_frame
 from fxdp.errors import CaptureError
-from fxdp.torch_compat import FunctionalTensor, known_number
+from fxdp.torch_compat import FunctionalTensor, Patch, around, calling_frame, known_number
 
 _LIBRARIES = frozenset({"builtins", "fxdp", "numpy", "sympy", "torch", "mpmath", "networkx"})
 """Their code needs real ints, and is no part of a model."""

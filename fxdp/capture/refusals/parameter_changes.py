@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fxdp.capture.patches.patch import Patch, around
 from fxdp.capture.sites import site_of_call
 from fxdp.errors import CaptureError, a_kind
+from fxdp.torch_compat import Patch, around
 
 
 def unchanged_parameters(module: nn.Module) -> tuple[Patch, ...]:

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fxdp.capture.patches.patch import Patch, calling_frame, patched
+from fxdp.torch_compat import Patch, calling_frame, patched
 
 
 class _Base:

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fxdp
-from fxdp.capture.patches.patch import patched
 from fxdp.capture.patches.random_numbers import Drawn, python_draws
 from fxdp.errors import CaptureError
+from fxdp.torch_compat import patched
 from tests.capture.oracle import check
 from tests.capturing import capture
 

@@ -1,4 +1,4 @@
-"""The one way in which capture changes Python: names that mean something else to the thread that captures.
+"""The one way in which fxdp changes Python: names that mean something else to one thread, which captures.
 
     patched((Patch(torch, "rand", make), Patch(Tensor, "data", make)))
 
@@ -23,7 +23,9 @@ from dataclasses import dataclass
 from types import FrameType, ModuleType
 from typing import Any
 
-from fxdp.torch_compat import compile_lock
+from fxdp.torch_compat.exporting import compile_lock
+
+__all__ = ["Here", "Patch", "around", "calling_frame", "patched"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -111,6 +113,16 @@ class _Property(_Method):
         self._chosen().__delete__(instance)
 
 
+class _Value:
+    """Stands in a module for what is not called, but asked for its attributes."""
+
+    def __init__(self, here: Here, new: Any, old: Any) -> None:
+        self._here, self._new, self._old = here, new, old
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._new if self._here.inside else self._old, name)
+
+
 def _installed(patch: Patch, here: Here) -> Callable[[], None]:
     """Install a guard; gives what takes it away."""
     if isinstance(patch.owner, type):
@@ -146,12 +158,20 @@ def _in_globals(
     inherited = all(name not in names for names in several)
     old = getattr(builtins, name) if inherited else several[0][name]
     new = make(old)
+    if not callable(new):
+        return _in_place(several, name, inherited, old, _Value(here, new, old))
 
     # one for all: a process has thousands of modules, and this is done for each capture
     @functools.wraps(old)
     def guard(*args: Any, **kwargs: Any) -> Any:
         return (new if here.inside else old)(*args, **kwargs)
 
+    return _in_place(several, name, inherited, old, guard)
+
+
+def _in_place(
+    several: Sequence[dict[str, Any]], name: str, inherited: bool, old: Any, guard: Any
+) -> Callable[[], None]:
     for names in several:
         names[name] = guard
 
