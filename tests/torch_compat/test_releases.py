@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import tomllib
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -48,3 +52,20 @@ def test_versions_of_proven_releases_are_proven(version: str) -> None:
 @pytest.mark.parametrize("version", ["2.10.0", "2.16.0", "3.0.0", "2.1.0", "2.15.0rc1", "2.15.0.dev1+cpu"])
 def test_others_and_previews_are_not(version: str) -> None:
     assert not is_proven(version)
+
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_package_asks_for_the_proven_releases() -> None:
+    """What pip installs is what was proven: up to the last release, with all its patches."""
+    wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    major, minor = map(int, PROVEN[-1].split("."))
+    assert [line for line in wanted if line.startswith("torch")] == [f"torch>={OLDEST},<{major}.{minor + 1}"]
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])
+def test_pages_name_the_proven_releases(page: str) -> None:
+    named = re.findall(r"torch (2\.\d+) to (2\.\d+)", (ROOT / page).read_text())
+    assert named
+    assert set(named) == {(OLDEST, PROVEN[-1])}
