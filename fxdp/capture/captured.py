@@ -10,7 +10,7 @@ import torch
 from torch import fx
 from torch.utils._pytree import TreeSpec
 
-from fxdp.capture.read_places import ReadState
+from fxdp.capture.read_places import ReadPlace, ReadState
 from fxdp.capture.sites import Origin
 from fxdp.ir.notes import Site
 
@@ -142,6 +142,8 @@ class Captured:
     """What the model's code may read of Python beside its modules' attributes."""
     written: tuple[tuple[int, Any], ...] = ()
     """The places of these that it changes itself, by what they are known by."""
+    words: tuple[tuple[ReadPlace, str], ...] = ()
+    """The words that its first call leaves in some of them, as each later one does."""
 
     @property
     def ways(self) -> tuple[bool, ...]:

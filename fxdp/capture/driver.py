@@ -72,7 +72,8 @@ def capture_request(request: Request) -> Captured:
     check_memory(module, record.changed, outside, lambda twin: _run(twin, request))
     origin = request.origin or Origin.here(loss_fn)
     found = replace(found, layout_reads=record.layout_reads, origin=origin, model=type(module).__name__)
-    return replace(found, read=outside.read, written=written, read_values=record.read_values)
+    words = tuple((outside.changed[place], word) for place, word in outside.words.items())
+    return replace(found, read=outside.read, written=written, words=words, read_values=record.read_values)
 
 
 def _read_by(request: Request) -> ReadState:

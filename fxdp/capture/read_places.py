@@ -75,6 +75,10 @@ class ReadState:
     caches: tuple[Any, ...] = ()
     """The functions among it whose results Python keeps."""
 
+    def has_constant(self, value: str) -> bool:
+        """Whether the code spells this value out."""
+        return any(value in code.co_consts for code in self.codes)
+
     def site_of_change(self, name: str) -> Site:
         """Where the code gives something of this name another value."""
         return site_of_change(self.codes, name)

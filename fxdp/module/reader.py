@@ -148,11 +148,16 @@ class CallReader:
         return own, rows
 
     def watch(self, captured: Captured) -> None:
-        """From now on all that the code of a program may read decides on the kind of a call, too."""
+        """From now on all that the code of a program may read decides on the kind of a call, too.
+
+        Words that its first call leaves in Python are put there.
+        """
         buffers = {f"value of buffer {name}": self._module.get_buffer(name) for name in captured.numbers}
         values = {f"value of the tensor read at {value.site}": value.tensor for value in captured.read_values}
         self._state.watch({**buffers, **values})
         self._state.watch_read(captured.read, captured.written)
+        for place, word in captured.words:
+            place.put(word)
 
     def _modes(self) -> tuple[bool, torch.dtype | None, torch.dtype, bytes, bytes, int, Key]:
         device = self._device_type

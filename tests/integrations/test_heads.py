@@ -22,3 +22,4 @@ def test_a_head_trains_and_evaluates_as_on_one_device(ranks: RankPool, tmp_path:
     options = {"compute": "eager"}
     for run in ranks.run(2, trained, head, str(tmp_path / "two"), torch.float64, options, timeout=180):
         assert max(compared(one, run).largest.values()) < 1e-9
+        assert run.problem_type == one.problem_type == "single_label_classification"

@@ -2,7 +2,8 @@
 
     global STEP; STEP += 1        LOG.append(loss)        type(self).calls += 1        self.config.step += 1
 
-A program cannot change these at each step, and a trace would leave tensors there that have no values.
+A program cannot change these at each step, and a trace would leave tensors there that have no values. A word
+that stands in the code (`self.config.problem_type = "regression"`) is the same at each step: it can be left.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ class Outside:
         self.read = read
         self.changed: dict[tuple[int, Any], ReadPlace] = {}
         """The places that changed, each by what it is known by."""
+        self.words: dict[tuple[int, Any], str] = {}
+        """The words of the code's own that were found in some of them."""
 
     @contextlib.contextmanager
     def put_back(self) -> Iterator[None]:
@@ -48,6 +51,10 @@ class Outside:
                 now = place.value()
                 if kept.is_changed(now):
                     self.changed[place.known_by] = place
+                    if isinstance(now, str) and self.read.has_constant(now):
+                        self.words[place.known_by] = now
+                    else:
+                        self.words.pop(place.known_by, None)
                 kept.put_back()
                 if now is not kept.value and not _is_made_once(kept.value, now):
                     place.put(kept.value)

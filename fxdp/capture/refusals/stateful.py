@@ -47,19 +47,20 @@ def check_memory(
         return
     sites = outside.read
     named = [f"{one} at {sites.site_of_change(one.key)}" for one in changed]
-    named += [f"{place.name} at {sites.site_of_change(place.label)}" for place in outside.changed.values()]
-    listed = ", ".join(named)
+    places = {at: f"{p.name} at {sites.site_of_change(p.label)}" for at, p in outside.changed.items()}
     if how := _Twin(module, changed, outside, run).remembers():
+        listed = ", ".join([*named, *places.values()])
         raise CaptureError(
             f"the model keeps values from one call to the next in Python ({listed}): with the same inputs, "
             f"parameters and buffers {how}. A graph cannot change them. Register them as buffers, which the "
             "forward may change, pass them as inputs and return them, or change them outside of the forward"
         )
-    _log.warning(
-        "the forward sets %s: compiled, these stay as they are. Return what is to be read, or call the model "
-        "itself (compiled.module)",
-        listed,
-    )
+    if lost := [*named, *(one for at, one in places.items() if at not in outside.words)]:
+        _log.warning(
+            "the forward sets %s: compiled, these stay as they are. Return what is to be read, or call the "
+            "model itself (compiled.module)",
+            ", ".join(lost),
+        )
 
 
 class _Twin:

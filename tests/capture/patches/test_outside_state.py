@@ -6,6 +6,7 @@ import functools
 import itertools
 import logging
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -135,3 +136,45 @@ def test_what_does_not_matter_is_named_and_put_back(caplog: pytest.LogCaptureFix
     assert all(isinstance(kept, dict) or kept.isfinite().all() for kept in KEPT)
     KEPT.clear()
     STATE["step"] = 0
+
+
+@dataclass
+class _Config:
+    kind: str | None = None
+    step: int = 0
+
+
+class _Classifier(nn.Module):
+    """Chooses its loss at the first call, as classifiers of transformers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.config = nn.Linear(3, 2), _Config()
+
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        self.config.step += 1
+        if self.config.kind is None:
+            if labels.dtype == torch.int64:
+                self.config.kind = "classes"
+            else:
+                self.config.kind = "numbers"
+        if self.config.kind == "classes":
+            return nn.functional.cross_entropy(self.fc(x), labels)
+        return nn.functional.mse_loss(self.fc(x)[:, 0], labels)
+
+
+def test_a_word_that_each_call_sets_is_there_afterwards(caplog: pytest.LogCaptureFixture) -> None:
+    torch.manual_seed(0)
+    model = _Classifier()
+    compiled = fxdp.compile(model, compute="eager")
+    x, labels = torch.randn(4, 3), torch.tensor([0, 1, 1, 0])
+    with caplog.at_level(logging.WARNING, "fxdp"):
+        for rows in (4, 4, 3):
+            loss = compiled(x[:rows], labels[:rows])
+            assert model.config == _Config("classes", 0)
+            torch.testing.assert_close(loss, model(x[:rows], labels[:rows]))
+            model.config.step = 0
+    said = caplog.messages[0]
+    assert "step of config" in said
+    assert "kind of config" not in said
+    assert compiled._programs.compiled == 2  # for 4 rows, and for any
