@@ -9,17 +9,24 @@ from rich.console import Console
 
 from fxdp.errors import InputError
 from fxdp.reports.sheet import Sheet
-from fxdp.rules.op_table import counts, markdown, rule_rows
+from fxdp.rules.op_table import counts, markdown, rule_rows, without_rule
 
 
 def declare(parser: argparse.ArgumentParser) -> None:
     """The command's arguments."""
     parser.add_argument("word", nargs="?", default="", help="only ops and families that contain it")
+    parser.add_argument(
+        "--missing", action="store_true", help="the ops of the installed torch that have no rule instead"
+    )
     parser.add_argument("--markdown", action="store_true", help="as the file fxdp/rules/TABLE.md")
 
 
 def run(asked: argparse.Namespace) -> int:
     """Print the table."""
+    missing = without_rule(asked.word)
+    if asked.missing:
+        sys.stdout.write("".join(f"{name}\n" for name in missing))
+        return 0
     rows = rule_rows(asked.word)
     if not rows:
         raise InputError(
@@ -33,4 +40,9 @@ def run(asked: argparse.Namespace) -> int:
         shown = tuple((row.op, row.family, row.kind) for row in rows)
         last = (f"{len(rows)} ops", "", totals)
         Console().print(Sheet("op rules", ("=op", "family", "kind"), shown, total=last))
+        if not asked.word:
+            Console().print(
+                f"{len(missing)} ops of the installed torch have no rule and run whole on every rank: "
+                "fxdp rules --missing"
+            )
     return 0

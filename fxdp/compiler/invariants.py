@@ -23,7 +23,7 @@ from fxdp.ir.sizes import batch_factor, exact_quotient, fixed_by_data
 from fxdp.ir.slots import Crossing, Output
 from fxdp.ir.types import ScalarType, TensorType
 from fxdp.pipeline.cut.stage_checks import STAGE_CHECKS
-from fxdp.torch_compat import OpOverload
+from fxdp.torch_compat import OpOverload, aten
 
 Fault = tuple[fx.Node, str]
 Check = Callable[[fx.Graph], Iterator[Fault]]
@@ -228,7 +228,7 @@ def _is_linear(node: fx.Node, wanted: tuple[Placement | None, ...]) -> bool:
         return True
     if torch.Tag.pointwise not in target.tags or target._schema.name.endswith("_backward"):
         return True
-    if target is torch.ops.aten.masked_fill.Scalar:
+    if target is aten.masked_fill.Scalar:
         return bool(node.args[2] == 0)
     given = [(name, a) for name, a in given_arguments(node).items() if isinstance(a, fx.Node)]
     tensors = [name for name, source in given if isinstance(note(source).type, TensorType)]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import torch
 from torch import fx
 
 from fxdp.ir import conversions
@@ -17,10 +16,11 @@ from fxdp.ir.graphs import inputs_of, reachable
 from fxdp.ir.level import Level
 from fxdp.ir.notes import note, tensor_type
 from fxdp.ir.slots import Tangent
+from fxdp.torch_compat import aten
 
 Fault = tuple[fx.Node, str]
 
-_CAST = torch.ops.aten._to_copy.default
+_CAST = aten._to_copy.default
 
 
 def casts_come_before_gathers(graph: fx.Graph) -> Iterator[Fault]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import fx
 
 from fxdp.ir.conversions import CONVERSIONS
@@ -12,11 +11,12 @@ from fxdp.ir.factors import FACTORS
 from fxdp.ir.graph_text import target_text
 from fxdp.ir.notes import Cause, note
 from fxdp.ir.slots import Gradient, Parameter, ResultSlot, result_words
+from fxdp.torch_compat import aten
 
 
 def cause_of(consumer: fx.Node, producer: fx.Node, position: int) -> Cause:
     """Who needs the conversion; a gradient says whose it is, though a cast of its sum is what is returned."""
-    if consumer.target is torch.ops.aten._to_copy.default and [u.op for u in consumer.users] == ["output"]:
+    if consumer.target is aten._to_copy.default and [u.op for u in consumer.users] == ["output"]:
         (result,) = consumer.users
         values: Any = result.args[0]
         consumer, position = result, values.index(consumer)

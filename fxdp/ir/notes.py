@@ -19,7 +19,7 @@ from fxdp.ir.recipes import Recipe, Rewrite
 from fxdp.ir.sizes import hint
 from fxdp.ir.slots import ResultSlot, Slot
 from fxdp.ir.types import NodeType, ScalarType, TensorType, type_bytes
-from fxdp.torch_compat import OpOverload
+from fxdp.torch_compat import OpOverload, aten
 
 _KEY = "fxdp"
 _LAYOUT, _OPEN_LAYOUT = "fxdp_layout", "fxdp_open_layout"
@@ -249,10 +249,10 @@ def tensor_operands(node: fx.Node) -> list[fx.Node]:
 
 _READS_SIZE = frozenset(
     {
-        torch.ops.aten.sym_size.int,
-        torch.ops.aten.sym_numel.default,
-        torch.ops.aten.sym_stride.int,
-        torch.ops.aten.sym_storage_offset.default,
+        aten.sym_size.int,
+        aten.sym_numel.default,
+        aten.sym_stride.int,
+        aten.sym_storage_offset.default,
     }
 )
 

@@ -25,10 +25,8 @@ from collections.abc import Iterator
 from enum import Flag, auto
 from typing import Any, TypeAlias
 
-import torch
-
 from fxdp.ir.ops.library import aten, existing
-from fxdp.torch_compat import OpOverload
+from fxdp.torch_compat import OpOverload, prims
 
 Groups: TypeAlias = tuple[tuple[str, ...], ...]
 
@@ -68,7 +66,7 @@ _ROWS: tuple[tuple[_Fact, Groups, tuple[OpOverload, ...]], ...] = (
     (_ZEROS | _IDENTITY, (), (aten.slice_backward.default,)),
     (_ZEROS, (), (
         aten.select_backward.default, aten.constant_pad_nd.default, aten.sum.default, aten.sum.dim_IntList,
-        torch.ops.prims.convert_element_type.default,
+        prims.convert_element_type.default,
     )),
     (_ZEROS, _SELF, (aten.neg.default, aten.mul.Scalar, aten.div.Scalar)),
     (_NONE, _SELF, (

@@ -15,15 +15,13 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-import torch
 from torch import fx
 
 from fxdp.ir import conversions
 from fxdp.ir.notes import Cause, note, tensor_operands, tensor_type
 from fxdp.ir.placements import P, Placement, R
 from fxdp.ir.types import TensorType
-
-aten = torch.ops.aten
+from fxdp.torch_compat import aten
 
 
 @dataclass(frozen=True)

@@ -31,9 +31,7 @@ from fxdp.ir.graphs import ancestors, copy_graph, subgraph
 from fxdp.ir.notes import note
 from fxdp.ir.op_kinds import keeps_zeros
 from fxdp.ir.types import TensorType
-from fxdp.torch_compat import graph_module, sizes_behind
-
-aten = torch.ops.aten
+from fxdp.torch_compat import aten, graph_module, sizes_behind
 
 
 def usual_zeros(tangents: Sequence[TensorType]) -> frozenset[int]:

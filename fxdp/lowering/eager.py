@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import fx
 
 from fxdp.ir.graphs import ancestors, results_of, subgraph
@@ -17,9 +16,7 @@ from fxdp.ir.slots import Crossing, Gradient, Mutation, Output, Tangent
 from fxdp.lowering.backward import usual_zeros
 from fxdp.lowering.halves import Boxed, Halves
 from fxdp.lowering.op_by_op import op_by_op
-from fxdp.torch_compat import graph_module
-
-aten = torch.ops.aten
+from fxdp.torch_compat import aten, graph_module
 
 
 def lower_eager(

@@ -13,11 +13,11 @@ from fxdp.ir.op_kinds import is_view
 from fxdp.ir.ops.packed_sums import start_sum
 from fxdp.lowering.halves import Boxed
 from fxdp.lowering.plain_calls import call_plainly
-from fxdp.torch_compat import boxed_code, graph_module
+from fxdp.torch_compat import aten, boxed_code, graph_module
 
 _ALL_REDUCE = torch.ops._c10d_functional.all_reduce.default
-_CAT = torch.ops.aten.cat.default
-_SLICE = torch.ops.aten.slice.Tensor
+_CAT = aten.cat.default
+_SLICE = aten.slice.Tensor
 
 
 def op_by_op(gm: fx.GraphModule) -> Boxed:

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, fx
 
 from fxdp.ir.tensor_difference import largest_size
-
-aten = torch.ops.aten
+from fxdp.torch_compat import aten
 
 _MASK = 1e30
 """Larger values stand for "never" (the least finite number in an attention mask): they are no scale."""

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import sympy
-import torch
 from torch import fx
 
 from fxdp.ir.graphs import attribute_of, results_of
@@ -16,9 +15,7 @@ from fxdp.ir.ops.layouts import laid_arguments
 from fxdp.ir.sizes import B, number
 from fxdp.ir.slots import ResultSlot, Slot
 from fxdp.ir.types import ScalarType, TensorType
-from fxdp.torch_compat import OpOverload
-
-aten = torch.ops.aten
+from fxdp.torch_compat import OpOverload, aten
 
 _POISON = float("nan")
 _COPY_IF_NEEDED: dict[Any, Any] = {

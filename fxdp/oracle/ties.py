@@ -12,10 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor, fx
 
-aten = torch.ops.aten
+from fxdp.torch_compat import aten
 
 _KINDS = ("Tensor", "Scalar")
 _JUMPS: dict[Any, int] = {

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import fxdp.rules  # noqa: F401 - registers the rules
 from fxdp.rules.registry import Kind, registry
-from fxdp.torch_compat import torch_release
+from fxdp.torch_compat import torch_release, whole_ops
 
 MEANINGS: dict[Kind, str] = {
     "batched": "runs on each rank's part of the batch",
@@ -34,6 +34,12 @@ def rule_rows(word: str = "") -> tuple[RuleRow, ...]:
         if word in name or word in rule.family:
             rows.append(RuleRow(name, rule.family, rule.kind))
     return tuple(sorted(rows, key=lambda row: (row.family, row.op)))
+
+
+def without_rule(word: str = "") -> tuple[str, ...]:
+    """The ops of the installed torch that have no rule: they run whole on every rank, and are reported."""
+    known = {row.op for row in rule_rows()}
+    return tuple(name for name in whole_ops() if name not in known and word in name)
 
 
 def counts(rows: tuple[RuleRow, ...]) -> dict[Kind, int]:

@@ -176,7 +176,7 @@ def overloads(targets: Iterable[OpOverload | OpOverloadPacket]) -> list[OpOverlo
     for target in targets:
         if isinstance(target, OpOverload):
             found.append(target)
-        else:
+        else:  # of one that is gone there are none
             every = (getattr(target, name) for name in target.overloads())  # type: ignore[no-untyped-call]
             found += [overload for overload in every if not overload._schema.is_mutable]
     return found

@@ -31,5 +31,6 @@ from fxdp.torch_compat.releases import *  # noqa: F403
 from fxdp.torch_compat.shortcut_table import *  # noqa: F403
 from fxdp.torch_compat.shortcuts import *  # noqa: F403
 from fxdp.torch_compat.symbolic import *  # noqa: F403
+from fxdp.torch_compat.torch_ops import *  # noqa: F403
 from fxdp.torch_compat.vector_instructions import *  # noqa: F403
 from fxdp.torch_compat.wrapping import *  # noqa: F403

@@ -20,10 +20,11 @@ from torch._subclasses import fake_impls, fake_tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fxdp.torch_compat.operators import release_before
+from fxdp.torch_compat.torch_ops import aten
 
 __all__ = ["attention_sums"]
 
-_ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+_ATTENTION = aten._scaled_dot_product_flash_attention_for_cpu.default
 
 
 @contextlib.contextmanager

@@ -14,14 +14,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
-import torch
 from torch import SymInt, Tensor
 from torch._subclasses import fake_impls
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from fxdp.torch_compat.torch_ops import aten
+
 __all__ = ["convolution_strides"]
 
-aten = torch.ops.aten
 
 _IMAGES = {aten.convolution.default: (0,), aten.convolution_backward.default: (0, 1)}
 """Which operands have a batch."""

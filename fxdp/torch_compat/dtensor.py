@@ -15,6 +15,7 @@ from torch.fx.passes.shape_prop import TensorMetadata
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fxdp.torch_compat.shortcuts import is_on
+from fxdp.torch_compat.torch_ops import aten
 
 __all__ = [
     "dtensor_like",
@@ -173,7 +174,7 @@ class _Gradient(DTensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func is torch.ops.aten.detach.default:
+        if func is aten.detach.default:
             return new_dtensor(DTensor, args[0]._local_tensor, args[0]._spec)
         return super().__torch_dispatch__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
 

@@ -26,22 +26,22 @@ from torch.utils._pytree import tree_iter, tree_map_only
 
 from fxdp.torch_compat.dtensor import dtensor_like, new_dtensor
 from fxdp.torch_compat.operators import torch_release
+from fxdp.torch_compat.torch_ops import aten
 
 __all__ = ["act_as_plain"]
 
-_ATEN = torch.ops.aten
-_VIEWS = (_ATEN.select.int, _ATEN.slice.Tensor)
-_NORMS = (_ATEN.linalg_vector_norm.default, _ATEN._foreach_norm.Scalar)
+_VIEWS = (aten.select.int, aten.slice.Tensor)
+_NORMS = (aten.linalg_vector_norm.default, aten._foreach_norm.Scalar)
 _OF_EVEN_ROWS = (
-    _ATEN.max.default, _ATEN.min.default, _ATEN.amax.default, _ATEN.amin.default, _ATEN.aminmax.default,
+    aten.max.default, aten.min.default, aten.amax.default, aten.amin.default, aten.aminmax.default,
 )  # fmt: skip
 """Ops of which no rank may be without rows."""
 _OF_WHOLES = (
-    _ATEN.mse_loss.default, _ATEN.mse_loss_backward.default, _ATEN.argmax.default, _ATEN.argmin.default,
+    aten.mse_loss.default, aten.mse_loss_backward.default, aten.argmax.default, aten.argmin.default,
 )  # fmt: skip
 """Ops that must see all rows; those of places in torch 2.11 fail on gloo."""
 _WRITES = tuple(
-    getattr(getattr(_ATEN, f"{name}_"), overload)
+    getattr(getattr(aten, f"{name}_"), overload)
     for name, overload in (
         ("zero", "default"), ("fill", "Scalar"), ("copy", "default"), ("add", "Tensor"), ("sub", "Tensor"),
         ("mul", "Tensor"), ("div", "Tensor"), ("pow", "Scalar"), ("neg", "default"), ("clamp", "default"),
@@ -56,11 +56,11 @@ def act_as_plain(mesh: DeviceMesh) -> None:
     _MESHES.add(mesh)
     if _BEFORE:
         return
-    own = {_ATEN._local_scalar_dense.default: _number}
-    own |= {_ATEN.fill_.Tensor: _fill} | dict.fromkeys(_OF_WHOLES, _of_wholes) | dict.fromkeys(_VIEWS, _view)
+    own = {aten._local_scalar_dense.default: _number}
+    own |= {aten.fill_.Tensor: _fill} | dict.fromkeys(_OF_WHOLES, _of_wholes) | dict.fromkeys(_VIEWS, _view)
     own |= dict.fromkeys((*_NORMS, *_OF_EVEN_ROWS), _of_uneven_rows)
     if torch_release() in ("2.11", "2.12"):
-        own |= dict.fromkeys(_WRITES, _write) | {_ATEN.detach.default: _detached}
+        own |= dict.fromkeys(_WRITES, _write) | {aten.detach.default: _detached}
     handlers = _handlers()
     for op, handler in own.items():
         _BEFORE[op] = handlers.get(op)

@@ -36,6 +36,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, P
 from torch.fx.traceback import preserve_node_meta
 
 from fxdp.torch_compat.attention_sums import attention_sums
+from fxdp.torch_compat.torch_ops import aten
 
 __all__ = [
     "CAUSAL_MASK_TEST",
@@ -220,5 +221,5 @@ def _gradients_on_meta() -> Iterator[None]:
 def _overload(name: str) -> OpOverload:
     """The op called `aten::name.overload`."""
     packet, _, overload = name.removeprefix("aten::").partition(".")
-    found: OpOverload = getattr(getattr(torch.ops.aten, packet), overload or "default")
+    found: OpOverload = getattr(getattr(aten, packet), overload or "default")
     return found

@@ -28,6 +28,7 @@ from fxdp.torch_compat.quick_dtypes import quick_dtypes
 from fxdp.torch_compat.quick_indices import quick_indices
 from fxdp.torch_compat.quick_trees import quick_trees
 from fxdp.torch_compat.selected_offsets import selected_offsets
+from fxdp.torch_compat.torch_ops import aten
 from fxdp.torch_compat.vector_instructions import built_as_code
 
 __all__ = [
@@ -203,8 +204,8 @@ def _call_products_into_buffers() -> None:
     """
     from torch._inductor.lowering import lowerings, make_fallback
 
-    if torch.ops.aten.addmm_.default not in lowerings:
-        make_fallback(torch.ops.aten.addmm_.default, warn=False)  # type: ignore[no-untyped-call]
+    if aten.addmm_.default not in lowerings:
+        make_fallback(aten.addmm_.default, warn=False)  # type: ignore[no-untyped-call]
 
 
 def _keep_shown_rows() -> None:

@@ -25,11 +25,12 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from fxdp.torch_compat.execution import unheard
 from fxdp.torch_compat.fake_values import in_other_memory
 from fxdp.torch_compat.shortcuts import is_on
+from fxdp.torch_compat.torch_ops import aten
 
 __all__ = ["OpTraces"]
 
 _LIBRARIES = frozenset({"aten", "prims"})
-_SLICE = torch.ops.aten.slice.Tensor
+_SLICE = aten.slice.Tensor
 
 
 class _OtherKindError(Exception):

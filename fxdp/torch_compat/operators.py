@@ -11,6 +11,8 @@ from torch._decomp import decomposition_table as torch_decompositions
 from torch._ops import OpOverload, OpOverloadPacket
 from torch._prims_common import suggest_memory_format
 
+from fxdp.torch_compat.torch_ops import aten
+
 # `OpOverload` and the table have no public name, though every backend of torch asks for them
 __all__ = [
     "OpOverload",
@@ -22,6 +24,7 @@ __all__ = [
     "suggest_memory_format",
     "torch_decompositions",
     "torch_release",
+    "whole_ops",
     "without_autograd_kernel",
 ]
 
@@ -44,6 +47,23 @@ def exact_torch_release() -> str:
 def all_op_names() -> list[str]:
     """The qualified names of all registered ops, as `aten::add.Tensor`."""
     return list(torch._C._dispatch_get_all_op_names())
+
+
+def whole_ops() -> list[str]:
+    """The aten overloads that write nothing and are made of no others, as `add.Tensor`: graphs have these."""
+    found = []
+    for qualified in all_op_names():
+        space, _, name = qualified.partition("::")
+        base, _, overload = name.partition(".")
+        op = getattr(getattr(aten, base), overload or "default") if space == "aten" else None
+        if isinstance(op, OpOverload) and not op._schema.is_mutable and not _is_composite(qualified):
+            found.append(name)
+    return sorted(found)
+
+
+def _is_composite(qualified: str) -> bool:
+    found: bool = torch._C._dispatch_has_kernel_for_dispatch_key(qualified, "CompositeImplicitAutograd")
+    return found
 
 
 def overload_of(op: Any) -> Any:

@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from fxdp.torch_compat.patch import Patch, patched
 from fxdp.torch_compat.shortcuts import shortcut
+from fxdp.torch_compat.torch_ops import aten
 
 __all__ = ["quick_fakes"]
 
@@ -61,7 +62,7 @@ class _Copies:
                 return self._copy(self_, known[1], known[2], viewed, entry.metadata.device)
             new = self._plain(self_, state, entry, key, *rest)
             with self._in_kernel(self_), self._undispatched():
-                like = torch.ops.aten.detach.default(new)
+                like = aten.detach.default(new)
                 torch._functionalize_unsafe_set(like, torch.empty(0, dtype=like.dtype, device="meta"))
             self._known[name] = (entry, nodes), like, new.untyped_storage().nbytes()
             return new
@@ -73,7 +74,7 @@ class _Copies:
     ) -> FakeTensor:
         # the dispatcher in Python would have torch's decomposition of a detach, the longest part of all
         with self._in_kernel(mode), self._undispatched():
-            made = torch.ops.aten.detach.default(like)
+            made = aten.detach.default(like)
             if viewed is None:
                 viewed = torch.empty(0, dtype=made.dtype, device="meta")
                 torch.ops.inductor.resize_storage_bytes_.default(viewed, size)

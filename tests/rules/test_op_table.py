@@ -8,7 +8,7 @@ import pytest
 
 import fxdp.rules
 from fxdp.cli import main
-from fxdp.rules.op_table import counts, markdown, rule_rows
+from fxdp.rules.op_table import counts, markdown, rule_rows, without_rule
 from fxdp.rules.registry import registry
 from fxdp.torch_compat import torch_release
 
@@ -42,3 +42,14 @@ def test_a_word_picks_ops_and_families(capsys: pytest.CaptureFixture[str]) -> No
 def test_a_word_that_nothing_has_is_a_mistake(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["rules", "no_such_op"]) == 2
     assert "rules no_such_op: no op or family has this in its name." in capsys.readouterr().err
+
+
+def test_ops_without_a_rule_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    missing = without_rule()
+    assert not {row.op for row in rule_rows()} & {*missing}
+    assert {"_foreach_mm", "_nested_from_padded"} & {*missing}
+    assert not {"mm", "add_.Tensor", "add.out", "linear"} & {*missing}
+    assert main(["rules", "--missing"]) == 0
+    assert tuple(capsys.readouterr().out.split()) == missing
+    assert main(["rules"]) == 0
+    assert f"{len(missing)} ops of the installed torch have no rule" in capsys.readouterr().out

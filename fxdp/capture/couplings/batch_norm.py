@@ -18,8 +18,7 @@ import torch
 from fxdp.capture.couplings.coupling_table import OpCall, count, couples, sum_type
 from fxdp.ir.ops.moments import MOMENTS_OP
 from fxdp.ir.ops.standardize import STANDARDIZE_BACKWARD_OP, STANDARDIZE_OP
-
-aten = torch.ops.aten
+from fxdp.torch_compat import aten
 
 _NORMED = ("out", "mean", "invstd")
 _RUNNING = ("running_mean", "running_var")

@@ -11,9 +11,7 @@ from typing import Any
 import torch
 
 from fxdp.capture.couplings.coupling_table import Coupling, OpCall, couples
-from fxdp.torch_compat import OpOverload, torch_decompositions
-
-aten = torch.ops.aten
+from fxdp.torch_compat import OpOverload, aten, torch_decompositions
 
 MEAN, SUM = 1, 2
 """torch's numbers of the reductions."""

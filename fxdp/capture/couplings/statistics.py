@@ -12,9 +12,7 @@ from typing import Any
 import torch
 
 from fxdp.capture.couplings.coupling_table import OpCall, count, couples, normal_dims, sum_type
-from fxdp.torch_compat import OpOverload
-
-aten = torch.ops.aten
+from fxdp.torch_compat import OpOverload, aten
 
 _OF_VARIANCE_AND_MEAN: dict[OpOverload, Callable[[Any, Any], Any]] = {
     aten.var_mean.correction: lambda var, mean: (var, mean),

@@ -16,8 +16,7 @@ from typing import Any
 import torch
 
 from fxdp.capture.couplings.coupling_table import OpCall, count, couples
-
-aten = torch.ops.aten
+from fxdp.torch_compat import aten
 
 
 @couples(aten.as_strided.default)

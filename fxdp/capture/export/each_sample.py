@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-aten = torch.ops.aten
+from fxdp.torch_compat import aten
 
 _OF_NUMBERS = {
     getattr(aten, name).Tensor: getattr(aten, name).Scalar

@@ -10,9 +10,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
-from fxdp.torch_compat import OpOverload
-
-aten = torch.ops.aten
+from fxdp.torch_compat import OpOverload, aten
 
 SPLITS = frozenset({aten.unbind.int, aten.split.Tensor, aten.split_with_sizes.default, aten.chunk.default})
 """Ops that take a value apart along a dim."""

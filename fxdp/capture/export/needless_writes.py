@@ -13,13 +13,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import fx
 
 from fxdp.capture.export.loop_turns import is_fresh, memory_of, writes_of
 from fxdp.capture.export.row_writes import rows_as_values
-
-aten = torch.ops.aten
+from fxdp.torch_compat import aten
 
 _WITHOUT = {
     aten.add_.Tensor: aten.add.Tensor,

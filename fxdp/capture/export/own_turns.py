@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 
 from fxdp.capture.export.loop_turns import Group, OtherError, draws_or_keeps, is_fresh, memory_of
 from fxdp.ir.ops.sample_turns import NAMES, described
-from fxdp.torch_compat import OpOverload
+from fxdp.torch_compat import OpOverload, aten
 
 _OF_SIZES = (torch.sym_max, torch.sym_min, torch.sym_float, torch.sym_not)
 _BESIDE = frozenset({"fx_pytree", "pytree", "NoneType"})
@@ -137,7 +137,7 @@ def _operands(group: Group) -> list[Group]:
 
 def _may_run_again(node: fx.Node) -> bool:
     """Whether a node is an op or a number that neither draws nor has a state of its own."""
-    if node.op != "call_function" or node.target is torch.ops.aten.detach_.default:
+    if node.op != "call_function" or node.target is aten.detach_.default:
         return False
     if isinstance(node.target, OpOverload):
         return not draws_or_keeps(node) and _writes_its_first(node.target)

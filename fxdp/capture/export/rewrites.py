@@ -20,9 +20,7 @@ from fxdp import torch_compat
 from fxdp.capture.export.loop_turns import SPLITS, argument_at, split_dim
 from fxdp.capture.export.unread_numbers import drop_lengths
 from fxdp.ir.graphs import given_arguments
-from fxdp.torch_compat import stacks_lstm_states
-
-aten = torch.ops.aten
+from fxdp.torch_compat import aten, stacks_lstm_states
 
 _TOGETHER = frozenset({aten.cat.default, aten.stack.default})
 _MERGES = frozenset({aten.reshape.default, aten.view.default, aten.flatten.using_ints})

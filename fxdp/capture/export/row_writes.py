@@ -17,8 +17,7 @@ import torch
 from torch import fx
 
 from fxdp.capture.export.loop_turns import is_fresh, memory_of
-
-aten = torch.ops.aten
+from fxdp.torch_compat import aten
 
 _WRITES = frozenset({aten.copy_.default, aten.fill_.Tensor})
 _SCATTERS: dict[Any, Any] = {

@@ -39,8 +39,7 @@ from fxdp.capture.export.loop_turns import (
 from fxdp.capture.export.own_turns import OwnTurn
 from fxdp.ir.graphs import argument, attribute_of
 from fxdp.ir.ops.sample_turns import TURNS_OP
-
-aten = torch.ops.aten
+from fxdp.torch_compat import aten
 
 _TERMS = range(1, 5)
 """How many values of a turn may be added one after another."""

@@ -16,6 +16,7 @@ from torch import Tensor, fx
 from fxdp.capture.captured import Route
 from fxdp.errors import CaptureError
 from fxdp.ir.notes import Site
+from fxdp.torch_compat import aten
 
 _LABEL = "fxdp_skip"
 
@@ -126,7 +127,7 @@ def _erase(node: fx.Node, point: SkipPoint) -> None:
     assert isinstance(source, fx.Node)
     if point.kind == "stash":
         with node.graph.inserting_before(node):
-            alias = node.graph.call_function(torch.ops.aten.alias.default, (source,))
+            alias = node.graph.call_function(aten.alias.default, (source,))
         alias.meta = dict(node.meta)
         alias.meta["custom"] = {**node.meta.get("custom", {}), _LABEL: point.skip}
         source = alias
@@ -136,7 +137,7 @@ def _erase(node: fx.Node, point: SkipPoint) -> None:
 
 def label_of(node: fx.Node) -> str | None:
     """The name of the skip, if a node of the joint graph is the alias that `route_skips` left."""
-    if node.target is not torch.ops.aten.alias.default or node.meta.get("partitioner_tag") == "is_backward":
+    if node.target is not aten.alias.default or node.meta.get("partitioner_tag") == "is_backward":
         return None
     label: str | None = node.meta.get("custom", {}).get(_LABEL)
     return label

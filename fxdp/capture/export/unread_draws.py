@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
-aten = torch.ops.aten
+from fxdp.torch_compat import aten
 
 _READS = frozenset({aten.item.default, aten._local_scalar_dense.default})
 

@@ -18,8 +18,7 @@ import torch
 from torch import fx
 
 from fxdp.ir.graphs import spread
-
-aten = torch.ops.aten
+from fxdp.torch_compat import aten
 
 _ASSERTIONS = frozenset(
     {

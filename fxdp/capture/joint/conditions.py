@@ -14,8 +14,7 @@ from fxdp.capture.joint.canonical_sizes import Sizes
 from fxdp.capture.sites import Origin, SiteIndex
 from fxdp.ir.notes import Site, note, tensor_type
 from fxdp.ir.sizes import B
-
-aten = torch.ops.aten
+from fxdp.torch_compat import aten
 
 _TRAINING = 5  # the position of `training` among the arguments of aten.batch_norm
 _SQUEEZES = (aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)

@@ -39,9 +39,10 @@ from fxdp.ir.slots import (
     Slot,
     Tangent,
 )
+from fxdp.torch_compat import aten
 
 _ORDER = (Parameter, Buffer, Constant, Input, Tangent)
-_DROPPED = (torch.ops.aten._assert_tensor_metadata.default,)
+_DROPPED = (aten._assert_tensor_metadata.default,)
 _KEPT_META = ("val", "seq_nr", "is_gradient_acc")
 
 
@@ -276,7 +277,7 @@ def node_name(node: fx.Node) -> str:
 
 def _without_clone(copy: fx.Node) -> fx.Node:
     """What a clone that capture itself put before an output copies, unless that is an input."""
-    source = copy.args[0] if copy.target is torch.ops.aten.clone.default else copy
+    source = copy.args[0] if copy.target is aten.clone.default else copy
     root = source
     while isinstance(root, fx.Node) and getattr(root.target, "is_view", False):
         root = root.args[0]

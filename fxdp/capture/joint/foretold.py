@@ -20,7 +20,7 @@ from torch import Tensor, fx
 
 from fxdp.capture.export.loop_turns import writes_of
 from fxdp.ir.graphs import attribute_of, given_arguments
-from fxdp.torch_compat import REGIONS, FunctionalTensor, OpOverload, written_value
+from fxdp.torch_compat import REGIONS, FunctionalTensor, OpOverload, aten, written_value
 
 Appearance: TypeAlias = tuple[Any, ...]
 
@@ -124,7 +124,7 @@ def _with_gradients(gm: fx.GraphModule) -> set[fx.Node]:
         if isinstance(value, Tensor) and not (value.is_floating_point() or value.is_complex()):
             continue
         goes = getattr(value, "requires_grad", False) or found.intersection(node.all_input_nodes)
-        stops = node.target is torch.ops.aten.detach.default or (
+        stops = node.target is aten.detach.default or (
             node.target in REGIONS and node.args[0] is False  # of autocast it is the device
         )
         if goes and not stops:

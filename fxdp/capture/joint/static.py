@@ -32,12 +32,13 @@ from fxdp.capture.joint.raw_joint import JointOptions, RawJoint, trace_joint
 from fxdp.ir.notes import MemoryLayout, Note, Site, example_layout, keep_layout, note, set_layouts
 from fxdp.ir.slots import Constant
 from fxdp.ir.types import NodeType, ScalarType, TensorType
+from fxdp.torch_compat import aten
 
 _STRIDED = frozenset(
     {
-        torch.ops.aten.as_strided.default,
-        torch.ops.aten.as_strided_copy.default,
-        torch.ops.aten.as_strided_scatter.default,
+        aten.as_strided.default,
+        aten.as_strided_copy.default,
+        aten.as_strided_scatter.default,
     }
 )
 
@@ -223,7 +224,7 @@ class _Fit:
             length = self.graph.call_function(size, (str(whole.shape[dim]),))
             length.meta["fxdp"] = Note(type=ScalarType(whole.shape[dim]), site=note(node).site)
             sizes = [length if at == dim else each for at, each in enumerate(whole.shape)]
-            spread = self.graph.call_function(torch.ops.aten.expand.default, (node, sizes))
+            spread = self.graph.call_function(aten.expand.default, (node, sizes))
             spread.meta["fxdp"] = Note(type=whole, site=self._user_of(name))
         node.replace_all_uses_with(spread, lambda user: user is not spread)
         note(node).type = TensorType(whole.dtype, tuple(constants[name].shape))

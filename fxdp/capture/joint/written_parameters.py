@@ -12,15 +12,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
 from torch import fx, nn
 
 from fxdp import torch_compat
 from fxdp.capture.sites import SiteIndex, module_path
 from fxdp.errors import CaptureError
 from fxdp.ir.slots import Parameter, Slot
-
-aten = torch.ops.aten
+from fxdp.torch_compat import aten
 
 
 def drop_gradients_of_writes(graph: fx.Graph, owner: nn.Module) -> None:

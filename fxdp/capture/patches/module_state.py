@@ -25,6 +25,7 @@ from fxdp import torch_compat
 from fxdp.capture.contents import ABSENT, Kept
 from fxdp.errors import CaptureError
 from fxdp.ir.graphs import attribute_of
+from fxdp.torch_compat import aten
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ def read_old_values(gm: fx.GraphModule, names: Sequence[str]) -> None:
 def _let_copy_be_read(node: fx.Node) -> None:
     last = next(n for n in reversed(node.graph.nodes) if n in node.users)
     with node.graph.inserting_after(node):
-        old = node.graph.call_function(torch.ops.aten.clone.default, (node,))
+        old = node.graph.call_function(aten.clone.default, (node,))
     old.meta = dict(node.meta)
     node.replace_all_uses_with(old, lambda user: user is not old and user is not last)
 

@@ -29,9 +29,9 @@ from fxdp.capture.refusals.parameter_changes import unchanged_parameters
 from fxdp.ir.draws import kept_random_state
 from fxdp.ir.graphs import no_collection
 from fxdp.ir.notes import Site
-from fxdp.torch_compat import Patch, around, patched
+from fxdp.torch_compat import Patch, around, aten, patched
 
-_WRONGLY_DECOMPOSED = torch.ops.aten.multilabel_margin_loss_forward.default
+_WRONGLY_DECOMPOSED = aten.multilabel_margin_loss_forward.default
 """torch 2.13's Python decomposition counts targets after the first -1; its kernel does not."""
 
 

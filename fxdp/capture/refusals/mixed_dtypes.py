@@ -5,7 +5,6 @@ A trace does not run kernels, so it would be found at the first step, in the mid
 
 from __future__ import annotations
 
-import torch
 from torch import fx
 
 from fxdp.capture.sites import Origin
@@ -14,18 +13,18 @@ from fxdp.ir.graphs import inputs_of
 from fxdp.ir.notes import note
 from fxdp.ir.slots import Input
 from fxdp.ir.types import TensorType, dtype_name
+from fxdp.torch_compat import aten
 
-_aten = torch.ops.aten
 _PRODUCTS = frozenset(
     {
-        _aten.mm.default,
-        _aten.addmm.default,
-        _aten.bmm.default,
-        _aten.baddbmm.default,
-        _aten.mv.default,
-        _aten.dot.default,
-        _aten.convolution.default,
-        _aten.linear.default,
+        aten.mm.default,
+        aten.addmm.default,
+        aten.bmm.default,
+        aten.baddbmm.default,
+        aten.mv.default,
+        aten.dot.default,
+        aten.convolution.default,
+        aten.linear.default,
     }
 )
 

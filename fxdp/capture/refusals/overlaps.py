@@ -14,6 +14,7 @@ from torch import fx
 
 from fxdp.errors import CaptureError
 from fxdp.ir.notes import Site
+from fxdp.torch_compat import aten
 
 
 def check_overlap(node: fx.Node, site: Site) -> None:
@@ -23,7 +24,7 @@ def check_overlap(node: fx.Node, site: Site) -> None:
     ------
     CaptureError : with the line that makes the view or writes.
     """
-    if node.target is not torch.ops.aten.as_strided_scatter.default:
+    if node.target is not aten.as_strided_scatter.default:
         return
     sizes: Any = node.args[2]
     strides: Any = node.args[3]

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import fx
 
 from fxdp.capture.sites import Origin
@@ -20,18 +19,18 @@ from fxdp.ir.notes import note
 from fxdp.ir.sizes import mentions_batch
 from fxdp.ir.slots import Input
 from fxdp.ir.types import TensorType
+from fxdp.torch_compat import aten
 
-_aten = torch.ops.aten
-_BAGS = frozenset({_aten._embedding_bag.default, _aten._embedding_bag_forward_only.default})
+_BAGS = frozenset({aten._embedding_bag.default, aten._embedding_bag_forward_only.default})
 _MOVES = frozenset(
     {
-        _aten._to_copy.default,
-        _aten.alias.default,
-        _aten.clone.default,
-        _aten.select.int,
-        _aten.slice.Tensor,
-        _aten.squeeze.dim,
-        _aten.view.default,
+        aten._to_copy.default,
+        aten.alias.default,
+        aten.clone.default,
+        aten.select.int,
+        aten.slice.Tensor,
+        aten.squeeze.dim,
+        aten.view.default,
     }
 )
 """Through these a value is still what the caller passed; what is computed of lengths is the batch's."""

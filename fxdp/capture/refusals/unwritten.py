@@ -15,17 +15,17 @@ from fxdp.errors import CaptureError
 from fxdp.ir.notes import note
 from fxdp.ir.op_kinds import is_unwritten, is_view, reads_shape_alone
 from fxdp.ir.types import TensorType
+from fxdp.torch_compat import aten
 
-_aten = torch.ops.aten
-_MOVES = frozenset({_aten.clone.default, _aten._to_copy.default, _aten.cat.default, _aten.stack.default})
+_MOVES = frozenset({aten.clone.default, aten._to_copy.default, aten.cat.default, aten.stack.default})
 _CHOOSES = frozenset(
     {
-        _aten.where.self, _aten.copy.default, _aten.masked_fill.Tensor, _aten.masked_fill.Scalar,
-        _aten.fill.Tensor,
+        aten.where.self, aten.copy.default, aten.masked_fill.Tensor, aten.masked_fill.Scalar,
+        aten.fill.Tensor,
     }
 )  # fmt: skip
 """Pointwise, and yet it may be that nothing is read of an operand."""
-_READS = frozenset({_aten.mm.default, _aten.bmm.default, _aten.sum.default, _aten.sum.dim_IntList})
+_READS = frozenset({aten.mm.default, aten.bmm.default, aten.sum.default, aten.sum.dim_IntList})
 """Not pointwise, and reads all of its operands."""
 
 

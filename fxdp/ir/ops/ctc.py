@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 
 from fxdp.ir.ops.library import library, opaque
+from fxdp.torch_compat import aten
 
 
 def _losses(log_probs: Tensor, *rest: Any) -> Tensor:
     """The loss of each sample, unreduced."""
     if log_probs.shape[1] == 0:
         return log_probs.new_empty([0])
-    losses: Tensor = torch.ops.aten._ctc_loss.Tensor(log_probs, *rest)[0]
+    losses: Tensor = aten._ctc_loss.Tensor(log_probs, *rest)[0]
     return losses
 
 
@@ -26,8 +27,8 @@ def _gradient(grad: Tensor, log_probs: Tensor, *rest: Any) -> Tensor:
     if log_probs.shape[1] == 0:
         return _like(grad, log_probs)
     *lengths, blank, zero_infinity = rest
-    made = torch.ops.aten._ctc_loss.Tensor(log_probs, *rest)
-    result: Tensor = torch.ops.aten._ctc_loss_backward.Tensor(
+    made = aten._ctc_loss.Tensor(log_probs, *rest)
+    result: Tensor = aten._ctc_loss_backward.Tensor(
         grad, log_probs, *lengths, *made, blank, zero_infinity
     )
     return result.contiguous()

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from fxdp.ir.ops.library import aten, library
-from fxdp.torch_compat import OpOverload
+from fxdp.torch_compat import GoneOp, OpOverload, there
 
 _LOCAL: dict[OpOverload, OpOverload] = {}
 
@@ -29,7 +29,9 @@ def local_op(target: OpOverload) -> OpOverload:
     return _LOCAL[target]
 
 
-def _define(target: OpOverload, function: Callable[..., Any], dispatch_key: str) -> str:
+def _define(target: OpOverload | GoneOp, function: Callable[..., Any], dispatch_key: str) -> str:
+    if isinstance(target, GoneOp):
+        return ""
     name = target._schema.name.removeprefix("aten::").removeprefix("_")
     library.define(name + str(target._schema).removeprefix(target._schema.name))  # type: ignore[no-untyped-call]
     library.impl(name, function, dispatch_key)  # type: ignore[no-untyped-call]
@@ -42,7 +44,8 @@ def _asking_first(target: OpOverload, shape: Callable[..., torch.Tensor]) -> Non
         result: torch.Tensor = shape(self, *args) if self.numel() == 0 else target(self, *args)
         return result
 
-    torch.library.register_fake(_define(target, run, "CompositeExplicitAutograd"), shape, lib=library)
+    if name := _define(target, run, "CompositeExplicitAutograd"):
+        torch.library.register_fake(name, shape, lib=library)
 
 
 def _r2c_shape(self: torch.Tensor, dim: Sequence[int], normalization: int, onesided: bool) -> torch.Tensor:
@@ -141,6 +144,6 @@ def _unwarned(op: OpOverload) -> Callable[..., Any]:
 UNWARNED: Mapping[Any, Callable[..., Any]] = {
     op: _unwarned(op)
     for packet in (aten.var, aten.std, aten.var_mean, aten.std_mean)
-    for op in (packet.correction, packet.dim)
+    for op in there((packet.correction, packet.dim))
 }
 """What runs an op of spreads on a part that may be empty, without torch's warning of that."""

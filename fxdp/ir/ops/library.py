@@ -7,23 +7,16 @@ from typing import Any
 
 import torch
 
-from fxdp.torch_compat import OpOverload
-
-aten = torch.ops.aten
+from fxdp.torch_compat import OpOverload, there
+from fxdp.torch_compat import aten as aten
 
 library = torch.library.Library("fxdp", "FRAGMENT")  # type: ignore[no-untyped-call]
 
 
 def existing(*names: str) -> tuple[OpOverload, ...]:
     """The aten overloads of these names (`"nonzero"`, `"searchsorted.Scalar"`) that this torch has."""
-    found = []
-    for name in names:
-        base, _, overload = name.partition(".")
-        packet = getattr(aten, base, None)
-        op = getattr(packet, overload or "default", None)
-        if op is not None:
-            found.append(op)
-    return tuple(found)
+    split = (name.partition(".") for name in names)
+    return there(getattr(getattr(aten, base), overload or "default") for base, _, overload in split)
 
 
 def opaque(schema: str, function: Callable[..., Any], fake: Callable[..., Any], **options: Any) -> OpOverload:

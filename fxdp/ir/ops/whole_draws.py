@@ -16,21 +16,21 @@ from torch import Tensor
 
 from fxdp.ir.ops.library import existing, opaque
 from fxdp.ir.ops.parts import take_part, unflatten
-from fxdp.torch_compat import OpOverload
+from fxdp.torch_compat import OpOverload, aten
 
 UNREAD = -2  # a tensor of which the op reads the shape only
 _ALIKE = 0.5  # stands for other ranks' values: a probability, a mean, a deviation, a weight
 
 IN_PLACE = {
-    torch.ops.aten.bernoulli.p: torch.ops.aten.bernoulli_.float,
-    torch.ops.aten.normal_functional.default: torch.ops.aten.normal_.default,
+    aten.bernoulli.p: aten.bernoulli_.float,
+    aten.normal_functional.default: aten.normal_.default,
 }
 """What capture makes an op from, where the op itself would fill memory in another order.
 
 `normal_` of memory with gaps draws one number at a time, and blocks of them elsewhere.
 """
 
-FUSED_DROPOUTS = frozenset({torch.ops.aten.native_dropout.default, *existing("_fused_dropout")})
+FUSED_DROPOUTS = frozenset({aten.native_dropout.default, *existing("_fused_dropout")})
 """On a GPU these draw for several elements at once where their operand has no gaps, else for one."""
 
 _EXTRA = (
@@ -79,7 +79,8 @@ def _define(target: OpOverload) -> OpOverload:
 
 
 def _eager_form(target: OpOverload) -> OpOverload:
-    return IN_PLACE.get(target, target)
+    form: OpOverload = IN_PLACE.get(target, target)
+    return form
 
 
 def _call(target: OpOverload, names: Sequence[str], values: Sequence[Any]) -> Any:

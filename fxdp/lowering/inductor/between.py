@@ -18,12 +18,12 @@ import operator
 from bisect import bisect
 from collections.abc import Iterator, Mapping, Sequence
 
-import torch
 from torch import fx
 
 from fxdp.ir.op_kinds import is_view
 from fxdp.ir.ops.parameter_rows import GATHERS, STARTS
 from fxdp.lowering.inductor.collective_order import communicates, starts_collective
+from fxdp.torch_compat import aten
 
 
 def calls_between(graph: fx.Graph) -> set[fx.Node]:
@@ -95,7 +95,7 @@ def _is_seen_differently(node: fx.Node) -> bool:
 
 def _moves(node: fx.Node) -> bool:
     """Whether a call packs values, or shows them differently."""
-    return _is_seen_differently(node) or node.target is torch.ops.aten.cat.default
+    return _is_seen_differently(node) or node.target is aten.cat.default
 
 
 def data_of(node: fx.Node) -> Iterator[fx.Node]:

@@ -33,7 +33,6 @@ from fxdp.lowering.op_by_op import pack_sums, reads_again
 from fxdp.lowering.shapes import Shapes, SizesFixedError
 from fxdp.torch_compat import compile_with_inductor, fixed_sizes, graph_module
 
-aten = torch.ops.aten
 _log = logging.getLogger("fxdp")
 
 

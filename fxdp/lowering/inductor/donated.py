@@ -14,15 +14,12 @@ import operator
 from collections import Counter
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor, fx
 
 from fxdp.ir.op_kinds import is_view
 from fxdp.lowering.inductor.segments import Segment
 from fxdp.lowering.inductor.strides import results
-from fxdp.torch_compat import OpOverload
-
-aten = torch.ops.aten
+from fxdp.torch_compat import OpOverload, aten
 
 _TOGETHER = frozenset(
     {aten.cat.default, aten.stack.default, aten.constant_pad_nd.default, aten.copy_.default}

@@ -43,6 +43,7 @@ from fxdp.lowering.inductor.trace import Traced, trace, unread_draws
 from fxdp.lowering.shapes import Shapes
 from fxdp.torch_compat import (
     FakeTensorMode,
+    aten,
     code_on_call,
     joint_passes_for_inference,
     partition_for_inductor,
@@ -50,7 +51,6 @@ from fxdp.torch_compat import (
     quick_trees,
 )
 
-aten = torch.ops.aten
 _log = logging.getLogger("fxdp")
 
 

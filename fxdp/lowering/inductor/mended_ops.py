@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-aten = torch.ops.aten
+from fxdp.torch_compat import aten
 
 
 def _pool_backward(op: Any, dims: int) -> Callable[..., Tensor]:

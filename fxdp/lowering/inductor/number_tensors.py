@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-aten = torch.ops.aten
+from fxdp.torch_compat import aten
 
 _READ = aten._local_scalar_dense.default
 _ARITHMETIC = frozenset({operator.add, operator.sub, operator.mul, operator.truediv, operator.neg})

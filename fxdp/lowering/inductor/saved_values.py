@@ -45,9 +45,7 @@ from fxdp.ir.graphs import ancestors, keep_ancestors
 from fxdp.ir.notes import note
 from fxdp.ir.ops.whole_draws import is_twin
 from fxdp.lowering.inductor.strides import results
-from fxdp.torch_compat import handing_on
-
-aten = torch.ops.aten
+from fxdp.torch_compat import aten, handing_on
 
 _COMPARISONS = {getattr(aten, name).Scalar for name in ("le", "lt", "ge", "gt", "eq", "ne")}
 

@@ -37,8 +37,7 @@ from fxdp.lowering.inductor.between import (
     with_parts,
 )
 from fxdp.lowering.inductor.call_text import line, token
-
-aten, prims = torch.ops.aten, torch.ops.prims
+from fxdp.torch_compat import aten, prims
 
 _SHORTEST = 16
 """Nodes in a layer: a call of code takes some microseconds, which a layer of few ops would not be worth."""

@@ -29,9 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from fxdp.torch_compat import graph_module
-
-aten = torch.ops.aten
+from fxdp.torch_compat import aten, graph_module
 
 _FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 

@@ -23,10 +23,11 @@ from fxdp.ir.op_kinds import is_view
 from fxdp.ir.ops.packed_sums import finish_sums, start_sums
 from fxdp.lowering.inductor.between import calls_between
 from fxdp.lowering.inductor.collective_order import communicates
+from fxdp.torch_compat import aten
 
 _ALL_REDUCE = torch.ops._c10d_functional.all_reduce.default
-_CAT = torch.ops.aten.cat.default
-_SLICE = torch.ops.aten.slice.Tensor
+_CAT = aten.cat.default
+_SLICE = aten.slice.Tensor
 
 
 def sums_in_place(graph: fx.Graph) -> bool:

@@ -24,9 +24,7 @@ from fxdp.lowering.inductor.number_tensors import NumberTensors
 from fxdp.lowering.inductor.saved_values import marked, save_results_alone
 from fxdp.lowering.inductor.strides import channels_last, of_that_shape, traces_channels_last
 from fxdp.lowering.shapes import Shapes
-from fxdp.torch_compat import FakeTensorMode, OpOverload, OpTraces, interpret_sympy, trace_for_inductor
-
-aten = torch.ops.aten
+from fxdp.torch_compat import FakeTensorMode, OpOverload, OpTraces, aten, interpret_sympy, trace_for_inductor
 
 _TAKE_A_NUMBER = frozenset({collectives.start_all_gather, collectives.start_broadcast})
 """Their ops take a tensor and a number, which Inductor promotes to one type: bools would become int64."""

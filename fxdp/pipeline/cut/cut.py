@@ -13,7 +13,6 @@ import itertools
 import operator
 from collections.abc import Sequence
 
-import torch
 from torch import fx
 
 from fxdp.errors import StageError
@@ -24,8 +23,9 @@ from fxdp.ir.types import TensorType
 from fxdp.pipeline.cut.balance import balance
 from fxdp.pipeline.cut.cost import node_cost
 from fxdp.pipeline.cut.phases import Phases
+from fxdp.torch_compat import aten
 
-_ADD = torch.ops.aten.add.Tensor
+_ADD = aten.add.Tensor
 
 
 def assign(graph: fx.Graph, phases: Phases, stages: int | Sequence[str]) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-import torch
 from torch import fx
 
 from fxdp.ir import conversions
@@ -20,8 +19,7 @@ from fxdp.ir.op_kinds import is_view
 from fxdp.ir.sizes import LOCAL, OFFSET
 from fxdp.ir.slots import Buffer, Constant, Input, Parameter, Size
 from fxdp.ir.types import TensorType
-
-aten = torch.ops.aten
+from fxdp.torch_compat import aten
 
 _HEAVY = frozenset(
     {

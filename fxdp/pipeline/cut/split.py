@@ -9,7 +9,6 @@ so that they run when rows have changed and not at each call.
 
 from __future__ import annotations
 
-import torch
 from torch import fx
 
 from fxdp.ir.graphs import inputs_of, results_of
@@ -22,8 +21,7 @@ from fxdp.pipeline.cut.node_roles import same_in_all
 from fxdp.pipeline.cut.part_builder import PartBuilder
 from fxdp.pipeline.cut.partition import CutEdge, Part, Partition, Total
 from fxdp.pipeline.cut.phases import Phases
-
-aten = torch.ops.aten
+from fxdp.torch_compat import aten
 
 
 class _Cut:

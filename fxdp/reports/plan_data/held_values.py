@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import fx
 
 from fxdp.ir import conversions
@@ -23,6 +22,7 @@ from fxdp.ir.graphs import results_of
 from fxdp.ir.mesh import Mesh
 from fxdp.ir.notes import note, tensor_type
 from fxdp.ir.op_kinds import is_view
+from fxdp.ir.ops.library import aten
 from fxdp.ir.ops.moments import MOMENTS_OP
 from fxdp.ir.ops.standardize import STANDARDIZE_BACKWARD_OP, STANDARDIZE_OP
 from fxdp.ir.placements import Rows
@@ -185,7 +185,7 @@ class HeldValues:
         if node.target in (conversions.gather_rows, conversions.scatter_rows):
             return "buckets"
         if node in self._gradient_like:
-            return "buckets" if node.target is torch.ops.aten.cat.default else "gradients"
+            return "buckets" if node.target is aten.cat.default else "gradients"
         return "saved" if node in self._saved and not note(node).backward else "temporary"
 
     def _packed(self, node: fx.Node) -> int:
@@ -226,6 +226,6 @@ def _sent(node: fx.Node, mesh: Mesh) -> int:
 
 def _moves(node: fx.Node) -> bool:
     """Whether an op only brings values to another place."""
-    return is_view(node.target) or node.target is torch.ops.aten.cat.default or (
+    return is_view(node.target) or node.target is aten.cat.default or (
         node.target in conversions.CONVERSIONS
     )  # fmt: skip

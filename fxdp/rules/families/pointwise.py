@@ -19,7 +19,7 @@ from fxdp.ir.placements import Dim, Shard
 from fxdp.rules.dims import candidates, operand_or_none, widens
 from fxdp.rules.labels import linear
 from fxdp.rules.registry import Alternative, Op, Operand, rule
-from fxdp.torch_compat import OpOverload, all_op_names
+from fxdp.torch_compat import GoneOp, OpOverload, all_op_names, there
 
 _OTHERWISE = frozenset(  # tagged, but `equal` answers one bool, and these have their own rules
     {aten.equal.default, aten.masked_fill.Scalar, aten.fill.Scalar, aten.zero.default}
@@ -58,13 +58,13 @@ def _tagged() -> Iterator[OpOverload]:
         base, _, overload = name.partition(".")
         if namespace != "aten" or "out" in overload or (base.endswith("_") and not base.endswith("__")):
             continue
-        op = getattr(getattr(aten, base), overload or "default", None)
-        if op is not None and torch.Tag.pointwise in op.tags and not op._schema.is_mutable:
+        op = getattr(getattr(aten, base), overload or "default")
+        if not isinstance(op, GoneOp) and torch.Tag.pointwise in op.tags and not op._schema.is_mutable:
             yield op
 
 
 def _pointwise_ops() -> tuple[OpOverload, ...]:
-    ops = dict.fromkeys((*_tagged(), *_UNTAGGED))
+    ops = dict.fromkeys((*_tagged(), *there(_UNTAGGED)))
     seeded = torch.Tag.nondeterministic_seeded
     return tuple(op for op in ops if op not in _OTHERWISE and seeded not in op.tags)
 
