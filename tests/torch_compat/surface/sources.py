@@ -76,8 +76,8 @@ def _bound(nodes: list[ast.AST]) -> dict[str, str]:
             known |= {a.asname: a.name for a in node.names if a.asname and _is_torch(a.name)}
         elif isinstance(node, ast.ImportFrom) and _is_torch(node.module):
             known |= {a.asname or a.name: f"{node.module}.{a.name}" for a in node.names}
-        elif isinstance(node, ast.ImportFrom) and any(a.name == "aten" for a in node.names):
-            known["aten"] = "torch.ops.aten"  # of a file of ours
+        elif isinstance(node, ast.ImportFrom):  # `aten` and `prims` of a file of ours
+            known |= {a.name: f"torch.ops.{a.name}" for a in node.names if a.name in ("aten", "prims")}
     for node in nodes:
         if isinstance(node, ast.Assign) and isinstance(name := node.targets[0], ast.Name):
             if path := _dotted(node.value, known):
