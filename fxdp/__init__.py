@@ -27,8 +27,12 @@ from fxdp.errors import (
     ScheduleError,
     StageError,
     StateError,
+    TorchMismatchError,
+    UnsupportedTorchError,
+    UntestedTorchWarning,
     VerifierError,
 )
+from fxdp.releases import check_torch
 from fxdp.version import __version__ as __version__
 
 # `fxdp --help` and the errors need no torch, whose import takes seconds: all else is imported when asked for
@@ -76,6 +80,9 @@ __all__ = [
     "ScheduleError",
     "StageError",
     "StateError",
+    "TorchMismatchError",
+    "UnsupportedTorchError",
+    "UntestedTorchWarning",
     "VerifierError",
     "check_rule",
     "compile",
@@ -127,6 +134,7 @@ def _tell_uncaught() -> None:
 def __getattr__(name: str) -> Any:
     """A public name, or a room, which `import fxdp` has not imported yet."""
     if name in _HOMES:
+        check_torch()
         globals()[name] = found = getattr(import_module(f"fxdp.{_HOMES[name]}"), name)
         return found
     if not name.startswith("_"):
@@ -258,11 +266,13 @@ def compile(
 
     Raises
     ------
+    UnsupportedTorchError : torch is too old, or built without `torch.distributed`.
     MeshError : a mesh that does not fit, unknown axes, no process group.
     InputError : options that do not exist; a model that is compiled or wrapped for data parallelism already.
     ScheduleError : an unknown schedule.
     StageError, ScheduleError : at the first call, stages or a schedule that do not fit the model.
     """
+    check_torch()
     from fxdp.module.compiled import CompiledModule
     from fxdp.options import Options
 

@@ -2,6 +2,7 @@
 
     FxdpError
     ├── CaptureError        a model that cannot be captured as one graph
+    │   └── TorchMismatchError  fxdp's own code does not fit the installed torch (a bug in fxdp)
     ├── PlacementError      an op that cannot be made exact on this mesh
     ├── ExactnessError      fxdp.verify found a value that differs from one device's
     │   └── RuleError       an op rule that claims what its op does not compute
@@ -13,7 +14,10 @@
     │   └── DeadlockError   ranks that would wait for one another forever
     ├── StageError          a model that cannot be cut into the stages asked for
     ├── VerifierError       a graph that breaks an invariant of its level (a bug in fxdp)
+    ├── UnsupportedTorchError   a torch that is absent, too old or built without what fxdp needs
     └── StateError          a call at the wrong time (after shutdown, a second backward, ...)
+
+    UntestedTorchWarning    a torch that fxdp was not proven with
 
 Every message says where, what was got, what was expected and the remedy.
 """
@@ -76,6 +80,18 @@ class StageError(FxdpError, ValueError):
 
 class VerifierError(FxdpError):
     """A graph breaks an invariant of its level: a bug in a pass or in a registered rule."""
+
+
+class UnsupportedTorchError(FxdpError):
+    """Torch is not installed, too old, or built without what fxdp needs."""
+
+
+class TorchMismatchError(CaptureError):
+    """Fxdp's own code, which works with torch's internals, does not fit the installed torch."""
+
+
+class UntestedTorchWarning(UserWarning):
+    """The installed torch is not one that fxdp was proven with."""
 
 
 class StateError(FxdpError, RuntimeError):

@@ -11,6 +11,7 @@ FXDP_LAYERS      0: Inductor compiles a model's layers together, not one layer f
 FXDP_CACHE       0: nothing is kept on disk from run to run, but what Inductor keeps    1
 FXDP_CACHE_DIR   folder for what is kept; its owner alone may write it                 fxdp in Inductor's
 FXDP_CACHE_MB    how large it may become; what was not used for longest goes first; 0: as without     512
+FXDP_UNTESTED_TORCH  1: no warning of a torch that fxdp was not proven with           0
 FXDP_TREE_ABOVE  more ranks than these are joined as a tree, not all to all; the same everywhere    8
 FXDP_HOST        address at which other ranks reach this one (control channel)     found by itself
 """
@@ -165,6 +166,46 @@ class CacheSettings:
             folder=env.get("FXDP_CACHE_DIR") or (inductor and os.path.join(inductor, "fxdp")),
             megabytes=megabytes if _number(env, "FXDP_CACHE", 1) else 0.0,
         )
+
+
+@dataclass(frozen=True)
+class UntestedSettings:
+    """What is said of a torch that fxdp was not proven with; read by itself, before torch is imported.
+
+    Attributes
+    ----------
+    known : the user knows it, and wants no warning.
+    rank : this process's number among those that torchrun started.
+    """
+
+    known: bool = False
+    rank: int = 0
+
+    @staticmethod
+    def from_environment(environment: Mapping[str, str] | None = None) -> UntestedSettings:
+        """Read the settings from `environment` (default: the process's own).
+
+        Raises
+        ------
+        MeshError : `FXDP_UNTESTED_TORCH` is not a number.
+        """
+        env = os.environ if environment is None else environment
+        rank = env.get("RANK", "0")
+        return UntestedSettings(
+            known=_number(env, "FXDP_UNTESTED_TORCH", 0) != 0, rank=int(rank) if rank.isdigit() else 0
+        )
+
+
+def compiler_asked(environment: Mapping[str, str] | None = None) -> str:
+    """The C++ compiler that Inductor is told to take."""
+    env = os.environ if environment is None else environment
+    return env.get("CXX") or "g++"
+
+
+def settings_given(environment: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The variables of fxdp's own that the environment sets, sorted by name."""
+    env = os.environ if environment is None else environment
+    return {name: env[name] for name in sorted(env) if name.startswith("FXDP_")}
 
 
 def become(place: Launch) -> None:

@@ -11,6 +11,7 @@ FXDP = ROOT / "fxdp"
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "version"),
     ("settings", "skip"),
+    ("releases",),
     ("torch_compat",),
     ("disk", "ir"),
     ("ranks", "capture", "rules", "lowering"),  # four wings: none knows another
@@ -21,7 +22,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("module",),
     ("oracle",),
     ("__init__",),
-    ("demo", "integrations"),
+    ("demo", "integrations", "doctor"),
     ("cli",),
     ("__main__",),
 )

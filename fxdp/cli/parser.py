@@ -14,12 +14,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from fxdp.errors import FxdpError, RankFailedError
+from fxdp.releases import PROVEN, check_torch, installed, is_proven
+from fxdp.version import __version__
 
 _COMMANDS = {
     "verify": "prove that the program of a model equals one device, on virtual ranks in this process",
     "plan": "what a step of a model exchanges on a mesh and why, without a process group",
     "explain": "why each value of a model is placed as it is, and why each collective exists",
     "rules": "list what fxdp does with each op of torch",
+    "doctor": "what of fxdp works here: versions, shortcuts, a small model on ranks; text for an issue",
 }
 """Each is a file beside this one, imported if it is asked for: torch alone takes seconds."""
 
@@ -48,6 +51,7 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     """The commands, and the options of the one that the arguments name."""
     named = next((word for word in arguments if not word.startswith("-")), "")
     parser = argparse.ArgumentParser(prog="fxdp", description="Automatic data parallelism for torch models.")
+    parser.add_argument("--version", action=_Version, nargs=0, help="fxdp's release and torch's")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     demo = commands.add_parser(
         "demo",
@@ -70,8 +74,17 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     return parser
 
 
+class _Version(argparse.Action):
+    """Print which release of fxdp this is, and which torch it finds, without importing that."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        known = "proven" if is_proven() else f"not proven: fxdp {__version__} is with {', '.join(PROVEN)}"
+        parser.exit(0, f"fxdp {__version__}, torch {installed()} ({known})\n")
+
+
 def _imported(name: str) -> Any:
     """A module, and torch with it, of whose million new objects none is garbage: looking costs a second."""
+    check_torch()
     collects = gc.isenabled()
     gc.disable()
     try:

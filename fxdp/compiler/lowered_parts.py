@@ -28,6 +28,7 @@ from fxdp.lowering.inductor.start import Start, start_of
 from fxdp.lowering.shapes import SizesFixedError
 from fxdp.ranks.agreement import agree, gather_objects
 from fxdp.ranks.joined import Joined
+from fxdp.torch_compat import why_not_compiled
 
 _log = logging.getLogger("fxdp")
 
@@ -162,7 +163,7 @@ class LoweredParts:
         except Exception as error:  # whatever Inductor may raise, the program runs without it
             if not compiled:
                 raise
-            return _Failed(f"{type(error).__name__}: {error}".splitlines()[0][:300])
+            return _Failed(why_not_compiled(error))
 
     def _add_fixed(self, reports: Sequence[_Report]) -> bool:
         """Note which parts fix sizes on any rank; whether there are new ones."""

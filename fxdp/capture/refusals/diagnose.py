@@ -113,6 +113,8 @@ def capture_error(
     `reads`: all places that read values of tensors; `only_at`: at which batch sizes the model runs, if not at
     all.
     """
+    if (mismatch_of_torch := torch_compat.torch_mismatch(error)) is not None:
+        return mismatch_of_torch
     site = site_of_exception(error)
     if is_data_dependent(error) or (reads and _OF_READS.search(_first_line(error))):
         if not site.file and reads:  # torch asks only later for what depends on a value that was read

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fxdp.torch_compat.releases import OLDEST, PROVEN, installed, is_proven, release
+from fxdp.releases import OLDEST, PROVEN, installed, is_proven, release
 
 
 def test_the_table_is_in_order_and_each_line_is_a_release() -> None:

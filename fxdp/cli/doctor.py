@@ -1,0 +1,45 @@
+"""Say what of fxdp works here, as plain text for an issue; exit code 1 where something does not."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+import warnings
+
+from fxdp.doctor import checks, environment
+from fxdp.doctor.section import Section
+from fxdp.errors import UntestedTorchWarning
+
+
+def declare(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    parser.add_argument("--quick", action="store_true", help="run nothing: versions, settings, caches")
+
+
+def run(asked: argparse.Namespace) -> int:
+    """Print what is found, section by section, as soon as it is known."""
+    warnings.simplefilter("ignore", UntestedTorchWarning)  # said in words of its own
+    began, ok = time.perf_counter(), True
+    for make in (environment.versions, environment.settings, environment.shortcuts):
+        ok &= _show(make())
+    if not asked.quick:
+        _say("checks of a small model")
+        for row in checks.checks():
+            ok &= row.ok
+            _say("\n".join(Section("", (row,)).lines()[1:]))
+        ok &= _show(checks.mends())
+    ok &= _show(environment.caches())
+    _say(f"{'all is well' if ok else 'something FAILED, see above'} ({time.perf_counter() - began:.0f} s)")
+    return 0 if ok else 1
+
+
+def _show(section: Section) -> bool:
+    if section.rows or ":" in section.title:
+        _say("\n".join(section.lines()))
+    return section.ok
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()

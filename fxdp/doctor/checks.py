@@ -1,0 +1,115 @@
+"""What the doctor runs: a small model on virtual and on real ranks, and torch's faults that fxdp mends."""
+
+from __future__ import annotations
+
+import copy
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn import functional as F
+
+import fxdp
+from fxdp.doctor.section import Row, Section
+from fxdp.errors import ExactnessError
+
+_TOLERANCE = 1e-9
+_SPLIT = (5, 3)
+_RANKS_S = 240.0
+
+
+class _Small(nn.Module):
+    """A layer, a norm over the batch, and a mean over what counts: all three need other ranks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(self.last(F.relu(self.norm(self.first(x)))), y, ignore_index=-100)
+
+
+def _subject(samples: int) -> tuple[nn.Module, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(samples, 4, generator=generator, dtype=torch.float64)
+    y = torch.randint(3, (samples,), generator=generator)
+    y[::3] = -100
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(0)
+        return _Small().double(), x, y
+
+
+def checks() -> Iterator[Row]:
+    """Run all of them one after the other; each is timed, and a failure ends none of the others."""
+    # ranks are forks: they come first, as a process that has compiled has threads
+    yield _checked("2 ranks, eager", partial(_on_ranks, "eager", "replicate"))
+    yield _checked("2 ranks, Inductor", partial(_on_ranks, "inductor", "replicate"))
+    yield _checked("2 ranks, sharded", partial(_on_ranks, "eager", "shard"))
+    yield _checked("4 virtual ranks", _verified)
+
+
+def _checked(name: str, check: Callable[[], float]) -> Row:
+    began = time.perf_counter()
+    try:
+        error = check()
+    except Exception as failure:
+        frame = traceback.extract_tb(failure.__traceback__)[-1]
+        where = f"{frame.filename.rpartition('/')[2]}:{frame.lineno}"
+        return Row(name, f"{type(failure).__name__}: {failure} (at {where})", ok=False)
+    text = f"as one device, largest difference {error:.1e} ({time.perf_counter() - began:.1f} s)"
+    return Row(name, text)
+
+
+def _verified() -> float:
+    model, x, y = _subject(sum(_SPLIT))
+    report = fxdp.verify(model, (x, y), mesh={"dp": 4})
+    if not report.ok:
+        raise ExactnessError(str(report))
+    return max(run.error for run in report.runs)
+
+
+def _on_ranks(compute: str, strategy: str) -> float:
+    found = fxdp.launch(_one_rank, compute, strategy, nproc=len(_SPLIT), timeout=_RANKS_S)
+    error = max(found)
+    if not error <= _TOLERANCE:
+        raise ExactnessError(f"a loss or gradient differs from one device's by {error:.1e}")
+    return float(error)
+
+
+def _one_rank(compute: str, strategy: str) -> float:
+    """How far the loss and the gradients of one step are from one device's, on this rank."""
+    warnings.simplefilter("ignore")
+    model, x, y = _subject(sum(_SPLIT))
+    single = copy.deepcopy(model)
+    compiled = fxdp.compile(model, compute=compute, strategy=strategy)
+    begin = sum(_SPLIT[: dist.get_rank()])
+    part = slice(begin, begin + _SPLIT[dist.get_rank()])
+    loss, expected = compiled(x[part], y[part]), single(x, y)
+    loss.backward()
+    expected.backward()
+    apart = [loss - expected]
+    for ours, theirs in zip(compiled.parameters(), single.parameters(), strict=True):
+        grad = ours.grad.full_tensor() if isinstance(ours.grad, DTensor) else ours.grad
+        assert grad is not None
+        apart.append(grad - theirs.grad)
+    return max(one.abs().max().item() for one in apart)
+
+
+def mends() -> Section:
+    """Which of torch's faults that fxdp mends the installed torch has."""
+    from fxdp.torch_compat.mends import mends as known
+
+    rows = []
+    for mend in known():
+        try:
+            text = "needed here" if mend.has_fault() else "mended by torch"
+            rows.append(Row(mend.name, f"{text}: {mend.fault}"))
+        except Exception as error:
+            rows.append(Row(mend.name, f"{type(error).__name__}: {error}", ok=False))
+    return Section("torch's faults that fxdp mends", tuple(rows))

@@ -1,0 +1,99 @@
+"""What fxdp finds in this environment: versions, settings, shortcuts, mends, caches."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from fxdp import releases, torch_compat
+from fxdp.doctor.section import Row, Section
+from fxdp.reports.rows import format_bytes
+from fxdp.settings import CacheSettings, compiler_asked, settings_given
+from fxdp.version import __version__
+
+_LIBRARIES = ("numpy", "sympy", "networkx", "triton", "transformers", "accelerate", "lightning")
+_COMPILER_S = 10.0
+
+
+def versions() -> Section:
+    """fxdp's, torch's and those of what they stand on."""
+    return Section("versions", tuple(_versions()))
+
+
+def _versions() -> Iterator[Row]:
+    yield Row("fxdp", __version__)
+    known = "proven" if releases.is_proven() else f"not proven (proven: {', '.join(releases.PROVEN)})"
+    yield Row("torch", f"{releases.installed()}, {known}")
+    yield Row("", f"git {torch.version.git_version[:12]}")
+    devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    yield Row("CUDA", f"{torch.version.cuda or 'none'}, {devices} devices")
+    yield Row("Python", f"{platform.python_version()} on {platform.system()} {platform.machine()}")
+    yield Row("C++", _compiler())
+    for name in _LIBRARIES:
+        try:
+            yield Row(name, importlib.metadata.version(name))
+        except importlib.metadata.PackageNotFoundError:
+            continue
+
+
+def _compiler() -> str:
+    """The C++ compiler that Inductor would take, by its own words."""
+    asked = compiler_asked()
+    path = shutil.which(asked)
+    if path is None:
+        return f'no {asked}: install g++, or set CXX; without one compute="eager" is used'
+    try:
+        said = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=_COMPILER_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"{path}: {error}"
+    return said.stdout.partition("\n")[0] or f"{path}: says nothing of its version"
+
+
+def settings() -> Section:
+    """The variables of fxdp's own that the environment sets."""
+    return Section("settings", tuple(Row(name, value) for name, value in settings_given().items()))
+
+
+def shortcuts() -> Section:
+    """Which shortcuts are left out, and why."""
+    known = torch_compat.shortcuts()
+    off = [(one.name, why) for one in known if (why := torch_compat.why_off(one)) is not None]
+    count = f"{len(known) - len(off)} of {len(known)} on"
+    return Section(f"shortcuts: {count}", tuple(Row(name, f"off: {why}") for name, why in off))
+
+
+def caches() -> Section:
+    """Where caches lie, and how large they are."""
+    chosen = CacheSettings.from_environment()
+    inductor = Path(torch_compat.inductor_folder())
+    own = Path(chosen.folder) if chosen.folder else inductor / "fxdp"
+    rows = [Row("fxdp", _folder(own, chosen.megabytes)), Row("Inductor", _folder(inductor, None))]
+    return Section("caches", tuple(rows))
+
+
+def _folder(path: Path, megabytes: float | None) -> str:
+    if megabytes == 0:
+        return "off"
+    size = format_bytes(sum(_size(file) for file in path.rglob("*"))) if path.is_dir() else "not made yet"
+    most = "" if megabytes is None else f" of at most {megabytes:g} MiB"
+    writable = "" if os.access(_nearest(path), os.W_OK) else ", cannot be written"
+    return f"{path}: {size}{most}{writable}"
+
+
+def _size(file: Path) -> int:
+    try:
+        return file.stat().st_size if file.is_file() else 0
+    except OSError:  # another process has removed it
+        return 0
+
+
+def _nearest(path: Path) -> Path:
+    """The folder itself, or the one in which it would be made."""
+    return next((one for one in (path, *path.parents) if one.exists()), Path("/"))

@@ -1,0 +1,43 @@
+"""Sections of plain text, 80 columns wide."""
+
+from __future__ import annotations
+
+import textwrap
+from dataclasses import dataclass
+
+_WIDTH, _NAME = 80, 20
+
+
+@dataclass(frozen=True)
+class Row:
+    """A name and what is said of it."""
+
+    name: str
+    text: str
+    ok: bool = True
+    """Whether all is well."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """A title and its rows."""
+
+    title: str
+    rows: tuple[Row, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether all of its rows are well."""
+        return all(row.ok for row in self.rows)
+
+    def lines(self) -> list[str]:
+        """The section as text, each line at most 80 columns wide."""
+        found = [self.title]
+        for row in self.rows:
+            name = f"  {row.name}".ljust(_NAME) if len(row.name) < _NAME - 2 else f"  {row.name} "
+            text = " ".join(("" if row.ok else f"FAILED: {row.text}" if row.text else "FAILED").split())
+            text = " ".join(row.text.split()) if row.ok else text
+            found += textwrap.wrap(
+                text, _WIDTH, initial_indent=name, subsequent_indent=" " * _NAME, break_on_hyphens=False
+            ) or [name.rstrip()]
+        return found

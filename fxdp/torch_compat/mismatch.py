@@ -1,0 +1,100 @@
+"""Errors by which fxdp's own code does not fit the installed torch, told apart from those of a model.
+
+fxdp stands in for functions of torch's, and calls others that are not public. Where a release changes one,
+Python says so in words that look like a mistake of the user's:
+
+    torch calls ours        TypeError: _Copies.method.<locals>.made() missing 1 required positional argument
+    ours calls torch's      TypeError: partition() got an unexpected keyword argument 'outputs'
+    ours reads torch's      AttributeError: 'classmethod_descriptor' object has no attribute '__func__'
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from types import CodeType, FunctionType
+from typing import Any
+
+from fxdp.errors import TorchMismatchError
+from fxdp.releases import PROVEN, installed
+from fxdp.version import __version__
+
+__all__ = ["torch_mismatch", "why_not_compiled"]
+
+_FXDP = Path(__file__).resolve().parent.parent
+_ROOMS = {"fxdp.torch_compat": _FXDP / "torch_compat", "fxdp.capture.patches": _FXDP / "capture" / "patches"}
+"""The rooms whose functions stand in for torch's."""
+_COMPILER = ("InvalidCxxCompiler", "CppCompileError", "C++ compile error")
+"""What Inductor says where there is no C++ compiler, or one that is too old."""
+_CALL = re.compile(r"^(?P<name>[\w.<>]+)\(\) (missing \d+ required|takes |got an unexpected|got multiple)")
+
+
+def torch_mismatch(error: BaseException) -> TorchMismatchError | None:
+    """The error to raise in place of one that is fxdp's and torch's affair; None for one that is not."""
+    for link in _chain(error):
+        frames = traceback.extract_tb(link.__traceback__)
+        if not frames:
+            continue
+        last = frames[-1]
+        room = next((room for room, folder in _ROOMS.items() if Path(last.filename).is_relative_to(folder)), "")
+        if _is_mismatch(link, room):
+            where = f"{Path(last.filename).name}:{last.lineno}"
+            return TorchMismatchError(
+                f"fxdp {__version__} does not fit torch {installed()} (proven with {PROVEN[0]} to "
+                f"{PROVEN[-1]}): {type(link).__name__}: {str(link).splitlines()[0]} (at {where}). "
+                "The model is not at fault: please report it, with what `fxdp doctor` prints"
+            )
+    return None
+
+
+def why_not_compiled(error: BaseException) -> str:
+    """What stopped Inductor, in one line, with what to do about it where that is known."""
+    if (mismatch := torch_mismatch(error)) is not None:
+        return str(mismatch)
+    line = f"{type(error).__name__}: {error}".splitlines()[0][:300]
+    if any(name in line for name in _COMPILER):
+        line += ". Install g++ 11 or newer, or set CXX to a C++ compiler that knows C++20"
+    return line
+
+
+def _is_mismatch(error: BaseException, room: str) -> bool:
+    """Whether an error that was raised in a room, or in none of them, is one of the three kinds."""
+    if isinstance(error, (AttributeError, ImportError, NameError)):
+        return bool(room)
+    call = _CALL.match(str(error)) if isinstance(error, TypeError) else None
+    if call is None:
+        return False
+    # a user's call of what fxdp stands in for comes by way of `capture/patches`, with his own mistakes
+    return room == "fxdp.torch_compat" or call["name"] in _own_names()
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    link: BaseException | None = error
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
+        yield link
+        link = link.__cause__ or link.__context__
+
+
+def _own_names() -> set[str]:
+    """The qualified names of all functions in the rooms, nested ones included."""
+    modules = [m for name, m in list(sys.modules.items()) if name.startswith(tuple(_ROOMS))]
+    return {code.co_qualname for module in modules for code in _codes(module)}
+
+
+def _codes(module: Any) -> Iterator[CodeType]:
+    waiting: list[Any] = [v for v in vars(module).values() if getattr(v, "__module__", "") == module.__name__]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, CodeType):
+            yield one
+            waiting += [c for c in one.co_consts if isinstance(c, CodeType)]
+        elif isinstance(one, type):
+            waiting += [v for v in vars(one).values() if isinstance(v, (FunctionType, staticmethod, classmethod))]
+        else:
+            code = getattr(getattr(one, "__wrapped__", one), "__code__", None)
+            waiting += [code] if isinstance(code, CodeType) else []
