@@ -1,4 +1,4 @@
-"""The command line: `fxdp verify`, `fxdp plan`, `fxdp explain`, `fxdp rules`, `fxdp doctor`, `fxdp demo`; one file each.
+"""The command line: `fxdp verify`, `plan`, `explain`, `rules`, `doctor`, `demo`; one file each.
 
 Each file of a command has `declare(parser)` and `run(asked) -> exit code`; `parser.py` has a line on each.
 """

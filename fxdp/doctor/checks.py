@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import time
 import traceback
 import warnings
@@ -16,8 +17,11 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
 import fxdp
+from fxdp import releases
 from fxdp.doctor.section import Row, Section
 from fxdp.errors import ExactnessError
+from fxdp.torch_compat import Mend
+from fxdp.torch_compat import mends as mends_known
 
 _TOLERANCE = 1e-9
 _SPLIT = (5, 3)
@@ -71,7 +75,7 @@ def _verified() -> float:
     report = fxdp.verify(model, (x, y), mesh={"dp": 4})
     if not report.ok:
         raise ExactnessError(str(report))
-    return max(run.error for run in report.runs)
+    return report.worst
 
 
 def _on_ranks(compute: str, strategy: str) -> float:
@@ -84,6 +88,7 @@ def _on_ranks(compute: str, strategy: str) -> float:
 
 def _one_rank(compute: str, strategy: str) -> float:
     """How far the loss and the gradients of one step are from one device's, on this rank."""
+    logging.getLogger("torch").setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
     model, x, y = _subject(sum(_SPLIT))
     single = copy.deepcopy(model)
@@ -96,20 +101,27 @@ def _one_rank(compute: str, strategy: str) -> float:
     apart = [loss - expected]
     for ours, theirs in zip(compiled.parameters(), single.parameters(), strict=True):
         grad = ours.grad.full_tensor() if isinstance(ours.grad, DTensor) else ours.grad
-        assert grad is not None
+        if grad is None or theirs.grad is None:
+            raise ExactnessError("a parameter has no gradient")
         apart.append(grad - theirs.grad)
-    return max(one.abs().max().item() for one in apart)
+    return max(float(one.abs().max()) for one in apart)
 
 
 def mends() -> Section:
     """Which of torch's faults that fxdp mends the installed torch has."""
-    from fxdp.torch_compat.mends import mends as known
+    return Section("torch's faults that fxdp mends", tuple(map(_mended, mends_known())))
 
-    rows = []
-    for mend in known():
-        try:
-            text = "needed here" if mend.has_fault() else "mended by torch"
-            rows.append(Row(mend.name, f"{text}: {mend.fault}"))
-        except Exception as error:
-            rows.append(Row(mend.name, f"{type(error).__name__}: {error}", ok=False))
-    return Section("torch's faults that fxdp mends", tuple(rows))
+
+def _mended(mend: Mend) -> Row:
+    """Whether a mend is needed here; what needs Inductor is run where no test has told it of this release."""
+    if mend.compiles and releases.is_proven():
+        needed = releases.release(releases.installed()) in mend.releases
+        return Row(mend.name, f"{_needed(needed)} (known of this release): {mend.fault}")
+    try:
+        return Row(mend.name, f"{_needed(mend.has_fault())}: {mend.fault}")
+    except Exception as error:
+        return Row(mend.name, f"{type(error).__name__}: {error}", ok=False)
+
+
+def _needed(has_fault: bool) -> str:
+    return "needed here" if has_fault else "mended by torch"

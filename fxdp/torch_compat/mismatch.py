@@ -39,9 +39,10 @@ def torch_mismatch(error: BaseException) -> TorchMismatchError | None:
         if not frames:
             continue
         last = frames[-1]
-        room = next((room for room, folder in _ROOMS.items() if Path(last.filename).is_relative_to(folder)), "")
+        file = Path(last.filename)
+        room = next((room for room, folder in _ROOMS.items() if file.is_relative_to(folder)), "")
         if _is_mismatch(link, room):
-            where = f"{Path(last.filename).name}:{last.lineno}"
+            where = f"{file.name}:{last.lineno}"
             return TorchMismatchError(
                 f"fxdp {__version__} does not fit torch {installed()} (proven with {PROVEN[0]} to "
                 f"{PROVEN[-1]}): {type(link).__name__}: {str(link).splitlines()[0]} (at {where}). "
@@ -94,7 +95,8 @@ def _codes(module: Any) -> Iterator[CodeType]:
             yield one
             waiting += [c for c in one.co_consts if isinstance(c, CodeType)]
         elif isinstance(one, type):
-            waiting += [v for v in vars(one).values() if isinstance(v, (FunctionType, staticmethod, classmethod))]
+            kinds = FunctionType, staticmethod, classmethod
+            waiting += [v for v in vars(one).values() if isinstance(v, kinds)]
         else:
             code = getattr(getattr(one, "__wrapped__", one), "__code__", None)
             waiting += [code] if isinstance(code, CodeType) else []

@@ -1,0 +1,268 @@
+"""Torch's own faults that fxdp mends, each shown by a tiny program of plain torch.
+
+A mend may not outlive its fault: `tests/torch_compat/test_mends.py` runs each program on the installed torch
+and compares with `releases`, so it fails when a release mends a fault, and when a new one still has it.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import sympy
+import torch
+from torch import Tensor, nn
+from torch._subclasses import fake_impls
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+__all__ = ["Mend", "mends"]
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Mend:
+    """A fault of torch's, and where fxdp mends it."""
+
+    name: str
+    fault: str
+    """What is wrong, in a sentence."""
+    where: str
+    """The module of fxdp that mends it."""
+    releases: frozenset[str]
+    """The releases of torch that have it."""
+    compiles: bool
+    """Whether the program needs Inductor, and so some seconds."""
+    has_fault: Callable[[], bool]
+    """Run a tiny program in plain torch; whether the installed one still has the fault."""
+
+
+def mends() -> tuple[Mend, ...]:
+    """All of them, sorted by name."""
+    return tuple(sorted(_MENDS, key=lambda one: one.name))
+
+
+def _attention_sums() -> bool:
+    with FakeTensorMode():
+        query = torch.empty(1, 2, 4, 8, dtype=torch.float64)
+        _, sums = aten._scaled_dot_product_flash_attention_for_cpu.default(query, query, query)
+    return bool(sums.dtype != torch.float64)
+
+
+def _convolution_strides() -> bool:
+    env = ShapeEnv()
+    with FakeTensorMode(shape_env=env):
+        count = env.create_unbacked_symint()
+        images = torch.empty_strided((count, 3, 8, 8), (192, 1, 24, 3))
+        weight = torch.empty(16, 3, 4, 4)
+        made = aten.convolution.default(images, weight, None, [4, 4], [0, 0], [1, 1], False, [0, 0], 1)
+    real = aten.convolution.default(
+        torch.empty_strided((2, 3, 8, 8), (192, 1, 24, 3)).zero_(), torch.zeros(16, 3, 4, 4), None,
+        [4, 4], [0, 0], [1, 1], False, [0, 0], 1,
+    )  # fmt: skip
+    return bool(made.stride()[1:] != real.stride()[1:])
+
+
+def _counted_masks() -> bool:
+    """Rename a number that is known as another one to a third, all of one mask, as Inductor does."""
+    env = ShapeEnv()
+    first, second, new = (env.create_unbacked_symint().node.expr for _ in range(3))
+    try:
+        env._rename_unbacked_to(new, first)
+        env._rename_unbacked_to(new, second)
+    except AssertionError:
+        return True
+    return False
+
+
+class _Spread(nn.Module):
+    """A layer whose only reader is an op that is made of others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> tuple[Tensor]:
+        return (self.layer(x).std(-1).sum(),)
+
+
+def _gradients_on_meta() -> bool:
+    from torch._functorch.aot_autograd import aot_export_module
+
+    given = [torch.ones(2, 3, device="meta")]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            joint: Any = aot_export_module(
+                _Spread().to("meta"), given, trace_joint=True, output_loss_index=0
+            )[0]
+        except AssertionError as error:
+            return "did not receive a gradient" in str(error)
+    results: Any = joint.graph.output_node().args[0]
+    return None in results
+
+
+def _open_strides() -> bool:
+    compute = getattr(fake_impls, "_compute_stride", None)
+    if compute is None:
+        return False
+    env = ShapeEnv()
+    count = env.create_unbacked_symint()
+    try:
+        compute((4, 1, 16), (16 * (count // 4), 16, 1), (4, 16), size_oblivious=False)
+    except Exception as error:
+        return "GuardOnDataDependent" in type(error).__name__
+    return False
+
+
+def _selected_offsets() -> bool:
+    from torch._inductor.codegen.wrapper import PythonWrapperCodegen, pexpr
+    from torch.utils._sympy.functions import Min
+
+    if not hasattr(PythonWrapperCodegen, "codegen_dynamic_select_index"):
+        return False
+    few, many, number = sympy.symbols("s0 s1 u7", integer=True)
+    smaller: Any = Min
+    node = SimpleNamespace(
+        unbacked_offset_symbol="u9", index=number, size=smaller(few, many), base_offset=few,
+        base_dim_stride=few + many,
+    )  # fmt: skip
+    lines: list[str] = []
+    writer = SimpleNamespace(writeline=lines.append, codegen_sizevar=pexpr, unbacked_symbol_decls=set())
+    written: Any = PythonWrapperCodegen.codegen_dynamic_select_index
+    written(writer, node, clamp=True)
+    known: dict[str, Any] = {"s0": 4, "s1": 7, "u7": -1}
+    try:
+        exec(lines[0], known)
+    except NameError:
+        return True
+    return bool(known["u9"] != 4 + 11 * 3)
+
+
+def _multilabel_margin() -> bool:
+    """Targets after the first -1 do not count."""
+    from torch._decomp import decomposition_table
+
+    op = aten.multilabel_margin_loss_forward.default
+    if op not in decomposition_table:
+        return False
+    x, target = torch.tensor([[0.1, 0.2, 0.4, 0.8]]), torch.tensor([[3, -1, 1, 0]])
+    own, other = op(x, target, 1)[0], decomposition_table[op](x, target, 1)[0]
+    return not torch.allclose(own, other)
+
+
+def _select_scatter() -> bool:
+    """The gradient of a row that is written into a value, under `vmap`."""
+
+    def written(row: Tensor) -> Tensor:
+        return torch.select_scatter(torch.zeros(3, 2), row, 0, 1)
+
+    rows = torch.ones(4, 2, requires_grad=True)
+    found = torch.func.vmap(written)(rows)
+    if not found.requires_grad:
+        return True
+    (gradient,) = torch.autograd.grad(found.sum(), rows, allow_unused=True)
+    return gradient is None or not torch.equal(gradient, torch.ones(4, 2))
+
+
+def _average_pool() -> bool:
+    """Compiled: windows that end outside of an image count what lies within."""
+
+    def backward(gradient: Tensor, x: Tensor) -> Tensor:
+        return aten.avg_pool2d_backward.default(gradient, x, [2, 2], [2, 2], [0, 0], True, True, None)  # type: ignore[no-any-return]
+
+    given = torch.ones(1, 1, 3, 3), torch.ones(1, 1, 5, 5)
+    return not torch.allclose(_compiled(backward)(*given), backward(*given))
+
+
+def _no_images() -> bool:
+    """Compiled: the gradients of convolutions of an empty batch."""
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU(), nn.Conv2d(8, 12, 3, 2, 1))
+    try:
+        _compiled(model)(torch.ones(0, 3, 16, 16)).square().sum().backward()
+    except AssertionError as error:
+        return "convolution_backward" in str(error)
+    return False
+
+
+def _kept_order() -> bool:
+    """Compiled: gradients of images that are enlarged twice."""
+
+    class Rest(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) + x  # type: ignore[no-any-return,no-untyped-call]
+
+    def twice() -> nn.Module:
+        return nn.Upsample(scale_factor=2, mode="bilinear", align_corners=True)
+
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(0)
+        rest = Rest(nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1))
+        model = nn.Sequential(
+            rest, twice(), nn.Conv2d(8, 8, 1), nn.Conv2d(8, 4, 3, padding=1), twice(),
+            nn.Conv2d(4, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 1, 1), nn.ReLU(),
+        ).double()  # fmt: skip
+        images = torch.randn(4, 8, 8, 8, dtype=torch.float64)
+    found = [
+        torch.autograd.grad(run(images).squeeze(1).square().mean(), list(model.parameters()))
+        for run in (_compiled(model), model)
+    ]
+    return any((ours - theirs).abs().max() > 1e-10 for ours, theirs in zip(*found, strict=True))
+
+
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    torch._dynamo.reset()
+    return torch.compile(function, dynamic=False)
+
+
+_ALL = ("2.11", "2.12", "2.13", "2.14", "2.15")
+_MENDS = (
+    Mend(
+        "attention_sums", "fake attention in float64 has log-sum-exps of float32, so its gradient stops",
+        "torch_compat/attention_sums.py", frozenset(["2.11"]), False, _attention_sums,
+    ),
+    Mend(
+        "convolution_strides", "fake convolutions of a number of images that the data decides are contiguous",
+        "torch_compat/convolution_strides.py", frozenset(_ALL), False, _convolution_strides,
+    ),
+    Mend(
+        "counted_masks", "masks that became one have several counts, which Inductor refuses",
+        "torch_compat/counted_masks.py", frozenset(_ALL[:3]), False, _counted_masks,
+    ),
+    Mend(
+        "gradients_on_meta", "no gradient passes some ops on the meta device",
+        "torch_compat/exporting.py", frozenset(_ALL), False, _gradients_on_meta,
+    ),
+    Mend(
+        "open_strides", "views ask what a stride equals that the data decides",
+        "torch_compat/open_strides.py", frozenset(_ALL), False, _open_strides,
+    ),
+    Mend(
+        "selected_offsets", "sizes in the offset of a selected row are written as no Python",
+        "torch_compat/selected_offsets.py", frozenset(_ALL), False, _selected_offsets,
+    ),
+    Mend(
+        "multilabel_margin", "the decomposition of this loss counts targets after the first -1",
+        "capture/patches/patch_tables.py", frozenset(_ALL[:3]), False, _multilabel_margin,
+    ),
+    Mend(
+        "select_scatter", "no gradient of a row passes select_scatter under vmap",
+        "capture/export/each_sample.py", frozenset(_ALL), False, _select_scatter,
+    ),
+    Mend(
+        "average_pool", "Inductor's gradient of an average pool with ceil_mode is too small",
+        "lowering/inductor/mended_ops.py", frozenset(_ALL), True, _average_pool,
+    ),
+    Mend(
+        "kept_order", "Inductor reads a buffer before all is written into it: gradients are silently wrong",
+        "torch_compat/kept_order.py", frozenset(_ALL), True, _kept_order,
+    ),
+    Mend(
+        "no_images", "Inductor's backward of a convolution of an empty batch stops",
+        "lowering/inductor/mended_ops.py", frozenset(_ALL), True, _no_images,
+    ),
+)  # fmt: skip
