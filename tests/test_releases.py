@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import re
+import sys
 import tomllib
+import warnings
 from pathlib import Path
 
 import pytest
 import torch
 
+import fxdp
+from fxdp import releases
+from fxdp.errors import UnsupportedTorchError, UntestedTorchWarning
 from fxdp.releases import OLDEST, PROVEN, installed, is_proven, release
 
 
@@ -54,7 +60,7 @@ def test_others_and_previews_are_not(version: str) -> None:
     assert not is_proven(version)
 
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 
 
 def test_the_package_asks_for_the_proven_releases() -> None:
@@ -69,3 +75,64 @@ def test_pages_name_the_proven_releases(page: str) -> None:
     named = re.findall(r"torch (2\.\d+) to (2\.\d+)", (ROOT / page).read_text())
     assert named
     assert set(named) == {(OLDEST, PROVEN[-1])}
+
+
+@pytest.fixture
+def fresh(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """A process that has said nothing yet."""
+    monkeypatch.delenv("FXDP_UNTESTED_TORCH", raising=False)
+    releases._warn.cache_clear()
+    releases._check.cache_clear()
+    return monkeypatch
+
+
+def _newer(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(releases, "installed", lambda: "2.99.0+cpu")
+
+
+def test_a_torch_that_is_not_proven_is_told_once(fresh: pytest.MonkeyPatch) -> None:
+    """At the first compile, verify or plan, whichever it is."""
+    _newer(fresh)
+    model, x = torch.nn.Linear(3, 2), torch.ones(4, 3)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        fxdp.plan(model, (x,))
+        fxdp.verify(model, (x,), mesh={"dp": 2})
+        fxdp.compile(model)
+    (told,) = [w for w in said if issubclass(w.category, UntestedTorchWarning)]
+    assert "this is 2.99.0+cpu: `fxdp doctor` says in a minute" in str(told.message)
+
+
+@pytest.mark.parametrize(("name", "value"), [("FXDP_UNTESTED_TORCH", "1"), ("RANK", "3")])
+def test_nothing_is_said_to_who_knows_nor_by_other_ranks(
+    fresh: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    _newer(fresh)
+    fresh.setenv(name, value)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        releases.warn_untested()
+
+
+def test_a_torch_that_is_too_old_is_refused(fresh: pytest.MonkeyPatch) -> None:
+    fresh.setattr(releases, "installed", lambda: "2.10.1+cpu")
+    with pytest.raises(UnsupportedTorchError, match=r"torch 2\.10\.1\+cpu is installed; fxdp .* works with"):
+        fxdp.compile(torch.nn.Linear(3, 2))
+    with pytest.raises(UnsupportedTorchError, match=r"pip install -U 'torch>=2\.11'"):
+        releases.check_torch()
+
+
+def test_a_torch_without_ranks_is_refused(fresh: pytest.MonkeyPatch) -> None:
+    fresh.setattr(torch.distributed, "is_available", lambda: False)
+    with pytest.raises(UnsupportedTorchError, match=r"built without torch\.distributed"):
+        fxdp.compile(torch.nn.Linear(3, 2))
+
+
+def test_no_torch_at_all(fresh: pytest.MonkeyPatch) -> None:
+    def absent(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    fresh.delitem(sys.modules, "torch")
+    fresh.setattr(importlib.metadata, "version", absent)
+    with pytest.raises(UnsupportedTorchError, match="torch is not installed"):
+        releases.installed()

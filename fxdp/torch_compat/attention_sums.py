@@ -1,6 +1,6 @@
 """Of torch's fake attention on CPU: in float64 its log-sum-exps are float64, as those of the kernel are.
 
-    %sums: f64[2, 2, 6] = getitem(%attention, 1)      before torch 2.12 fake ones are f32
+    %sums: f64[2, 2, 6] = getitem(%attention, 1)      before torch 2.13 fake ones are f32
 
 What Inductor compiles passes them on to the gradient untouched, or in a copy that reads them as float32:
 the gradient stops with `expected scalar type Double but found Float`.
@@ -30,7 +30,7 @@ _ATTENTION = aten._scaled_dot_product_flash_attention_for_cpu.default
 @contextlib.contextmanager
 def attention_sums() -> Iterator[None]:
     """Inside, fake attention gives sums of the kernel's dtype; other threads share it."""
-    if not release_before(2, 12):
+    if not release_before(2, 13):
         yield
         return
     validate = FakeTensorMode._validate_cache_key
