@@ -32,7 +32,6 @@ from fxdp.errors import (
     UntestedTorchWarning,
     VerifierError,
 )
-from fxdp.releases import check_torch
 from fxdp.version import __version__ as __version__
 
 # `fxdp --help` and the errors need no torch, whose import takes seconds: all else is imported when asked for
@@ -134,7 +133,6 @@ def _tell_uncaught() -> None:
 def __getattr__(name: str) -> Any:
     """A public name, or a room, which `import fxdp` has not imported yet."""
     if name in _HOMES:
-        check_torch()
         globals()[name] = found = getattr(import_module(f"fxdp.{_HOMES[name]}"), name)
         return found
     if not name.startswith("_"):
@@ -272,7 +270,6 @@ def compile(
     ScheduleError : an unknown schedule.
     StageError, ScheduleError : at the first call, stages or a schedule that do not fit the model.
     """
-    check_torch()
     from fxdp.module.compiled import CompiledModule
     from fxdp.options import Options
 

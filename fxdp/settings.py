@@ -202,6 +202,12 @@ def compiler_asked(environment: Mapping[str, str] | None = None) -> str:
     return env.get("CXX") or "g++"
 
 
+def inductor_cache_asked(environment: Mapping[str, str] | None = None) -> str | None:
+    """The folder in which Inductor is told to keep what it compiles."""
+    env = os.environ if environment is None else environment
+    return env.get("TORCHINDUCTOR_CACHE_DIR") or None
+
+
 def settings_given(environment: Mapping[str, str] | None = None) -> dict[str, str]:
     """The variables of fxdp's own that the environment sets, sorted by name."""
     env = os.environ if environment is None else environment

@@ -11,7 +11,6 @@ FXDP = ROOT / "fxdp"
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "version"),
     ("settings", "skip"),
-    ("releases",),
     ("torch_compat",),
     ("disk", "ir"),
     ("ranks", "capture", "rules", "lowering"),  # four wings: none knows another
@@ -22,7 +21,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("module",),
     ("oracle",),
     ("__init__",),
-    ("demo", "integrations", "doctor"),
+    ("demo", "integrations"),
     ("cli",),
     ("__main__",),
 )

@@ -9,13 +9,13 @@ import argparse
 import atexit
 import gc
 import importlib
+import importlib.metadata
 import sys
 from collections.abc import Sequence
 from typing import Any
 
+from fxdp import __version__
 from fxdp.errors import FxdpError, RankFailedError
-from fxdp.releases import PROVEN, check_torch, installed, is_proven
-from fxdp.version import __version__
 
 _COMMANDS = {
     "verify": "prove that the program of a model equals one device, on virtual ranks in this process",
@@ -75,16 +75,18 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
 
 
 class _Version(argparse.Action):
-    """Print which release of fxdp this is, and which torch it finds, without importing that."""
+    """Print which release of fxdp this is, and which torch there is, without importing that."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        known = "proven" if is_proven() else f"not proven: fxdp {__version__} is with {', '.join(PROVEN)}"
-        parser.exit(0, f"fxdp {__version__}, torch {installed()} ({known})\n")
+        try:
+            torch = importlib.metadata.version("torch")
+        except importlib.metadata.PackageNotFoundError:
+            torch = "is not installed"
+        parser.exit(0, f"fxdp {__version__}, torch {torch}\n")
 
 
 def _imported(name: str) -> Any:
     """A module, and torch with it, of whose million new objects none is garbage: looking costs a second."""
-    check_torch()
     collects = gc.isenabled()
     gc.disable()
     try:

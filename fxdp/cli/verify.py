@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 
+import fxdp
 from fxdp.cli.show import show, show_json, working
 from fxdp.cli.target import declare_target, load_target, mesh_asked
 from fxdp.errors import InputError
-from fxdp.oracle.verify import verify
 
 
 def declare(parser: argparse.ArgumentParser) -> None:
@@ -29,7 +29,7 @@ def run(asked: argparse.Namespace) -> int:
     target = load_target(asked)
     mesh = mesh_asked(asked)
     with working(f"verifying {type(target.model).__name__} on {asked.mesh}"):
-        report = verify(
+        report = fxdp.verify(
             target.model, target.args, target.kwargs, mesh,
             splits=splits, precision=asked.precision, tolerance=asked.tolerance, seed=asked.seed,
             **target.options,

@@ -20,7 +20,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-import fxdp.rules  # noqa: F401 - registers the rules
 from fxdp.capture.captured import Captured
 from fxdp.compiler.pass_manager import Pass
 from fxdp.ir.graphs import copy_graph

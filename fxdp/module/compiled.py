@@ -36,8 +36,8 @@ from fxdp.ranks.failure import guard
 from fxdp.ranks.hooks import install_hook
 from fxdp.ranks.joined import Joined
 from fxdp.ranks.resolve import resolve_mesh
-from fxdp.releases import warn_untested
 from fxdp.runtime.whole_values import WholeValues
+from fxdp.torch_compat import warn_untested
 
 _log = logging.getLogger("fxdp")
 
@@ -52,7 +52,7 @@ class CompiledModule(Inspected):
     def __init__(
         self, module: nn.Module, mesh: DeviceMesh | Mapping[str, int] | None, options: Options
     ) -> None:
-        warn_untested()
+        warn_untested(2)
         check_model(module)
         refuse_transforms("made")
         super().__init__(module)

@@ -30,9 +30,9 @@ from fxdp.module.model_checks import check_model, device_type
 from fxdp.module.reader import CallReader
 from fxdp.options import Options
 from fxdp.ranks.resolve import resolve_mesh
-from fxdp.releases import warn_untested
 from fxdp.reports.explained import Explained
 from fxdp.reports.plan import Plan
+from fxdp.torch_compat import warn_untested
 
 
 def plan(
@@ -57,7 +57,7 @@ def plan(
     CaptureError : the model cannot be captured as one graph.
     MeshError, InputError : as `compile` and the compiled module's first call.
     """
-    warn_untested()
+    warn_untested(1)
     mesh = {"dp": 2} if mesh is None else mesh
     sizes = parse_mesh(mesh) if isinstance(mesh, str) else mesh
     return dry_run(model, args, {} if kwargs is None else kwargs, sizes, Options.named(options))

@@ -28,7 +28,7 @@ from fxdp.oracle.report import Report
 from fxdp.oracle.splits import check_splits
 from fxdp.oracle.verified_capture import WIDE, captured, check_conditions, check_way
 from fxdp.oracle.virtual_run import SplitRun, Subject
-from fxdp.releases import warn_untested
+from fxdp.torch_compat import warn_untested
 
 
 def verify(
@@ -75,7 +75,7 @@ def verify(
     PlacementError : an op cannot be made exact.
     MeshError, InputError : as `compile` and the compiled module's first call; splits that do not fit.
     """
-    warn_untested()
+    warn_untested(1)
     chosen = Options.named(options)
     _check_precision(precision)
     _check_numbers(tolerance, seed)

@@ -4,6 +4,11 @@ A new torch release is this room to read. Other rooms import from here, not from
 here, too, for classes that torch merely keeps in private modules: so it is seen what fxdp needs.
 """
 
+# ruff: noqa: E402
+from fxdp.torch_compat import releases
+
+releases.check_torch()  # before the names below, of which an older torch lacks some
+
 # Each file says in `__all__` what it has for other rooms; a second list here would only have to follow it.
 from fxdp.torch_compat.channels import *  # noqa: F403
 from fxdp.torch_compat.code_on_call import *  # noqa: F403

@@ -19,8 +19,7 @@ from types import CodeType, FunctionType
 from typing import Any
 
 from fxdp.errors import TorchMismatchError
-from fxdp.releases import PROVEN, installed
-from fxdp.version import __version__
+from fxdp.torch_compat.releases import PROVEN, installed
 
 __all__ = ["torch_mismatch", "why_not_compiled"]
 
@@ -44,7 +43,7 @@ def torch_mismatch(error: BaseException) -> TorchMismatchError | None:
         if _is_mismatch(link, room):
             where = f"{file.name}:{last.lineno}"
             return TorchMismatchError(
-                f"fxdp {__version__} does not fit torch {installed()} (proven with {PROVEN[0]} to "
+                f"fxdp does not fit torch {installed()} (proven with {PROVEN[0]} to "
                 f"{PROVEN[-1]}): {type(link).__name__}: {str(link).splitlines()[0]} (at {where}). "
                 "The model is not at fault: please report it, with what `fxdp doctor` prints"
             )

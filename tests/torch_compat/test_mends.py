@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fxdp import releases
-from fxdp.torch_compat import Mend, mends
+from fxdp.torch_compat import Mend, mends, releases
 from tests.rooms import FXDP
 
 # torch warns when it imports Inductor

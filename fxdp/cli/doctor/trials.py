@@ -17,10 +17,9 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
 import fxdp
-from fxdp import releases
-from fxdp.doctor.section import Row, Section
-from fxdp.errors import ExactnessError
-from fxdp.torch_compat import Mend
+from fxdp.cli.doctor.section import Row, Section
+from fxdp.errors import ExactnessError, StateError
+from fxdp.torch_compat import Mend, releases
 from fxdp.torch_compat import mends as mends_known
 
 _TOLERANCE = 1e-9
@@ -95,6 +94,8 @@ def _one_rank(compute: str, strategy: str) -> float:
     compiled = fxdp.compile(model, compute=compute, strategy=strategy)
     begin = sum(_SPLIT[: dist.get_rank()])
     part = slice(begin, begin + _SPLIT[dist.get_rank()])
+    said = _Warned()
+    logging.getLogger("fxdp").addHandler(said)  # what Inductor cannot compile runs op by op, with a warning
     loss, expected = compiled(x[part], y[part]), single(x, y)
     loss.backward()
     expected.backward()
@@ -104,7 +105,20 @@ def _one_rank(compute: str, strategy: str) -> float:
         if grad is None or theirs.grad is None:
             raise ExactnessError("a parameter has no gradient")
         apart.append(grad - theirs.grad)
+    if said.lines:
+        raise StateError(said.lines[0])
     return max(float(one.abs().max()) for one in apart)
+
+
+class _Warned(logging.Handler):
+    """What fxdp warns of."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
 
 
 def mends() -> Section:

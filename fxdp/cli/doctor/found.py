@@ -12,11 +12,11 @@ from pathlib import Path
 
 import torch
 
-from fxdp import releases, torch_compat
-from fxdp.doctor.section import Row, Section
+from fxdp import __version__, torch_compat
+from fxdp.cli.doctor.section import Row, Section
 from fxdp.reports.rows import format_bytes
-from fxdp.settings import CacheSettings, compiler_asked, settings_given
-from fxdp.version import __version__
+from fxdp.settings import CacheSettings, compiler_asked, inductor_cache_asked, settings_given
+from fxdp.torch_compat import releases
 
 _LIBRARIES = ("numpy", "sympy", "networkx", "triton", "transformers", "accelerate", "lightning")
 _COMPILER_S = 10.0
@@ -72,7 +72,7 @@ def shortcuts() -> Section:
 def caches() -> Section:
     """Where caches lie, and how large they are."""
     chosen = CacheSettings.from_environment()
-    inductor = Path(torch_compat.inductor_folder())
+    inductor = Path(inductor_cache_asked() or torch_compat.inductor_folder())
     own = Path(chosen.folder) if chosen.folder else inductor / "fxdp"
     rows = [Row("fxdp", _folder(own, chosen.megabytes)), Row("Inductor", _folder(inductor, None))]
     return Section("caches", tuple(rows))

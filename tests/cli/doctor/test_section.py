@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fxdp.doctor.section import Row, Section
+from fxdp.cli.doctor.section import Row, Section
 
 
 def test_lines_are_at_most_80_columns_wide() -> None:

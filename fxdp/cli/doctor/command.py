@@ -1,4 +1,4 @@
-"""Say what of fxdp works here, as plain text for an issue; exit code 1 where something does not."""
+"""The sections of `fxdp doctor`, in their order."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import sys
 import time
 import warnings
 
-from fxdp.doctor import checks, environment
-from fxdp.doctor.section import Section
+from fxdp.cli.doctor import found, trials
+from fxdp.cli.doctor.section import Section
 from fxdp.errors import UntestedTorchWarning
 
 
@@ -21,15 +21,15 @@ def run(asked: argparse.Namespace) -> int:
     """Print what is found, section by section, as soon as it is known."""
     warnings.simplefilter("ignore", UntestedTorchWarning)  # said in words of its own
     began, ok = time.perf_counter(), True
-    for make in (environment.versions, environment.settings, environment.shortcuts):
+    for make in (found.versions, found.settings, found.shortcuts):
         ok &= _show(make())
     if not asked.quick:
         _say("checks of a small model")
-        for row in checks.checks():
+        for row in trials.checks():
             ok &= row.ok
             _say("\n".join(Section("", (row,)).lines()[1:]))
-        ok &= _show(checks.mends())
-    ok &= _show(environment.caches())
+        ok &= _show(trials.mends())
+    ok &= _show(found.caches())
     _say(f"{'all is well' if ok else 'something FAILED, see above'} ({time.perf_counter() - began:.0f} s)")
     return 0 if ok else 1
 

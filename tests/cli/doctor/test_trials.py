@@ -5,15 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fxdp import releases
+from fxdp.cli.doctor import trials
 from fxdp.cli.parser import main
-from fxdp.doctor import checks
 from fxdp.errors import ExactnessError
-from fxdp.torch_compat import mends
+from fxdp.torch_compat import mends, releases
 
 
 def test_the_small_model_on_virtual_ranks() -> None:
-    assert checks._verified() <= 1e-9
+    assert trials._verified() <= 1e-9
 
 
 def test_a_check_that_fails_is_named_and_ends_no_other(
@@ -22,8 +21,8 @@ def test_a_check_that_fails_is_named_and_ends_no_other(
     def fails(*_: object) -> float:
         raise ExactnessError("a gradient differs from one device's by 3.0e-02")
 
-    monkeypatch.setattr(checks, "_on_ranks", fails)
-    monkeypatch.setattr(checks, "_verified", lambda: 1e-16)
+    monkeypatch.setattr(trials, "_on_ranks", fails)
+    monkeypatch.setattr(trials, "_verified", lambda: 1e-16)
     assert main(["doctor"]) == 1
     said = capsys.readouterr().out
     assert said.count("FAILED: ExactnessError: a gradient differs") == 3
@@ -33,7 +32,7 @@ def test_a_check_that_fails_is_named_and_ends_no_other(
 
 
 def test_mends_of_this_release() -> None:
-    rows = {row.name: row.text for row in checks.mends().rows}
+    rows = {row.name: row.text for row in trials.mends().rows}
     release = releases.release(torch.__version__)
     for mend in mends():
         assert rows[mend.name].startswith("needed here" if release in mend.releases else "mended by torch")

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from fxdp.doctor import environment
+from fxdp.cli.doctor import found
 from fxdp.version import __version__
 
 
 def test_versions_are_those_installed() -> None:
-    rows = {row.name: row.text for row in environment.versions().rows}
+    rows = {row.name: row.text for row in found.versions().rows}
     assert rows["fxdp"] == __version__
     assert rows["torch"] == f"{torch.__version__}, proven"
     assert {"CUDA", "Python", "C++", "numpy", "sympy", "networkx"} <= rows.keys()
@@ -20,7 +20,7 @@ def test_versions_are_those_installed() -> None:
 
 def test_a_compiler_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "/nonexistent/g++")
-    rows = {row.name: row.text for row in environment.versions().rows}
+    rows = {row.name: row.text for row in found.versions().rows}
     assert rows["C++"] == (
         'no /nonexistent/g++: install g++, or set CXX; without one compute="eager" is used'
     )
@@ -28,12 +28,12 @@ def test_a_compiler_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_settings_that_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FXDP_TIMEOUT_S", "77")
-    assert ("FXDP_TIMEOUT_S", "77") in [(row.name, row.text) for row in environment.settings().rows]
+    assert ("FXDP_TIMEOUT_S", "77") in [(row.name, row.text) for row in found.settings().rows]
 
 
 def test_shortcuts_that_are_off_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FXDP_SHORTCUTS", "-quick_trees")
-    section = environment.shortcuts()
+    section = found.shortcuts()
     assert {row.name: row.text for row in section.rows}["quick_trees"].startswith("off: ")
     assert section.title.startswith("shortcuts: ")
 
@@ -45,7 +45,7 @@ def test_caches_and_their_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.delenv("FXDP_CACHE", raising=False)
 
     def own() -> str:
-        return next(row.text for row in environment.caches().rows if row.name == "fxdp")
+        return next(row.text for row in found.caches().rows if row.name == "fxdp")
 
     assert own() == f"{folder}: not made yet of at most 3 MiB"
     folder.mkdir()
