@@ -40,7 +40,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Errors": (
         "FxdpError", "CaptureError", "PlacementError", "ExactnessError", "RuleError", "MeshError",
         "InputError", "AgreementError", "RankFailedError", "ScheduleError", "DeadlockError", "StageError",
-        "VerifierError", "StateError",
+        "VerifierError", "StateError", "TorchMismatchError", "UnsupportedTorchError", "UntestedTorchWarning",
     ),
 }  # fmt: skip
 """What the reference has, in its order."""

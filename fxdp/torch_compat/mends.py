@@ -218,7 +218,7 @@ def _kept_order() -> bool:
 
 
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    torch._dynamo.reset()
+    torch.compiler.reset()
     return torch.compile(function, dynamic=False)
 
 

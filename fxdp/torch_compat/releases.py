@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import re
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -104,20 +105,21 @@ def warn_untested(depth: int) -> None:
     `FXDP_UNTESTED_TORCH=1` says that this is known. The user's line is `depth` calls above the caller.
     """
     check_torch()
-    if not is_proven(installed()) and not UntestedSettings.from_environment().known:
-        _warn(installed(), depth)
+    if is_proven(installed()) or UntestedSettings.from_environment().known:
+        return
+    for text in _news(installed()):
+        warnings.warn(text, UntestedTorchWarning, stacklevel=2 + depth)
 
 
-@functools.cache  # once in a process
-def _warn(version: str, depth: int) -> None:
+@functools.cache
+def _news(version: str) -> Iterator[str]:
+    """What rank 0 says of this torch; there once in a process."""
     rank = dist.get_rank() if dist.is_initialized() else UntestedSettings.from_environment().rank
-    if rank == 0:
-        warnings.warn(
-            f"fxdp is proven with {_PROVEN}; this is {version}: `fxdp doctor` says in a minute what of it "
-            "works here. What only saves time is off",
-            UntestedTorchWarning,
-            stacklevel=3 + depth,
-        )
+    text = (
+        f"fxdp is proven with {_PROVEN}; this is {version}: `fxdp doctor` says in a minute what of it works "
+        "here. What only saves time is off"
+    )
+    return iter((text,) if rank == 0 else ())
 
 
 def _numbers(release: str) -> tuple[int, ...]:

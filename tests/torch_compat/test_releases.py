@@ -79,7 +79,7 @@ def test_pages_name_the_proven_releases(page: str) -> None:
 def fresh(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """A process that has said nothing yet."""
     monkeypatch.delenv("FXDP_UNTESTED_TORCH", raising=False)
-    releases._warn.cache_clear()
+    releases._news.cache_clear()
     return monkeypatch
 
 
@@ -98,6 +98,7 @@ def test_a_torch_that_is_not_proven_is_told_once(fresh: pytest.MonkeyPatch) -> N
         fxdp.compile(model)
     (told,) = [w for w in said if issubclass(w.category, UntestedTorchWarning)]
     assert "this is 2.99.0+cpu: `fxdp doctor` says in a minute" in str(told.message)
+    assert told.filename == __file__
 
 
 @pytest.mark.parametrize(("name", "value"), [("FXDP_UNTESTED_TORCH", "1"), ("RANK", "3")])
