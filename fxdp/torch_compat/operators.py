@@ -20,6 +20,7 @@ __all__ = [
     "all_op_names",
     "exact_torch_release",
     "overload_of",
+    "release_before",
     "stacks_lstm_states",
     "suggest_memory_format",
     "torch_decompositions",

@@ -101,6 +101,7 @@ class Scaled(nn.Linear):
         return super().forward(x).sum() / x.numel() + x.shape[0]
 
 
+@_REMEMBERS
 @taken("quick_wrappers")
 def test_wrappers_leave_no_sums_of_sizes_in_a_trace() -> None:
     """Sizes that the graph uses are in it as before."""

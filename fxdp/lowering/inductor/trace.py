@@ -24,7 +24,15 @@ from fxdp.lowering.inductor.number_tensors import NumberTensors
 from fxdp.lowering.inductor.saved_values import marked, save_results_alone
 from fxdp.lowering.inductor.strides import channels_last, of_that_shape, traces_channels_last
 from fxdp.lowering.shapes import Shapes
-from fxdp.torch_compat import FakeTensorMode, OpOverload, OpTraces, aten, interpret_sympy, trace_for_inductor
+from fxdp.torch_compat import (
+    FakeTensorMode,
+    OpOverload,
+    OpTraces,
+    aten,
+    interpret_sympy,
+    release_before,
+    trace_for_inductor,
+)
 
 _TAKE_A_NUMBER = frozenset({collectives.start_all_gather, collectives.start_broadcast})
 """Their ops take a tensor and a number, which Inductor promotes to one type: bools would become int64."""
@@ -147,8 +155,12 @@ class _Run:
         if node.target is aten.convolution.default:
             return (channels_last(args[0]), channels_last(args[1]), *args[2:])
         # laid out again where they are read: the forward would save a copy of all weights
-        if node.target is aten.convolution_backward.default and not argument(node, "output_mask")[0]:
-            return (*args[:2], of_that_shape(args[2]), *args[3:])
+        if node.target is aten.convolution_backward.default:
+            if not argument(node, "output_mask")[0]:
+                return (*args[:2], of_that_shape(args[2]), *args[3:])
+            if release_before(2, 13) and not isinstance(args[1].shape[0], int):
+                # Inductor does not lay them out, and kernels for no images take them as they lie
+                return (*args[:2], channels_last(args[2]), *args[3:])
         return args
 
     def _sendable(self, node: fx.Node, args: tuple[Any, ...]) -> tuple[Any, ...]:
