@@ -5,7 +5,8 @@
 
 Torch goes through such a graph once more, remembers how many a mask takes, and renames that number to the
 one the node had before: `u4 -> u0`. For `u4 -> u1` it raises, and Inductor compiles nothing (torch 2.13).
-The mask is the same, so are the numbers.
+The mask is the same, so are the numbers. Torch 2.14 and 2.15 unify some of them, and Inductor then asks for
+numbers that are gone: they need it as well.
 """
 
 from __future__ import annotations

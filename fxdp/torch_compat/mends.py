@@ -19,9 +19,10 @@ from torch._subclasses import fake_impls
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-__all__ = ["Mend", "mends"]
+from fxdp.torch_compat import compiled_faults, part_faults
+from fxdp.torch_compat.torch_ops import aten
 
-aten = torch.ops.aten
+__all__ = ["Mend", "mends"]
 
 
 @dataclass(frozen=True)
@@ -68,18 +69,6 @@ def _convolution_strides() -> bool:
         [4, 4], [0, 0], [1, 1], False, [0, 0], 1,
     )  # fmt: skip
     return bool(made.stride()[1:] != real.stride()[1:])
-
-
-def _counted_masks() -> bool:
-    """Rename a number that is known as another one to a third, all of one mask, as Inductor does."""
-    env = ShapeEnv()
-    first, second, new = (env.create_unbacked_symint().node.expr for _ in range(3))
-    try:
-        env._rename_unbacked_to(new, first)
-        env._rename_unbacked_to(new, second)
-    except AssertionError:
-        return True
-    return False
 
 
 class _Spread(nn.Module):
@@ -172,56 +161,6 @@ def _select_scatter() -> bool:
     return gradient is None or not torch.equal(gradient, torch.ones(4, 2))
 
 
-def _average_pool() -> bool:
-    """Compiled: windows that end outside of an image count what lies within."""
-
-    def backward(gradient: Tensor, x: Tensor) -> Tensor:
-        return aten.avg_pool2d_backward.default(gradient, x, [2, 2], [2, 2], [0, 0], True, True, None)  # type: ignore[no-any-return]
-
-    given = torch.ones(1, 1, 3, 3), torch.ones(1, 1, 5, 5)
-    return not torch.allclose(_compiled(backward)(*given), backward(*given))
-
-
-def _no_images() -> bool:
-    """Compiled: the gradients of convolutions of an empty batch."""
-    model = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU(), nn.Conv2d(8, 12, 3, 2, 1))
-    try:
-        _compiled(model)(torch.ones(0, 3, 16, 16)).square().sum().backward()
-    except AssertionError as error:
-        return "convolution_backward" in str(error)
-    return False
-
-
-def _kept_order() -> bool:
-    """Compiled: gradients of images that are enlarged twice."""
-
-    class Rest(nn.Sequential):
-        def forward(self, x: Tensor) -> Tensor:
-            return super().forward(x) + x  # type: ignore[no-any-return,no-untyped-call]
-
-    def twice() -> nn.Module:
-        return nn.Upsample(scale_factor=2, mode="bilinear", align_corners=True)
-
-    with torch.random.fork_rng(devices=()):
-        torch.manual_seed(0)
-        rest = Rest(nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1))
-        model = nn.Sequential(
-            rest, twice(), nn.Conv2d(8, 8, 1), nn.Conv2d(8, 4, 3, padding=1), twice(),
-            nn.Conv2d(4, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 1, 1), nn.ReLU(),
-        ).double()  # fmt: skip
-        images = torch.randn(4, 8, 8, 8, dtype=torch.float64)
-    found = [
-        torch.autograd.grad(run(images).squeeze(1).square().mean(), list(model.parameters()))
-        for run in (_compiled(model), model)
-    ]
-    return any((ours - theirs).abs().max() > 1e-10 for ours, theirs in zip(*found, strict=True))
-
-
-def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    torch.compiler.reset()
-    return torch.compile(function, dynamic=False)
-
-
 _ALL = ("2.11", "2.12", "2.13", "2.14", "2.15")
 _MENDS = (
     Mend(
@@ -234,7 +173,7 @@ _MENDS = (
     ),
     Mend(
         "counted_masks", "masks that became one have several counts, which Inductor refuses",
-        "torch_compat/counted_masks.py", frozenset(_ALL[:3]), False, _counted_masks,
+        "torch_compat/counted_masks.py", frozenset(_ALL), True, compiled_faults.counted_masks,
     ),
     Mend(
         "gradients_on_meta", "no gradient passes some ops on the meta device",
@@ -258,14 +197,34 @@ _MENDS = (
     ),
     Mend(
         "average_pool", "Inductor's gradient of an average pool with ceil_mode is too small",
-        "lowering/inductor/mended_ops.py", frozenset(_ALL), True, _average_pool,
+        "lowering/inductor/mended_ops.py", frozenset(_ALL), True, compiled_faults.average_pool,
     ),
     Mend(
         "kept_order", "Inductor reads a buffer before all is written into it: gradients are silently wrong",
-        "torch_compat/kept_order.py", frozenset(_ALL[2:4]), True, _kept_order,
+        "torch_compat/kept_order.py", frozenset(_ALL[2:3]), True, compiled_faults.kept_order,
     ),
     Mend(
         "no_images", "Inductor's backward of a convolution of an empty batch stops",
-        "lowering/inductor/mended_ops.py", frozenset(_ALL), True, _no_images,
+        "lowering/inductor/mended_ops.py", frozenset(_ALL), True, compiled_faults.no_images,
+    ),
+    Mend(
+        "fourier_of_nothing", "MKL refuses Fourier transforms of empty tensors",
+        "ir/ops/empty_parts.py", frozenset(_ALL[:4]), False, part_faults.fourier_of_nothing,
+    ),
+    Mend(
+        "pixels_of_nothing", "pixel_unshuffle of an empty tensor keeps its shape",
+        "ir/ops/empty_parts.py", frozenset(_ALL), False, part_faults.pixels_of_nothing,
+    ),
+    Mend(
+        "margins_of_nothing", "summed margin losses of no samples are whatever was in memory",
+        "ir/ops/empty_parts.py", frozenset(_ALL), False, part_faults.margins_of_nothing,
+    ),
+    Mend(
+        "norm_of_nothing", "the backward of BatchNorm in evaluation ends the process if there are no samples",
+        "ir/ops/empty_parts.py", frozenset(_ALL), False, part_faults.norm_of_nothing,
+    ),
+    Mend(
+        "lstm_dropout", "the decomposition of several recurrent layers leaves out the dropout between them",
+        "capture/export/rewrites.py", frozenset(_ALL), False, part_faults.lstm_dropout,
     ),
 )  # fmt: skip

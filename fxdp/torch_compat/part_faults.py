@@ -1,0 +1,71 @@
+"""Torch's faults with parts that have no samples, and with several recurrent layers: tiny plain programs."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+import torch
+from torch import nn
+
+from fxdp.torch_compat.torch_ops import aten
+
+__all__: list[str] = []
+
+
+def fourier_of_nothing() -> bool:
+    """Transforms of empty tensors."""
+    wave, spectrum = torch.empty(0, 4), torch.empty(0, 3, dtype=torch.complex64)
+    try:
+        aten._fft_r2c.default(wave, [1], 0, True)
+        aten._fft_c2c.default(spectrum, [1], 0, True)
+        aten._fft_c2r.default(spectrum, [1], 0, 4)
+    except RuntimeError:
+        return True
+    return False
+
+
+def pixels_of_nothing() -> bool:
+    """The shape of `pixel_unshuffle` of an empty tensor."""
+    shape = tuple(aten.pixel_unshuffle.default(torch.empty(0, 2, 4, 4), 2).shape)
+    return shape != (0, 8, 2, 2)
+
+
+def margins_of_nothing() -> bool:
+    """Sums of losses of no samples, written over what is no sum."""
+    x, sevens = torch.empty(0, 3), [torch.full((), 7.0) for _ in range(2)]
+    one, several = torch.empty(0, dtype=torch.long), torch.empty(0, 3, dtype=torch.long)
+    aten.multi_margin_loss.out(x, one, 1, 1.0, None, 2, out=sevens[0])
+    aten.multilabel_margin_loss_forward.output(
+        x, several, 2, output=sevens[1], is_target=torch.empty(0, 3)
+    )  # fmt: skip
+    return any(value.item() != 0.0 for value in sevens)
+
+
+_NORM = """
+import torch
+from torch import ops
+x, ones = torch.empty(0, 3, 4, 4), torch.ones(3)
+ops.aten.native_batch_norm_backward.default(
+    x, x, ones, ones, ones, None, None, False, 1e-5, [True, True, True])
+"""
+
+
+def norm_of_nothing() -> bool:
+    """The backward of BatchNorm in evaluation, in a process of its own, which it may end."""
+    ran = subprocess.run([sys.executable, "-c", _NORM], capture_output=True, check=False)
+    return ran.returncode == -signal.SIGFPE
+
+
+def lstm_dropout() -> bool:
+    """The decomposition of two layers with all between them dropped: the second reads zeros."""
+    from torch._decomp.decompositions import lstm_impl
+
+    with torch.random.fork_rng(devices=()), torch.no_grad():
+        torch.manual_seed(0)
+        layers = nn.LSTM(3, 4, 2, dropout=1.0)
+        state = [torch.zeros(2, 2, 4)] * 2
+        given = (torch.randn(5, 2, 3), state, layers._flat_weights, True, 2, 1.0, True, False, False)
+        taken_apart = lstm_impl(*given)[0]
+        return not torch.allclose(taken_apart, aten.lstm.input(*given)[0])
