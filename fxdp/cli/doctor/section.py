@@ -35,8 +35,7 @@ class Section:
         found = [self.title]
         for row in self.rows:
             name = f"  {row.name}".ljust(_NAME) if len(row.name) < _NAME - 2 else f"  {row.name} "
-            text = " ".join(("" if row.ok else f"FAILED: {row.text}" if row.text else "FAILED").split())
-            text = " ".join(row.text.split()) if row.ok else text
+            text = " ".join(row.text.split() if row.ok else ("FAILED:", *row.text.split()))
             found += textwrap.wrap(
                 text, _WIDTH, initial_indent=name, subsequent_indent=" " * _NAME, break_on_hyphens=False
             ) or [name.rstrip()]

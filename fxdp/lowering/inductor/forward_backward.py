@@ -124,6 +124,9 @@ def _by_layer(
     except OtherLayersError as error:
         _log.debug("all layers are lowered one by one: %s", error)
         return None
+    except Exception as error:  # what only saves time may not decide whether a program runs
+        _log.debug("repeated layers are left out: no search for them, for a bug in fxdp: %r", error)
+        return None
     found = _cut(short.gm, values, shapes, device, budget)
     try:
         halves = lengthened(short, (found.forward, found.backward, found.saved_order))
@@ -131,7 +134,7 @@ def _by_layer(
     except OtherLayersError as error:
         _log.debug("all layers are lowered one by one: %s", error)
         return None
-    except Exception as error:  # what only saves time may not decide whether a program runs
+    except Exception as error:
         _log.debug("repeated layers are left out: lengthening failed, a bug in fxdp: %r", error)
         return None
     forward, backward, saved_order = halves

@@ -92,7 +92,7 @@ def test_a_call_reads_what_comes_later(lengthened: tuple[fx.GraphModule, Halves]
         check_lengthened(whole, (wrong, backward, order))
 
 
-@pytest.mark.parametrize("name", ["check_lengthened", "lengthened"])
+@pytest.mark.parametrize("name", ["check_lengthened", "lengthened", "shortened"])
 def test_what_fails_is_cut_layer_by_layer(
     name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
