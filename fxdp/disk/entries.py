@@ -54,7 +54,7 @@ class Entries:
             _log.debug("%s on disk: %s", key, "nothing" if content is None else f"{len(content)} bytes")
             return None if content is None else load(_checked(content))
         except (UnusableFolderError, OSError) as error:
-            _say(f"the cache of captures is not used: {error}")
+            _say(self._unusable(error))
         except Exception as error:  # whatever a damaged or foreign entry makes of unpickling
             _say(f"an entry of the cache in {self.folder.path} is ignored: {type(error).__name__}: {error}")
             self.folder.remove(key)
@@ -72,7 +72,13 @@ class Entries:
         try:
             self.folder.write(key, _HEAD + hashlib.sha256(content).digest() + content)
         except (UnusableFolderError, OSError) as error:
-            _say(f"the cache of captures is not used: {error}")
+            _say(self._unusable(error))
+
+    def _unusable(self, error: Exception) -> str:
+        assert self.folder is not None
+        path = self.folder.path
+        reason = f"{path} is a file" if path.is_file() else str(error)
+        return f"the cache of captures is not used: {reason}. Set FXDP_CACHE_DIR to a folder of your own"
 
 
 def key_of(*parts: str) -> str:

@@ -11,6 +11,7 @@ from torch import fx
 from fxdp.ir.graphs import attribute_of, results_of
 from fxdp.ir.notes import is_host_size, note
 from fxdp.ir.op_kinds import is_unwritten
+from fxdp.ir.ops.empty_parts import UNWARNED
 from fxdp.ir.ops.layouts import laid_arguments
 from fxdp.ir.sizes import B, number
 from fxdp.ir.slots import ResultSlot, Slot
@@ -18,11 +19,13 @@ from fxdp.ir.types import ScalarType, TensorType
 from fxdp.torch_compat import OpOverload, aten
 
 _POISON = float("nan")
-_COPY_IF_NEEDED: dict[Any, Any] = {
+_RUN_AS: dict[Any, Any] = {
     aten.view.default: aten.reshape.default,
     aten._unsafe_view.default: aten.reshape.default,
+    **UNWARNED,
 }
-"""A real tensor's strides may be others than those it was traced with: a rank's program reshapes, too."""
+"""A real tensor's strides may be others than those it was traced with: a rank's program reshapes, too, and
+no rank warns of spreads of an empty part."""
 
 
 class Reference:
@@ -90,7 +93,7 @@ def execute(node: fx.Node, value_of: Callable[[fx.Node], Any]) -> Any:
     args, kwargs = fx.map_arg((node.args, node.kwargs), value_of)
     if isinstance(node.target, OpOverload):
         args, kwargs = laid_arguments(node.target, args, kwargs)
-    result = _COPY_IF_NEEDED.get(node.target, node.target)(*args, **kwargs)
+    result = _RUN_AS.get(node.target, node.target)(*args, **kwargs)
     if is_unwritten(node.target):
         result.fill_(_POISON if result.is_floating_point() or result.is_complex() else 1)
     return result

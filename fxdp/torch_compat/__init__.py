@@ -21,6 +21,7 @@ from fxdp.torch_compat.execution import *  # noqa: F403
 from fxdp.torch_compat.exporting import *  # noqa: F403
 from fxdp.torch_compat.fake_values import *  # noqa: F403
 from fxdp.torch_compat.inductor import *  # noqa: F403
+from fxdp.torch_compat.lstm_states import *  # noqa: F403
 from fxdp.torch_compat.mends import *  # noqa: F403
 from fxdp.torch_compat.mismatch import *  # noqa: F403
 from fxdp.torch_compat.op_traces import *  # noqa: F403

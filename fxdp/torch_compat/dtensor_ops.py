@@ -59,7 +59,7 @@ def act_as_plain(mesh: DeviceMesh) -> None:
     own = {aten._local_scalar_dense.default: _number}
     own |= {aten.fill_.Tensor: _fill} | dict.fromkeys(_OF_WHOLES, _of_wholes) | dict.fromkeys(_VIEWS, _view)
     own |= dict.fromkeys((*_NORMS, *_OF_EVEN_ROWS), _of_uneven_rows)
-    if torch_release() in ("2.11", "2.12"):
+    if torch_release() == "2.11":
         own |= dict.fromkeys(_WRITES, _write) | {aten.detach.default: _detached}
     handlers = _handlers()
     for op, handler in own.items():

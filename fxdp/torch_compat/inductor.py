@@ -22,7 +22,7 @@ from fxdp.torch_compat.attention_sums import attention_sums
 from fxdp.torch_compat.compiled_code import unwatched
 from fxdp.torch_compat.convolution_strides import convolution_strides
 from fxdp.torch_compat.counted_masks import counted_masks
-from fxdp.torch_compat.kept_order import ORDER, kept_order
+from fxdp.torch_compat.kept_order import kept_order
 from fxdp.torch_compat.open_strides import open_strides
 from fxdp.torch_compat.quick_dtypes import quick_dtypes
 from fxdp.torch_compat.quick_indices import quick_indices
@@ -139,7 +139,7 @@ def compile_with_inductor(
     settings = {name: value for name, value in _MOVES.items() if hasattr(inductor_config, name)}
     if in_order:
         settings |= {"reorder_for_peak_memory": False, "reorder_for_locality": False}
-    gm.meta["kernels"] = ORDER  # Inductor's cache may hold the same graph in the wrong order
+    gm.meta["mends"] = tuple(mend.__name__ for mend in _MENDS)  # Inductor's cache may hold faulty code
     gm.meta["donated"] = tuple(donated)  # nor does its key tell what may be written over
     context = TracingContext(fake_mode)
     if donated:
@@ -153,18 +153,15 @@ def compile_with_inductor(
         torch.no_grad(),
         V.set_fake_mode(fake_mode),
         torch._C._DisableAutocast(),  # a traced pattern of Inductor would be cast, too
-        attention_sums(),
         built_as_code(),
-        counted_masks(),
-        convolution_strides(),
-        kept_order(),
-        open_strides(),
-        selected_offsets(),
         quick_dtypes(),
         quick_indices(),
         quick_trees(),
         inductor_config.patch(settings),
+        contextlib.ExitStack() as mended,
     ):
+        for mend in _MENDS:
+            mended.enter_context(mend())
         compiled = compile_fx_inner(
             gm,
             list(inputs),
@@ -176,6 +173,11 @@ def compile_with_inductor(
         )
     return unwatched(compiled), list(strides or [])
 
+
+_MENDS = (
+    attention_sums, convolution_strides, counted_masks, kept_order, open_strides, selected_offsets,
+)  # fmt: skip
+"""Torch's faults that are mended while Inductor compiles; their names are part of its cache's key."""
 
 _MOVES: Mapping[str, Any] = {
     "aten_distributed_optimizations.enable_simple_overlap": False,  # on by default since torch 2.14

@@ -14,10 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest import mock
 
-__all__ = ["ORDER", "kept_order"]
-
-ORDER = "each after what it reads"
-"""What a graph says of its kernels, as part of the key in Inductor's own cache."""
+__all__ = ["kept_order"]
 
 
 @contextlib.contextmanager

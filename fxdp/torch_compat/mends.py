@@ -19,7 +19,7 @@ from torch._subclasses import fake_impls
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from fxdp.torch_compat import compiled_faults, part_faults
+from fxdp.torch_compat import compiled_faults, dtensor_faults, part_faults
 from fxdp.torch_compat.torch_ops import aten
 
 __all__ = ["Mend", "mends"]
@@ -161,6 +161,24 @@ def _select_scatter() -> bool:
     return gradient is None or not torch.equal(gradient, torch.ones(4, 2))
 
 
+def _replaced_sizes() -> bool:
+    """A size that only the data knows, found to be a multiple of the batch's."""
+
+    class Selected(nn.Module):
+        def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+            return x.flatten(0, 1) + x[mask]
+
+    batch = torch.export.Dim("batch")
+    try:
+        torch.export.export(
+            Selected(), (torch.ones(6, 5, 4), torch.ones(6, 5, dtype=torch.bool)),
+            dynamic_shapes=({0: batch}, {0: batch}),
+        )  # fmt: skip
+    except AssertionError as error:
+        return "not a subset of" in str(error)
+    return False
+
+
 _ALL = ("2.11", "2.12", "2.13", "2.14", "2.15")
 _MENDS = (
     Mend(
@@ -226,5 +244,37 @@ _MENDS = (
     Mend(
         "lstm_dropout", "the decomposition of several recurrent layers leaves out the dropout between them",
         "capture/export/rewrites.py", frozenset(_ALL), False, part_faults.lstm_dropout,
+    ),
+    Mend(
+        "lstm_states", "the decomposition of an LSTM gives its states a dim too many",
+        "torch_compat/lstm_states.py", frozenset(_ALL[:2]), False, part_faults.lstm_states,
+    ),
+    Mend(
+        "replaced_sizes", "an export fails where the bound of a size, a float, exceeds the largest integer",
+        "capture/patches/patch_tables.py", frozenset(_ALL), False, _replaced_sizes,
+    ),
+    Mend(
+        "dtensor_numbers", "a number that is read of a sharded tensor is this rank's part of it",
+        "torch_compat/dtensor_ops.py", frozenset(_ALL), False, dtensor_faults.numbers,
+    ),
+    Mend(
+        "dtensor_means", "a mean loss of uneven shards is the mean of the ranks' means",
+        "torch_compat/dtensor_ops.py", frozenset(_ALL), False, dtensor_faults.means,
+    ),
+    Mend(
+        "dtensor_views", "rows that are selected of a sharded tensor are a copy: writes are lost",
+        "torch_compat/dtensor_ops.py", frozenset(_ALL), False, dtensor_faults.views,
+    ),
+    Mend(
+        "dtensor_no_rows", "the maximum of a sharded tensor raises on a rank without rows, others wait",
+        "torch_compat/dtensor_ops.py", frozenset(_ALL), False, dtensor_faults.no_rows,
+    ),
+    Mend(
+        "dtensor_fills", "a column of a sharded tensor cannot be set to a number",
+        "torch_compat/dtensor_ops.py", frozenset(_ALL[:4]), False, dtensor_faults.fills,
+    ),
+    Mend(
+        "dtensor_kinds", "a subclass of DTensor is not asked for its ops",
+        "torch_compat/dtensor_ops.py", frozenset(_ALL[:1]), False, dtensor_faults.kinds,
     ),
 )  # fmt: skip

@@ -21,7 +21,6 @@ __all__ = [
     "exact_torch_release",
     "overload_of",
     "release_before",
-    "stacks_lstm_states",
     "suggest_memory_format",
     "torch_decompositions",
     "torch_release",
@@ -84,8 +83,3 @@ def without_autograd_kernel(op: torch._ops.OpOverload) -> Iterator[None]:
         if kernel is not None:
             op.py_kernels[key] = kernel
             op._dispatch_cache.clear()
-
-
-def stacks_lstm_states() -> bool:
-    """Whether torch's decomposition gives an LSTM's states a dim too many, as it does before 2.12."""
-    return release_before(2, 12)

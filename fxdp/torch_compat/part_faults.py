@@ -69,3 +69,16 @@ def lstm_dropout() -> bool:
         given = (torch.randn(5, 2, 3), state, layers._flat_weights, True, 2, 1.0, True, False, False)
         taken_apart = lstm_impl(*given)[0]
         return not torch.allclose(taken_apart, aten.lstm.input(*given)[0])
+
+
+def lstm_states() -> bool:
+    """The shape of the states of an LSTM, by its decomposition."""
+    from torch._decomp import decomposition_table
+
+    layer = nn.LSTM(3, 4, 2, device="meta")
+    x, state = torch.empty(5, 2, 3, device="meta"), torch.empty(2, 2, 4, device="meta")
+    given = list(layer.parameters())
+    made = decomposition_table[aten.lstm.input](
+        x, [state, state], given, True, 2, 0.0, False, False, False
+    )
+    return bool(made[1].shape != state.shape)

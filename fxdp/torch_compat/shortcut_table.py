@@ -34,6 +34,10 @@ def _before(release: str) -> frozenset[str]:
     return frozenset(PROVEN[: PROVEN.index(release)])
 
 
+def _since(release: str) -> frozenset[str]:
+    return frozenset(PROVEN[PROVEN.index(release) :])
+
+
 _SYM_NODE = "torch.fx.experimental.sym_node:SymNode"
 _CODE = "torch._inductor.output_code:CompiledFxGraph"
 _FAKE = "torch._subclasses.fake_tensor"
@@ -172,6 +176,7 @@ SHORTCUTS: tuple[Shortcut, ...] = (
     Shortcut(
         "quick_sizes",
         "sums, products and comparisons of symbolic sizes are computed once",
+        releases=_since("2.12"),  # before, sizes are kept in another way
         names=(
             *(TorchName(_SYM_NODE, f"_{name}", ("(self, other)",)) for name in BINARY_SIZES),
             TorchName(_SYM_NODE, "wrap_int", ("(self, num)",)),
@@ -213,7 +218,7 @@ SHORTCUTS: tuple[Shortcut, ...] = (
     Shortcut(
         "quick_wrappers",
         "no sums of sizes are recorded while a functional tensor is made",
-        releases=_before("2.15"),
+        releases=_since("2.12") & _before("2.15"),
         names=(TorchName(_FUNCTIONAL, "__new__", ("staticmethod (cls, elem, mode)",)),),
         needless="2.15",
     ),

@@ -20,7 +20,7 @@ from fxdp import torch_compat
 from fxdp.capture.export.loop_turns import SPLITS, argument_at, split_dim
 from fxdp.capture.export.unread_numbers import drop_lengths
 from fxdp.ir.graphs import given_arguments
-from fxdp.torch_compat import aten, stacks_lstm_states
+from fxdp.torch_compat import aten
 
 _TOGETHER = frozenset({aten.cat.default, aten.stack.default})
 _MERGES = frozenset({aten.reshape.default, aten.view.default, aten.flatten.using_ints})
@@ -32,7 +32,6 @@ _LAYERS = frozenset(
         aten.lstm.data, aten.gru.data, aten.rnn_tanh.data, aten.rnn_relu.data,
     }
 )  # fmt: skip
-_LSTMS = (aten.lstm.input, aten.lstm.data)
 
 
 def strip_effects(graph: fx.Graph) -> None:
@@ -170,29 +169,14 @@ def part_layers(gm: fx.GraphModule) -> None:
                                                       y1 = dropout(y, 0.5)
                                                       y2 = lstm(y1, ..., num_layers=1, dropout=0)
 
-    torch's own decomposition of several layers (2.13) leaves out the dropout between them. The one of torch
-    2.11 gives an LSTM's states the shape (layers, 1, batch, features).
+    torch's own decomposition of several layers (2.13) leaves out the dropout between them.
     """
     for node in list(gm.graph.nodes):
         if node.target in _LAYERS:
             given = given_arguments(node)
             if given["train"] and given["dropout"] > 0 and given["num_layers"] > 1:
                 _part(gm.graph, node, given)
-    if stacks_lstm_states():
-        for node in [n for n in gm.graph.nodes if n.target in _LSTMS]:
-            _merge_state_dims(node)
     gm.recompile()
-
-
-def _merge_state_dims(lstm: fx.Node) -> None:
-    """Make states of (layers, 1, batch, features) those of (layers, batch, features); others stay."""
-    for pick in [user for user in lstm.users if user.target is operator.getitem and user.args[1] != 0]:
-        readers = list(pick.users)
-        with lstm.graph.inserting_after(pick):
-            merged = lstm.graph.call_function(aten.flatten.using_ints, (pick, 0, -3))
-        merged.meta = dict(pick.meta)
-        for reader in readers:
-            reader.replace_input_with(pick, merged)
 
 
 def _part(graph: fx.Graph, node: fx.Node, given: dict[str, Any]) -> None:

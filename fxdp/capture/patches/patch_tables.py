@@ -61,6 +61,7 @@ WHOLE_CAPTURE: tuple[Patch, ...] = (
     *NORMS,
     *SUBSTITUTES,
     REENTRANT,
+    *torch_compat.LSTM_STATES,
     Patch(nn.Module, "_apply", around(_convert)),
     Patch(torch_compat.ShapeEnv, "_set_replacement", around(_replace)),
     Patch(*torch_compat.NODE_SUMMARY, around(lambda plain, value: None)),  # nobody reads it here

@@ -30,7 +30,8 @@ def run(asked: argparse.Namespace) -> int:
             _say("\n".join(Section("", (row,)).lines()[1:]))
         ok &= _show(trials.mends())
     ok &= _show(found.caches())
-    _say(f"{'all is well' if ok else 'something FAILED, see above'} ({time.perf_counter() - began:.0f} s)")
+    said = "all is well" if ok else "something FAILED, see above"
+    _say(f"{said} ({time.perf_counter() - began:.0f} s and imports)")
     return 0 if ok else 1
 
 

@@ -81,6 +81,8 @@ def caches() -> Section:
 def _folder(path: Path, megabytes: float | None) -> str:
     if megabytes == 0:
         return "off"
+    if path.is_file():
+        return f"{path}: a file, not a folder: nothing is kept"
     size = format_bytes(sum(_size(file) for file in path.rglob("*"))) if path.is_dir() else "not made yet"
     most = "" if megabytes is None else f" of at most {megabytes:g} MiB"
     writable = "" if os.access(_nearest(path), os.W_OK) else ", cannot be written"
