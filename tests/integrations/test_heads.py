@@ -1,6 +1,6 @@
 """Heads of transformers on two ranks: all that Trainer logs, and the parameters, are those of one device.
 
-`benchmarks/trainer_heads.py` runs all of them.
+`benchmarks/conformance/trainer_heads.py` runs all of them.
 """
 
 from __future__ import annotations

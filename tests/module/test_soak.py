@@ -1,6 +1,6 @@
 """Long runs: what a rank holds does not grow with the steps, whatever sizes its batches have.
 
-`python -m benchmarks.soak` runs 2,000 steps of each kind; here are a few hundred.
+`python -m benchmarks.chaos.soak` runs 2,000 steps of each kind; here are a few hundred.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A few models of the catalogue, one per mechanism; `benchmarks/zoo_sweep.py` measures all of it."""
+"""A few models of the catalogue, one per mechanism; `benchmarks/conformance/zoo.py` measures all of it."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 As each rank sends exactly one DATA or REFUSED in each round, rounds stay in step without numbers. More
 than `FXDP_TREE_ABOVE` ranks are joined as a tree (`ranks/tree/tree_control.py`): of 8 ranks all to all each
 needs 0.16 ms of a processor per round, the root of a tree 0.27 ms. Of 16 ranks each needs what the root does,
-0.39 ms, and those of a tree a fifth (`benchmarks/control_plane.py`).
+0.39 ms, and those of a tree a fifth (`benchmarks/speed/control_plane.py`).
 """
 
 from __future__ import annotations

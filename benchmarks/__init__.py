@@ -1,0 +1,1 @@
+"""Suites that are run by hand, as modules: `README.md` lists them."""

@@ -1,0 +1,1 @@
+"""What happens when ranks fail, hang, are killed, or train on for long."""

@@ -1,0 +1,1 @@
+"""Is it exact? Every model, op, library and trainer, beside one eager device."""

@@ -1,0 +1,1 @@
+"""Models that libraries list themselves, as entries of the zoo's sweep."""

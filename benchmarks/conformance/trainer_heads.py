@@ -1,0 +1,67 @@
+"""Heads of transformers through Trainer on two ranks, beside plain Trainer on one device.
+
+    python -m benchmarks.conformance.trainer_heads [head ...] [--float32] [--inductor] [--unpadded]
+
+Each head trains 6 steps of 4 samples, of which the last batch of an epoch has one, and is evaluated after
+three and six steps. All that Trainer logs and all parameters at the end are compared: a line a head, with
+how many numbers there were and the largest difference of each kind. Losses are sums in float32 in Trainer
+itself. `--unpadded`: without `pad=`, where each rank's sentences are as long as its own longest one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import tempfile
+import time
+from typing import Any
+
+import torch
+import transformers
+
+from tests.integrations.head_runs import Run, compared, trained
+from tests.integrations.heads import HEADS
+from tests.rank_pool import RankError, RankPool
+
+KINDS = ("loss", "grad_norm", "evaluation", "parameters")
+
+
+def line(
+    pool: RankPool, name: str, folder: str, dtype: torch.dtype, options: dict[str, Any], pads: bool
+) -> str:
+    """What is found of one head."""
+    began = time.perf_counter()
+    try:
+        one: Run = pool.run(1, trained, name, f"{folder}/one", dtype, timeout=200)[0]
+        runs: list[Run] = pool.run(2, trained, name, f"{folder}/two", dtype, options, pads, timeout=500)
+    except RankError as error:
+        return f"refused: {_last_words(str(error))}"
+    found = [compared(one, run) for run in runs]
+    count = sum(found[0].counts.values())
+    worst = {kind: max(x.largest.get(kind, 0.0) for x in found) for kind in KINDS}
+    said = "" if runs[0].problem_type == one.problem_type else f"  problem_type {runs[0].problem_type}"
+    cells = " ".join(f"{worst[kind]:>10.1e}" for kind in KINDS)
+    return f"{count:>7} {cells} {time.perf_counter() - began:>6.0f} s{said}"
+
+
+def _last_words(text: str) -> str:
+    lines = [words.strip() for words in text.splitlines() if words.strip()]
+    return next((words for words in lines if "Error: " in words and not words.startswith("File")), lines[0])
+
+
+def main(arguments: list[str]) -> None:
+    """Print the table."""
+    dtype = torch.float32 if "--float32" in arguments else torch.float64
+    options = {} if "--inductor" in arguments else {"compute": "eager"}
+    names = [word for word in arguments if not word.startswith("--")] or list(HEADS)
+    compute = options.get("compute", "inductor")
+    print(f"torch {torch.__version__}, transformers {transformers.__version__}, {dtype}, {compute}")
+    print(f"{'':20} {'numbers':>7} " + " ".join(f"{kind:>10}" for kind in KINDS), flush=True)
+    with contextlib.closing(RankPool()) as pool, tempfile.TemporaryDirectory() as folder:
+        for name in names:
+            found = line(pool, name, folder, dtype, options, "--unpadded" not in arguments)
+            print(f"{name:20} {found}", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

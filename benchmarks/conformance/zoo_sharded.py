@@ -1,0 +1,78 @@
+"""The visible zoo as it trains with sharded parameters: 20 steps of AdamW on real ranks, beside one device.
+
+    python -m benchmarks.conformance.zoo_sharded  # all models in all ways, half an hour
+    python -m benchmarks.conformance.zoo_sharded clip lstm --ways hybrid  # some
+    python -m benchmarks.conformance.zoo_sharded --missing  # go on where a sweep was stopped
+
+The losses of all steps must equal those of one device on the whole batch by 1e-9, in float64, with parts of
+the batch that are uneven, change, and are empty. What cannot run in micro-batches, as it needs values of the
+whole batch in the midst of one, is refused. Results gather in a JSON file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from tests.rank_pool import RankError, RankPool
+from tests.zoo.sharded import WAYS, train
+from tests.zoo.visible import VISIBLE
+
+RESULTS = Path(__file__).with_name("results") / "zoo_sharded.json"
+CONSOLE = Console()
+BAR = 1e-9
+
+
+def main() -> int:
+    """Train what is asked for; 1 if anything known is not exact."""
+    asked = _arguments()
+    found: dict[str, dict[str, Any]] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    pool = RankPool()
+    for name in asked.models or VISIBLE:
+        for way in asked.ways:
+            row = found.setdefault(name, {})
+            if asked.missing and way in row:
+                continue
+            start = time.monotonic()
+            row[way] = _trained(pool, name, way, asked.timeout)
+            RESULTS.write_text(json.dumps(found, indent=1) + "\n")
+            CONSOLE.print(f"{name}, {way}: {row[way]} ({time.monotonic() - start:.0f} s)", soft_wrap=True)
+        pool.renew()  # what its ranks have captured, no other model needs
+    pool.close()
+    return int(not all(_exact(result) for row in found.values() for result in row.values()))
+
+
+def _trained(pool: RankPool, name: str, way: str, timeout: float) -> dict[str, float] | str:
+    """The worst errors of any rank, or the last line of what it raised."""
+    try:
+        ranks = [vars(one) for one in pool.run(WAYS[way].ranks, train, name, way, timeout=timeout)]
+    except RankError as error:
+        lines = [line for line in str(error).splitlines() if "Error" in line]
+        return (lines or [str(error)])[-1][:300]
+    return {what: max(rank[what] for rank in ranks) for what in ranks[0]}
+
+
+def _exact(result: dict[str, float] | str) -> bool:
+    """Whether the losses are one device's, or the training was refused."""
+    return "fxdp.errors.StageError" in result if isinstance(result, str) else result["loss"] <= BAR
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("models", nargs="*", help="names in the catalogue (default: the visible zoo)")
+    parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS)
+    parser.add_argument("--timeout", type=float, default=420.0, help="seconds per model and way")
+    parser.add_argument("--missing", action="store_true", help="only what has no result yet")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
