@@ -9,6 +9,7 @@ that left a rank. The exit code is 1 where a value has no line, or bytes differ.
 
 from __future__ import annotations
 
+import argparse
 import sys
 import time
 from typing import Any
@@ -99,14 +100,20 @@ def measured(names: list[str]) -> bool:
     return right
 
 
-def main(names: list[str]) -> int:
+def main() -> int:
     """Print a line for each."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("names", nargs="*", help=f"of {', '.join(ZOO)} (default: all)")
+    asked = parser.parse_args().names or list(ZOO)
+    if unknown := set(asked) - ZOO.keys():
+        parser.error(f"no models {sorted(unknown)}; there are {', '.join(ZOO)}")
     hf.logging.set_verbosity_error()
-    asked = names or list(ZOO)
     for name in asked:
         make(name)  # imports the library's files here, once for both ranks, which are forks
     return 0 if all(fxdp.launch(measured, asked, nproc=2)) else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -12,6 +12,7 @@ or raises anything but an error of fxdp's, is printed whole, and the exit code i
 
 from __future__ import annotations
 
+import argparse
 import logging
 import sys
 import warnings
@@ -105,11 +106,16 @@ def _verdict(sample: Sample) -> tuple[str, str]:
 
 def main() -> int:
     """Print what is wrong, then how many samples are exact and why others are refused."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("names", nargs="*", help="ops and modules (default: all)")
+    names = set(parser.parse_args().names)
     warnings.simplefilter("ignore")
     # samples that draw would seed first, and one device draw the same numbers at each step
     common_methods_invocations.wrapper_set_seed = lambda op, *args, **kwargs: op(*args, **kwargs)
     logging.disable(logging.CRITICAL)
-    console, names = Console(width=110), set(sys.argv[1:])
+    console = Console(width=110)
     found: Counter[str] = Counter()
     refused: dict[str, str] = {}
     for sample in (*_ops(names), *_modules(names)):

@@ -10,8 +10,8 @@ itself. `--unpadded`: without `pad=`, where each rank's sentences are as long as
 
 from __future__ import annotations
 
+import argparse
 import contextlib
-import sys
 import tempfile
 import time
 from typing import Any
@@ -49,19 +49,28 @@ def _last_words(text: str) -> str:
     return next((words for words in lines if "Error: " in words and not words.startswith("File")), lines[0])
 
 
-def main(arguments: list[str]) -> None:
+def main() -> None:
     """Print the table."""
-    dtype = torch.float32 if "--float32" in arguments else torch.float64
-    options = {} if "--inductor" in arguments else {"compute": "eager"}
-    names = [word for word in arguments if not word.startswith("--")] or list(HEADS)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("heads", nargs="*", help=f"of {', '.join(HEADS)} (default: all)")
+    parser.add_argument("--float32", action="store_true", help="not float64")
+    parser.add_argument("--inductor", action="store_true", help="compiled")
+    parser.add_argument("--unpadded", action="store_true", help="without `pad=`")
+    asked = parser.parse_args()
+    if unknown := set(asked.heads) - HEADS.keys():
+        parser.error(f"no heads {sorted(unknown)}; there are {', '.join(HEADS)}")
+    dtype = torch.float32 if asked.float32 else torch.float64
+    options = {} if asked.inductor else {"compute": "eager"}
     compute = options.get("compute", "inductor")
     print(f"torch {torch.__version__}, transformers {transformers.__version__}, {dtype}, {compute}")
     print(f"{'':20} {'numbers':>7} " + " ".join(f"{kind:>10}" for kind in KINDS), flush=True)
     with contextlib.closing(RankPool()) as pool, tempfile.TemporaryDirectory() as folder:
-        for name in names:
-            found = line(pool, name, folder, dtype, options, "--unpadded" not in arguments)
+        for name in asked.heads or HEADS:
+            found = line(pool, name, folder, dtype, options, not asked.unpadded)
             print(f"{name:20} {found}", flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

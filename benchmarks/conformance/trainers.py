@@ -13,6 +13,7 @@ here 9 decimals. transformers computes losses in float32 otherwise, so models in
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
@@ -261,18 +262,26 @@ def compared(framework: str, name: str, flags: list[str]) -> str:
     return f"all {len(one)} lines equal"
 
 
-def main(arguments: list[str]) -> None:
+def main() -> None:
     """Print a line for each framework and model."""
-    dtype = torch.float32 if "--float32" in arguments else torch.float64
-    flags = [word for word in arguments if word == "--float32"]
-    names = [word for word in arguments if not word.startswith("--")]
-    if "--cell" in arguments:
-        one_run(names[0], names[1], dtype, names[2])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("names", nargs="*", help=f"of {', '.join([*FRAMEWORKS, *MODELS])} (default: all)")
+    parser.add_argument("--float32", action="store_true", help="all numbers as users have them")
+    parser.add_argument("--cell", nargs=3, help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.cell:
+        framework, name, folder = asked.cell
+        one_run(framework, name, torch.float32 if asked.float32 else torch.float64, folder)
         return
-    for framework in [name for name in FRAMEWORKS if name in names] or FRAMEWORKS:
-        for name in [name for name in MODELS if name in names] or MODELS:
+    if unknown := set(asked.names) - {*FRAMEWORKS, *MODELS}:
+        parser.error(f"no {sorted(unknown)}; there are {', '.join([*FRAMEWORKS, *MODELS])}")
+    flags = ["--float32"] if asked.float32 else []
+    for framework in [name for name in FRAMEWORKS if name in asked.names] or FRAMEWORKS:
+        for name in [name for name in MODELS if name in asked.names] or MODELS:
             print(f"{framework:10} {name:6} {compared(framework, name, flags)}", flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -10,7 +10,7 @@ ratios are to plain tensors.
 
 from __future__ import annotations
 
-import sys
+import argparse
 import time
 from collections.abc import Callable
 from itertools import product
@@ -68,10 +68,15 @@ def _seconds(step: Callable[[], object]) -> float:
 
 def main() -> None:
     """Print a table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("parameters", nargs="*", type=int, default=[80, 400], help="how many there are")
+    counts = parser.parse_args().parameters
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     makers = {"tensors": _model, "one tensor": _one, "fxdp": _sharded, "DTensors": _on_dtensors}
     print(f"| parameters | AdamW | tensors ms | {' | '.join(list(makers)[1:])} |", f"|{6 * '---|'}", sep="\n")
-    for count in map(int, sys.argv[1:] or ("80", "400")):
+    for count in counts:
         for (name, way), apart in product(WAYS.items(), (False, True)):
             steps = {kind: _stepping(make(count), way, apart=apart) for kind, make in makers.items()}
             least = dict.fromkeys(steps, float("inf"))

@@ -1,0 +1,58 @@
+"""The suites in `benchmarks/`: each script is listed with its command, and only small results are kept."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "benchmarks"
+README = (FOLDER / "README.md").read_text()
+FILES = sorted(FOLDER.rglob("*.py"))
+RUN = {
+    ".".join(file.relative_to(ROOT).with_suffix("").parts): file.read_text()
+    for file in FILES
+    if 'if __name__ == "__main__"' in file.read_text()
+}
+"""The text of each file that can be run, by its module."""
+SCRIPTS = {name: text for name, text in RUN.items() if not name.endswith("_rank")}
+COMMAND = re.compile(r"python -m (benchmarks[.\w]+)")
+STARTED = re.compile(r'"-m", "(benchmarks[.\w]+)"')
+MOST_BYTES = 50_000
+
+
+def test_the_table_lists_every_script() -> None:
+    """A row: question, command, time, where its results stand; a script may have more than one."""
+    commands = re.findall(r"^\| .+\? \| `(.+)` \| .+ \| .+ \|$", README, re.MULTILINE)
+    assert sorted({name for command in commands for name in COMMAND.findall(command)}) == sorted(SCRIPTS)
+
+
+def test_every_script_says_its_own_command() -> None:
+    assert [name for name, text in SCRIPTS.items() if name not in COMMAND.findall(text)] == []
+
+
+def test_scripts_are_run_as_modules_alone() -> None:
+    """Every module that a document names in a command, or that a script starts, can be run."""
+    documents = [README, *((ROOT / name).read_text() for name in ("README.md", "CONTRIBUTING.md"))]
+    documents += [file.read_text() for file in (ROOT / "docs").rglob("*.md")]
+    texts = [file.read_text() for file in FILES]
+    assert [text for text in documents + texts if "python benchmarks/" in text] == []
+    assert [text for text in texts if "sys.path" in text] == []
+    every = "\n".join(documents + texts)
+    named = {*COMMAND.findall(every), *STARTED.findall(every)}
+    assert named <= set(RUN)
+
+
+def test_kept_results_are_small() -> None:
+    kept = [file for kind in ("json", "jsonl", "csv") for file in FOLDER.rglob(f"*.{kind}")]
+    assert len(kept) > 5
+    assert [file.name for file in kept if file.stat().st_size > MOST_BYTES] == []
+
+
+def test_a_script_runs_as_a_module() -> None:
+    command = [sys.executable, "-m", "benchmarks.chaos.faults", "--help"]
+    shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert shown.returncode == 0, shown.stderr
+    assert "python -m benchmarks.chaos.faults" in shown.stdout
