@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.limits import TEST_S
+
 if TYPE_CHECKING:
     from tests.rank_pool import RankPool
 
@@ -61,7 +63,9 @@ def pytest_collection() -> Iterator[None]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """One thread each, as on ranks: workers share a few cores; programs that tests start inherit it."""
+    """A limit for each test. One thread each, as on ranks: workers share a few cores; programs inherit it."""
+    if config.pluginmanager.hasplugin("timeout") and config.option.timeout is None:
+        config.option.timeout = TEST_S  # before pytest-timeout reads it
     if getattr(config.option, "dist", "no") != "no" and not config.option.collectonly:
         return  # workers run the tests
     from tests.garbage import collect_seldom

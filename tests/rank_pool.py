@@ -33,10 +33,11 @@ from typing import Any
 
 import torch.distributed as dist
 
+from tests.limits import HANG_S
 from tests.rank_host import Reply, Task
 
 _ROOT = Path(__file__).resolve().parent.parent
-_GRACE_S = 20.0  # for the other ranks, after one has raised
+_GRACE_S = HANG_S / 10  # for the other ranks, after one has raised
 _HOST = (
     "from tests.garbage import collect_seldom; collect_seldom(); "  # before what takes seconds to import
     "from tests import rank_host; rank_host.serve({})"
@@ -105,7 +106,7 @@ class RankPool:
         world_size: int,
         function: Callable[..., Any],
         *arguments: Any,
-        timeout: float = 60.0,
+        timeout: float = HANG_S,
         **options: Any,
     ) -> list[Any]:
         """`function(*arguments, **options)` on each of `world_size` ranks in one gloo process group.
@@ -139,7 +140,7 @@ class RankPool:
         world_size: int,
         function: Callable[..., Any],
         *arguments: Any,
-        timeout: float = 60.0,
+        timeout: float = HANG_S,
         init: bool = True,
         environment: Mapping[str, str] | None = None,
         launched: bool = False,
@@ -187,7 +188,7 @@ class RankPool:
             self._orders.close()
         if self._host is not None:
             try:
-                self._host.wait(10)
+                self._host.wait(_GRACE_S)
             except subprocess.TimeoutExpired:
                 self._host.kill()
                 self._host.wait()
@@ -220,7 +221,7 @@ class RankPool:
         self._host = subprocess.Popen(
             [sys.executable, "-c", _HOST.format(theirs.fileno())],
             pass_fds=[theirs.fileno()],
-            env={**os.environ, **THREADS, "PYTHONPATH": path},
+            env={"FXDP_TIMEOUT_S": f"{HANG_S:g}", **os.environ, **THREADS, "PYTHONPATH": path},
             stdin=subprocess.DEVNULL,
         )
         theirs.close()

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from fxdp.torch_compat.releases import PROVEN, release
+from tests.limits import HANG_S
 
 ROOT = Path(__file__).resolve().parent.parent
 NEWEST = (ROOT / ".ci" / "newest.txt").read_text().strip().removeprefix("torch==")
@@ -26,7 +27,7 @@ def _without_room(folder: Path, cache: Path) -> subprocess.CompletedProcess[str]
         env={**os.environ, "PATH": path, "FXDP_CI_CACHE": str(cache)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANG_S,
     )
 
 

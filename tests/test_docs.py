@@ -65,9 +65,9 @@ def test_the_code_of_a_page_runs_and_prints_what_it_says(page: str, ranks: RankP
         program.parent.mkdir()
         program.write_text(block.code)
         if block.how == "world 2":
-            printed, _ = ranks.run(2, _run, program, timeout=120)
+            printed, _ = ranks.run(2, _run, program)
         elif block.how == "alone":  # it forks, which a process with threads should not
-            (outcome,) = ranks.spawn(1, _run, program, init=False, timeout=120)
+            (outcome,) = ranks.spawn(1, _run, program, init=False)
             assert outcome.status == 0, outcome.output
             printed = outcome.result
         else:

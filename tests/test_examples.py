@@ -54,7 +54,7 @@ def _unet_curve(*options: str) -> list[float]:
 def test_the_unet_has_the_same_curve_plain_and_on_two_ranks(ranks: RankPool) -> None:
     plain = _unet_curve("--plain")
     assert len(plain) == 2
-    compiled, _ = ranks.run(2, _unet_curve, "--compute", "eager", timeout=240)
+    compiled, _ = ranks.run(2, _unet_curve, "--compute", "eager")
     assert compiled == pytest.approx(plain, rel=1e-4)
 
 
@@ -69,7 +69,7 @@ def test_digits_have_the_same_curve_on_three_ranks(ranks: RankPool) -> None:
 
 
 def test_an_op_of_ones_own_is_proven_and_sends_only_its_gradient(ranks: RankPool) -> None:
-    (outcome,) = ranks.spawn(1, _shown, "custom_op.py", init=False, timeout=120)
+    (outcome,) = ranks.spawn(1, _shown, "custom_op.py", init=False)
     assert outcome.status == 0, outcome.output
     shown = outcome.result
     assert "S(0), S(0), R -> S(0), P(sum)" in shown
@@ -83,7 +83,7 @@ def test_an_op_of_ones_own_is_proven_and_sends_only_its_gradient(ranks: RankPool
 def _pipeline(ranks: RankPool, world: int, name: str, *options: str) -> str:
     """What an example over stages prints, after a check that its losses are those of one device."""
     shown, *others = ranks.run(
-        world, _shown, name, "--steps", "2", "--compute", "eager", *options, timeout=240
+        world, _shown, name, "--steps", "2", "--compute", "eager", *options
     )
     assert others == [""] * (world - 1)
     pairs = re.findall(r"loss ([\d.]+), on one device ([\d.]+)", shown)
@@ -141,7 +141,7 @@ def _displayed(folder: str) -> list[dict[str, Any]]:
 
 
 def test_the_notebook_shows_what_was_decided(ranks: RankPool, tmp_path: Path) -> None:
-    (outcome,) = ranks.spawn(1, _displayed, str(tmp_path), init=False, timeout=120)
+    (outcome,) = ranks.spawn(1, _displayed, str(tmp_path), init=False)
     assert outcome.status == 0, outcome.output
     imports, plan, *others = outcome.result
     assert imports == {}
@@ -173,7 +173,7 @@ def test_torchrun_begins_again_after_a_killed_rank_and_on_fewer_ranks(
 ) -> None:
     example, options = "train_elastic.py", ["--compute=eager", f"--folder={tmp_path / 'killed'}"]
     killed = [*options, "--steps=12", "--kill-after=7"]
-    (restarted,) = ranks.spawn(1, _torchrun, example, *killed, init=False, timeout=200)
+    (restarted,) = ranks.spawn(1, _torchrun, example, *killed, init=False)
     assert restarted.status == 0, restarted.output
     (fewer,) = ranks.run(1, _shown, example, *options, "--steps=14")
     (whole,) = ranks.run(1, _shown, example, options[0], f"--folder={tmp_path / 'whole'}", "--steps=14")

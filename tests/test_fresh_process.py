@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import fxdp
+from tests.limits import HANG_S
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -72,7 +73,7 @@ def test_what_is_imported_when_the_first_model_may_pool_and_the_environment_turn
     channels = {"TORCH_LOGS": "+fxdp", "TORCH_TRACE": str(tmp_path / "trace"), "PYTHONPATH": path}
     shown = subprocess.run(
         [sys.executable, "-c", _FIRST + _STEP + _LATE], env={**os.environ, **channels},
-        capture_output=True, text=True, timeout=120, check=True,
+        capture_output=True, text=True, timeout=HANG_S, check=True,
     )  # fmt: skip
     assert all(f"\n    {name} " in shown.stdout for name in ("demo", "verify", "plan", "explain", "rules"))
     assert "captured a joint graph of" in shown.stderr

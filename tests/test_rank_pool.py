@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from tests import rank_host
+from tests.limits import HANG_S, scaled
 from tests.rank_pool import RankError, RankPool
 
 
@@ -67,7 +68,7 @@ def test_error_carries_the_traceback_and_the_pool_goes_on(ranks: RankPool) -> No
 
 def test_timeout_replaces_the_ranks(ranks: RankPool) -> None:
     with pytest.raises(RankError, match="rank 1: no answer"):
-        ranks.run(2, _hang_on_one, timeout=1.0)
+        ranks.run(2, _hang_on_one, timeout=scaled(1.0))
     assert ranks.run(2, _sum_of_ranks, 1)[0][1] == 1
 
 
@@ -108,7 +109,7 @@ def test_what_leaves_threads_is_not_prepared(ranks: RankPool) -> None:
     end = threading.Event()
     threading.Thread(target=end.wait).start()
     try:
-        reply = rank_host._prepared(ranks._task(_found, ((), {}), timeout=1.0, init=False))
+        reply = rank_host._prepared(ranks._task(_found, ((), {}), timeout=HANG_S, init=False))
     finally:
         end.set()
     assert "has left threads" in reply.error

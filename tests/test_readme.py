@@ -44,7 +44,7 @@ def _printed(block: str, ranks: RankPool, world: int, folder: Path) -> str:
     """What rank 0 prints, alone or as torchrun starts it."""
     program = folder / "train.py"
     program.write_text(block)
-    outcomes = ranks.spawn(world, _run, program, timeout=240, init=False, launched=world > 1)
+    outcomes = ranks.spawn(world, _run, program, init=False, launched=world > 1)
     for outcome in outcomes:
         assert outcome.status == 0, outcome.output
     return outcomes[0].output

@@ -75,7 +75,7 @@ def _error(name: str, failing: tuple[int, ...], split: list[int]) -> tuple[float
 @pytest.mark.parametrize("name", ["cut", "compile_with_inductor"])
 def test_all_ranks_go_on_without_inductor_where_one_cannot_compile(ranks: RankPool, name: str) -> None:
     """Before the ranks wait for one another, or while they do."""
-    for error, texts in ranks.run(2, _error, name, (1,), [3, 2], timeout=120):
+    for error, texts in ranks.run(2, _error, name, (1,), [3, 2]):
         assert error <= 1e-9
         (text,) = texts
         assert "Inductor cannot compile this program (rank 1: AssertionError: u4 -> u1)" in text

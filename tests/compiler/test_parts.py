@@ -85,7 +85,7 @@ def _fallback(pp: int, failing: int, batches: list[int]) -> tuple[float, list[st
 def test_all_ranks_hear_of_a_part_that_one_cannot_compile(ranks: RankPool, pp: int, part: str) -> None:
     """Data ranks (of uneven micro-batches) share the part and run it alike; pipeline ranks are told."""
     batches = [4, 3] if pp == 1 else [4]
-    for error, texts in ranks.run(2, _fallback, pp, 1, batches, timeout=120):
+    for error, texts in ranks.run(2, _fallback, pp, 1, batches):
         assert error <= 1e-9
         (text,) = texts
         assert text.startswith(f"Inductor cannot compile {part} (rank 1: AssertionError: u4 -> u1)")
@@ -119,7 +119,7 @@ def _disordered(pp: int, at: int) -> tuple[str, float]:
 
 def test_data_ranks_of_a_stage_start_collectives_in_one_order(ranks: RankPool) -> None:
     """Ranks of another stage have other parts, and are not compared with them."""
-    for message, error in ranks.run(4, _disordered, 2, 1, timeout=120):
+    for message, error in ranks.run(4, _disordered, 2, 1):
         assert "different compiled programs: line 1: rank 0 has `stage 0, micro-batch 0 forward: " in message
         assert "; rank 1 has `stage 0, micro-batch 0 backward: " in message
         assert "rank 2" not in message
@@ -142,7 +142,7 @@ def _disordered_at_own_sizes() -> tuple[float, Counter[str]]:
 
 
 def test_uneven_parts_that_would_sum_in_other_orders_share_code_for_any_size(ranks: RankPool) -> None:
-    for error, counts in ranks.run(2, _disordered_at_own_sizes, timeout=120):
+    for error, counts in ranks.run(2, _disordered_at_own_sizes):
         assert error <= 1e-9
         assert counts == {"exact": 1, "any size": 1}
 

@@ -32,7 +32,7 @@ def _check(shown: str, out: Path, *, reduces: bool) -> None:
 
 def test_the_losses_of_one_rank_are_those_of_one_device(ranks: RankPool, tmp_path: Path) -> None:
     out = tmp_path / "curves.png"
-    (ended,) = ranks.spawn(1, _small, _options("dp=1", out, "--batch", "2"), init=False, timeout=240)
+    (ended,) = ranks.spawn(1, _small, _options("dp=1", out, "--batch", "2"), init=False)
     assert (ended.status, ended.result) == (0, 0), ended.output
     _check(ended.output, out, reduces=False)
 

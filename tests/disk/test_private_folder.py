@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
-import time
+import signal
 from pathlib import Path
 
 import pytest
@@ -93,16 +94,22 @@ def test_what_was_not_used_for_longest_goes_first(tmp_path: Path) -> None:
 def test_a_reader_beside_a_writer_finds_whole_files(tmp_path: Path) -> None:
     folder, size = _folder(tmp_path, 10**7), 200_000
     child = os.fork()
-    if child == 0:  # the writer; it leaves without what pytest would do at its end
-        end = time.monotonic() + 0.3
-        while time.monotonic() < end:
-            for byte in range(5):
-                folder.write("a", bytes([byte]) * size)
-        os._exit(0)
-    found = []
-    while os.waitpid(child, os.WNOHANG) == (0, 0):
-        content = folder.read("a")
-        if content is not None:
-            found.append(len(content) == size and len(set(content)) == 1)
-    assert found
+    if child == 0:  # the writer, until it is killed
+        try:
+            for turn in itertools.count():
+                folder.write("a", bytes([turn % 5]) * size)
+        finally:
+            os._exit(1)
+    found, seen = [], set[int]()
+    try:
+        while len(found) < 50 or len(seen) < 3:  # of several values
+            ended = os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            assert ended is None, "the writer failed"
+            content = folder.read("a")
+            if content is not None:
+                found.append(len(content) == size and len(set(content)) == 1)
+                seen.add(content[0])
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
     assert all(found)

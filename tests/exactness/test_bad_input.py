@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 import fxdp
 import fxdp.ranks.links.watch
+from tests.limits import SOON_S, scaled
 from tests.rank_pool import RankPool
 
 
@@ -398,7 +399,7 @@ class Bomb(torch.autograd.Function):
 
 def _stops(how: str) -> str:
     one = dist.get_rank() == 1
-    fxdp.ranks.links.watch._CAUSE_S = 1.0  # no rank says why: none waits long for it
+    fxdp.ranks.links.watch._CAUSE_S = scaled(1.0)  # no rank says why: none waits long for it
     compiled = _compiled()
     optimizer = torch.optim.SGD(compiled.parameters(), 0.1)
     for step in range(40):
@@ -430,11 +431,11 @@ STOPS = {
 
 @pytest.mark.parametrize("how", STOPS)
 def test_the_others_stop_with_the_cause(ranks: RankPool, how: str) -> None:
-    outcomes = ranks.spawn(4, _stops, how, timeout=60, environment={"FXDP_TIMEOUT_S": "20"})
+    outcomes = ranks.spawn(4, _stops, how)
     for rank in (0, 2, 3):
         outcome = outcomes[rank]
         assert outcome.status == 1, (rank, outcome)
-        assert outcome.seconds < 45, "stopped by its own, after the start of four processes"
+        assert outcome.seconds < SOON_S, "stopped by its own"
         assert "RankFailedError" in outcome.output, (rank, outcome.output)
         for word in ("rank 1", *STOPS[how]):
             assert word in outcome.output, (rank, word, outcome.output)

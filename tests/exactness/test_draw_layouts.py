@@ -257,7 +257,7 @@ def test_ranks_that_do_not_exchange_stop_together(ranks: RankPool) -> None:
 
 def test_inductor_knows_how_they_lie(ranks: RankPool) -> None:
     names = ("channels_last", "in_place")
-    found = ranks.run(2, _train, [3, 2], names, timeout=240)
+    found = ranks.run(2, _train, [3, 2], names)
     model, x = _subjects(names, 5)
     torch.manual_seed(5)
     for parts, expected in zip(zip(*found, strict=True), model(x), strict=True):

@@ -116,7 +116,7 @@ def _runs(ranks: RankPool, split: list[int], rng: str) -> list[list[dict[str, An
 def test_single_device_numbers_are_eagers_bit_for_bit(
     ranks: RankPool, split: list[int], compute: str
 ) -> None:
-    found = ranks.run(len(split), _draw, 5, split, "single-device", compute, timeout=240)
+    found = ranks.run(len(split), _draw, 5, split, "single-device", compute)
     torch.manual_seed(0)
     model, x = Noisy(), torch.randn(sum(split), 4)
     torch.manual_seed(5)

@@ -157,7 +157,7 @@ def test_training_equals_one_device(
     """Each strategy on each form of mesh and each through Inductor, one of them for any sizes, too."""
     ranks.prepare(_know)
     count = len(split) * (2 if "pp" in axes else 1)
-    for worst_loss, worst_parameter in ranks.run(count, _train, axes, split, timeout=240, **options):
+    for worst_loss, worst_parameter in ranks.run(count, _train, axes, split, **options):
         assert worst_loss <= 1e-12
         assert worst_parameter <= 1e-9
 
@@ -199,7 +199,7 @@ def _squares(model: nn.Module) -> Tensor:
 def test_what_a_backward_sums_for_itself_is_dealt_out_once(
     ranks: RankPool, strategy: Any, compute: Any
 ) -> None:
-    assert max(ranks.run(2, _normed_gradients, strategy, compute, timeout=240)) < 1e-12
+    assert max(ranks.run(2, _normed_gradients, strategy, compute)) < 1e-12
 
 
 def _left(compute: str) -> list[int]:
@@ -223,7 +223,7 @@ def _left(compute: str) -> list[int]:
 @pytest.mark.parametrize("compute", ["eager", "inductor"])
 def test_a_forward_leaves_parts_of_whole_values_to_neighbours(ranks: RankPool, compute: str) -> None:
     whole = 3 * 30 * 30 * 4
-    for nothing, parts, all_of_them in ranks.run(4, _left, compute, timeout=240):
+    for nothing, parts, all_of_them in ranks.run(4, _left, compute):
         part = 2 * 15 * 30 * 4  # the first layer's gradient reads no weight
         assert nothing + part <= parts <= nothing + part + whole // 6
         assert all_of_them >= nothing + 2 * 30 * 30 * 4

@@ -103,7 +103,7 @@ def _train(split: list[int], options: dict[str, Any], elsewhere: bool = False) -
     ],
 )
 def test_training_equals_one_device(ranks: RankPool, split: list[int], options: dict[str, Any]) -> None:
-    for worst, apart, shown in ranks.run(len(split), _train, split, options, timeout=240):
+    for worst, apart, shown in ranks.run(len(split), _train, split, options):
         assert max(worst, apart) < 1e-12
         assert shown
 

@@ -72,7 +72,7 @@ def test_running_statistics_are_the_same_on_all_ranks(
     ranks: RankPool, compute: str, splits: list[list[int]]
 ) -> None:
     """Bit for bit, also where the ranks' code differs because their batches do."""
-    found = ranks.run(len(splits[0]), _running_statistics, compute, splits, timeout=200)
+    found = ranks.run(len(splits[0]), _running_statistics, compute, splits)
     assert all(other == found[0] for other in found)
 
 

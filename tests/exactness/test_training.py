@@ -236,7 +236,7 @@ def test_two_compilations_serve_all_batch_sizes(ranks: RankPool) -> None:
 def test_two_compilations_serve_32_lengths(ranks: RankPool) -> None:
     lengths = [6, *range(2, 33)]
     batches = [[2, 2], [3, 1], [1, 0], [2, 2]] * 8
-    for worst, compiled in ranks.run(2, _many_sizes, batches, lengths, timeout=120):
+    for worst, compiled in ranks.run(2, _many_sizes, batches, lengths):
         assert worst <= 1e-9
         assert compiled <= 2
 

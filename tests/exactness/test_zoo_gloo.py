@@ -96,7 +96,7 @@ def _worst(found: list[dict[str, float]]) -> dict[str, float]:
 @pytest.mark.parametrize("world", SPLITS)
 def test_transformers_in_float64(knowing: RankPool, world: int) -> None:
     names = TRANSFORMERS[world]
-    found = knowing.run(world, _run_transformers, names, "eager", True, SPLITS[world], timeout=240)
+    found = knowing.run(world, _run_transformers, names, "eager", True, SPLITS[world])
     for name, error in _worst(found).items():
         assert error <= _bound(name, world), name
 
@@ -108,7 +108,7 @@ def _bound(name: str, world: int) -> float:
 
 
 def test_transformers_with_their_own_casts_to_float32(knowing: RankPool) -> None:
-    found = knowing.run(2, _run_transformers, ("llama",), "eager", False, SPLITS[2], timeout=120)
+    found = knowing.run(2, _run_transformers, ("llama",), "eager", False, SPLITS[2])
     for name, error in _worst(found).items():
         assert error <= 1e-6, name
 
@@ -117,13 +117,13 @@ def test_transformers_with_their_own_casts_to_float32(knowing: RankPool) -> None
 def test_models_by_hand(knowing: RankPool, world: int) -> None:
     """One rank: test_training.py. The recurrent one on many ranks: test_splits.py."""
     names = [name for name in BY_HAND if world == 2 or name != "lstm"]
-    found = knowing.run(world, _run_by_hand, tuple(names), "eager", SPLITS[world], timeout=120)
+    found = knowing.run(world, _run_by_hand, tuple(names), "eager", SPLITS[world])
     for name, error in _worst(found).items():
         assert error <= 1e-9, name
 
 
 def test_gpt2_through_inductor(knowing: RankPool) -> None:
     """Parts that are gathered: tests/ir/ops/test_rank_extrema.py."""
-    found = knowing.run(2, _run_transformers, ("gpt2",), "inductor", True, SPLITS[2], timeout=240)
+    found = knowing.run(2, _run_transformers, ("gpt2",), "inductor", True, SPLITS[2])
     for name, error in _worst(found).items():
         assert error <= 1e-9, name

@@ -20,13 +20,13 @@ import torch
 import torch.distributed as dist
 from torch import multiprocessing
 
+from tests.limits import HANG_S
+
 ON_GPUS = [
     pytest.mark.gpu,
-    pytest.mark.timeout(240),
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 """Marks of tests that run ranks."""
-_LIMIT_S = 200.0
 
 
 def run_ranks(
@@ -42,7 +42,7 @@ def run_ranks(
     processes = [context.Process(target=_rank, args=(rank, *work)) for rank in range(count)]
     for process in processes:
         process.start()
-    end = time.monotonic() + _LIMIT_S
+    end = time.monotonic() + HANG_S
     try:
         for process in processes:
             process.join(max(end - time.monotonic(), 0.0))

@@ -74,9 +74,9 @@ def _trained(folder: str, compiled: bool, split: bool) -> list[str]:
 
 @pytest.mark.parametrize("split", [False, True])
 def test_a_loop_prints_the_numbers_of_one_device(ranks: RankPool, tmp_path: Path, split: bool) -> None:
-    (expected,) = ranks.run(1, _trained, str(tmp_path / "one"), False, split, timeout=120)
+    (expected,) = ranks.run(1, _trained, str(tmp_path / "one"), False, split)
     assert len(expected) == 24
-    for found in ranks.run(2, _trained, str(tmp_path / "two"), True, split, timeout=120):
+    for found in ranks.run(2, _trained, str(tmp_path / "two"), True, split):
         assert found == expected
 
 

@@ -9,7 +9,7 @@ from itertools import chain
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, default_collate
 
@@ -20,6 +20,7 @@ from tests.rank_pool import RankPool
 Pair = namedtuple("Pair", ["x", "y"])
 
 
+@settings(deadline=None)
 @given(st.integers(0, 40), st.integers(1, 5), st.integers(1, 4), st.booleans(), st.booleans())
 def test_parts_are_one_devices_batches(count: int, size: int, world: int, split: bool, drop: bool) -> None:
     batches = BatchSampler(range(count), size, drop_last=drop)

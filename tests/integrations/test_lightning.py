@@ -58,9 +58,9 @@ def _trained(folder: str, compiled: bool) -> list[str]:
 
 
 def test_trainer_prints_the_numbers_of_one_device(ranks: RankPool, tmp_path: Path) -> None:
-    (expected,) = ranks.run(1, _trained, str(tmp_path / "one"), False, timeout=120)
+    (expected,) = ranks.run(1, _trained, str(tmp_path / "one"), False)
     assert len(expected) > 30
-    for found in ranks.run(2, _trained, str(tmp_path / "two"), True, timeout=120):
+    for found in ranks.run(2, _trained, str(tmp_path / "two"), True):
         assert found == expected
 
 
@@ -130,7 +130,7 @@ def _fabric(folder: str, compiled: bool) -> list[str]:
 
 
 def test_fabric_prints_the_numbers_of_one_device(ranks: RankPool, tmp_path: Path) -> None:
-    (expected,) = ranks.run(1, _fabric, str(tmp_path / "one"), False, timeout=120)
+    (expected,) = ranks.run(1, _fabric, str(tmp_path / "one"), False)
     assert len(expected) == 4 * (5 + 3) + 1
-    for found in ranks.run(2, _fabric, str(tmp_path / "two"), True, timeout=120):
+    for found in ranks.run(2, _fabric, str(tmp_path / "two"), True):
         assert found == expected

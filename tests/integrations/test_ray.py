@@ -76,7 +76,6 @@ def _wrapped() -> str:
     return "wrapped"
 
 
-@pytest.mark.timeout(900)
 def test_workers_print_the_numbers_of_one_device(tmp_path: Path) -> None:
     ray = pytest.importorskip("ray", reason="ray is not installed: pip install 'ray[train]'")
     from ray.train import RunConfig

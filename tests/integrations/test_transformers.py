@@ -78,10 +78,10 @@ def _trained(folder: str, compiled: bool, loss: Any) -> list[dict[str, str]]:
 
 @pytest.mark.parametrize("loss", [None, _own_loss])
 def test_trainer_prints_the_numbers_of_one_device(ranks: RankPool, tmp_path: Path, loss: Any) -> None:
-    (expected,) = ranks.run(1, _trained, str(tmp_path / "one"), False, loss, timeout=120)
+    (expected,) = ranks.run(1, _trained, str(tmp_path / "one"), False, loss)
     assert sum("grad_norm" in row for row in expected) == 40
     assert sum("eval_loss" in row for row in expected) == 4
-    for found in ranks.run(2, _trained, str(tmp_path / "two"), True, loss, timeout=180):
+    for found in ranks.run(2, _trained, str(tmp_path / "two"), True, loss):
         assert found == expected
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fxdp.ir.repeats import Repeats, longest_run
@@ -24,6 +24,7 @@ def test_nothing_repeats_often_enough() -> None:
     assert longest_run("", shortest=1, least=2) is None
 
 
+@settings(deadline=None)
 @given(
     st.text("abcd", max_size=12), st.permutations("abcdefgh"), st.integers(3, 6),
     st.text("wxyz", max_size=12),

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import sympy
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fxdp.ir.sizes import (
@@ -78,6 +78,7 @@ def test_local_size() -> None:
         local_size(B - 1)
 
 
+@settings(deadline=None)
 @given(st.integers(1, 9), st.integers(0, 3), st.integers(-3, 3))
 def test_only_homogeneous_sizes_have_a_factor(factor: int, power: int, plus: int) -> None:
     size = factor * B**power + plus

@@ -195,7 +195,7 @@ def _mixed(compute: str, chosen: Sequence[tuple[int, ...]]) -> tuple[list[tuple[
 def test_experts_that_no_sample_of_the_batch_chose_do_not_run(compute: str, ranks: RankPool) -> None:
     """They get no gradient, not one of zeros, by which an optimizer would go on with its momentum."""
     chosen = CHOSEN if compute == "eager" else CHOSEN[:2]
-    for losses, compiled in ranks.run(2, _mixed, compute, chosen, timeout=300):
+    for losses, compiled in ranks.run(2, _mixed, compute, chosen):
         for own, wanted in losses:
             assert own == pytest.approx(wanted, rel=1e-12)
         assert compiled == len(set(chosen)), "a program for each set of experts, none twice"

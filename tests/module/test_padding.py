@@ -73,7 +73,7 @@ def _steps(sizes: list[list[tuple[int, int]]]) -> tuple[float, int]:
 def test_32_lengths_on_each_rank_take_two_compilations(ranks: RankPool) -> None:
     """Other lengths on each rank at each step, ranks without samples among them."""
     sizes = [[(2 + step % 3, 3 + step), (step % 2, 34 - step)] for step in range(32)]
-    for worst, compiled in ranks.run(2, _steps, sizes, timeout=120):
+    for worst, compiled in ranks.run(2, _steps, sizes):
         assert worst <= 1e-9
         assert compiled <= 2
 

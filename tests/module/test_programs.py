@@ -18,6 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 import fxdp
 from fxdp.module.programs import Programs
 from fxdp.torch_compat import as_if_exporting, compile_lock
+from tests.limits import HANG_S
 from tests.rank_pool import RankPool
 
 
@@ -96,11 +97,11 @@ def test_a_model_is_called_while_another_thread_captures_one() -> None:
     def capture() -> None:
         with compile_lock, as_if_exporting():
             inside.set()
-            over.wait(60.0)
+            over.wait(HANG_S)
 
     with ThreadPoolExecutor(1) as threads:
         done = threads.submit(capture)
-        assert inside.wait(60.0)
+        assert inside.wait(HANG_S)
         try:
             again, _ = compiled(_batch(0, 5))
         finally:

@@ -145,7 +145,7 @@ def _at_eval() -> tuple[int, str]:
 
 @pytest.fixture(scope="module")
 def said(ranks: RankPool) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = ranks.run(2, _faults, timeout=100)
+    found: list[dict[str, Any]] = ranks.run(2, _faults)
     return found
 
 

@@ -85,7 +85,7 @@ def soaked(stages: bool, steps: int) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("stages", [False, True])
 def test_nothing_grows(ranks: RankPool, stages: bool) -> None:
-    for quarter, half, whole in ranks.run(2, soaked, stages, 240, timeout=120):
+    for quarter, half, whole in ranks.run(2, soaked, stages, 240):
         opened = whole["descriptors"].items() - quarter["descriptors"].items()
         assert not opened
         assert whole["threads"] <= quarter["threads"]  # what the task before left may still end meanwhile

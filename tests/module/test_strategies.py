@@ -82,7 +82,7 @@ def _runs() -> None:
 
 
 def test_memory_decides(ranks: RankPool) -> None:
-    ranks.run(2, _runs, timeout=240)
+    ranks.run(2, _runs)
 
 
 @pytest.mark.parametrize("limit", [0, -1, 1.5, True, "16GB"])

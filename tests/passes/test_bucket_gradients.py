@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from expecttest import assert_expected_inline
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fxdp.compiler.verifier import verify
@@ -22,6 +22,7 @@ from tests.graphs import Sketch, after, mesh
 aten = torch.ops.aten
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 40), max_size=12), st.integers(1, 30))
 def test_buckets_have_the_closed_form(sizes: list[int], bucket: int) -> None:
     cuts = cut_into_buckets(sizes, bucket)

@@ -46,7 +46,7 @@ def test_compiled_by_inductor() -> None:
 
 @pytest.mark.parametrize(("world", "runs"), [(2, TWO), (4, FOUR)], ids=["two", "four"])
 def test_ranks(ranks: RankPool, world: int, runs: tuple[Run, ...]) -> None:
-    found = ranks.run(world, errors_of, runs, timeout=300)
+    found = ranks.run(world, errors_of, runs)
     for run, errors in zip(runs, zip(*found, strict=True), strict=True):
         assert max(errors) <= 1e-9, f"{run}: {errors}"
 

@@ -19,10 +19,9 @@ from torch.nn import functional as F
 
 import fxdp
 from tests.captures import KNOWN, captured_once
+from tests.limits import SOON_S
 from tests.pipeline.models import Skips, skips
 from tests.rank_pool import RankPool
-
-_LIMIT_S = 30.0
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -69,9 +68,9 @@ def _train(how: str, kind: str, guilty: int) -> None:
     ],
 )
 def test_all_ranks_stop(ranks: RankPool, how: str, kind: str, guilty: int, words: str) -> None:
-    outcomes = ranks.spawn(3, _train, how, kind, guilty, timeout=60)
+    outcomes = ranks.spawn(3, _train, how, kind, guilty)
     ends = [outcome.seconds for outcome in outcomes]
-    assert max(ends) - min(ends) < _LIMIT_S
+    assert max(ends) - min(ends) < SOON_S
     for rank, outcome in enumerate(outcomes):
         if rank != guilty:
             assert outcome.status == 1, outcome.output

@@ -41,7 +41,7 @@ FOUR = (
 
 def _check(ranks: RankPool, world: int, runs: tuple[Run, ...]) -> None:
     ranks.prepare(know, ("skips", "unet", "gpt2", "llama", "t5"))
-    found = ranks.run(world, errors_of, runs, timeout=300)
+    found = ranks.run(world, errors_of, runs)
     for run, errors in zip(runs, zip(*found, strict=True), strict=True):
         assert max(errors) <= 1e-9, f"{run}: {errors}"
 

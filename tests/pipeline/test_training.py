@@ -149,7 +149,7 @@ def test_steps_of_adamw_with_clipping_and_validation(ranks: RankPool) -> None:
     ranks.prepare(_know)
     cases = ((2, _TWO, ((8,), (7,), (6,))), (4, ("1f1b",), ((4, 4), (3, 4), (6, 0))))
     for world, names, batches in cases:
-        for found in zip(*ranks.run(world, _loops, names, batches, timeout=200), strict=True):
+        for found in zip(*ranks.run(world, _loops, names, batches), strict=True):
             assert max(error for error, _ in found) <= 1e-9
             assert all(state == found[0][1] for _, state in found)
 

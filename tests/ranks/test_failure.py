@@ -20,9 +20,8 @@ from fxdp.ranks.failure import convert, describe, guard, report_errors
 from fxdp.ranks.hooks import install_hook
 from fxdp.ranks.joined import Joined
 from fxdp.ranks.resolve import resolve_mesh
+from tests.limits import HANG_S, SOON_S, scaled
 from tests.rank_pool import Outcome, RankPool
-
-_LIMIT_S = 30.0  # within which every rank must have stopped
 
 
 def _wait(joined: Joined, where: str) -> None:
@@ -44,14 +43,14 @@ def _wait(joined: Joined, where: str) -> None:
         if where == "stuck":  # in a group of the user's, which fxdp does not cut
             dist.recv(torch.ones(1), src=1)
         if where == "python":
-            time.sleep(1)
+            time.sleep(scaled(1.0))
             Agreement(joined).exchange([1])
 
 
 def _sleep_and_tidy_up() -> None:
     try:
         with contextlib.suppress(Exception):  # code that catches all errors, as a compiler does
-            time.sleep(60)
+            time.sleep(HANG_S)
         while True:
             pass
     finally:
@@ -73,25 +72,25 @@ def _fail(joined: Joined, how: str) -> None:
         try:
             _fail(joined, "raises inside")
         except ValueError:
-            time.sleep(1.5)
+            time.sleep(scaled(1.5))
     if how == "raises and stays":
         with contextlib.suppress(ValueError):
             _fail(joined, "raises inside")
-        time.sleep(4)
+        time.sleep(scaled(4.0))
     if how == "is terminated":  # while it waits in C++, where Python handles no signal
-        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        threading.Timer(scaled(0.3), os.kill, (os.getpid(), signal.SIGTERM)).start()
         dist.recv(torch.ones(1), src=0)
 
 
 def _train(how: str, where: str, guilty: int) -> None:
     install_hook()
     joined = resolve_mesh(None, "cpu")
-    fxdp.ranks.links.interrupt._AGAIN_S = 0.5
-    fxdp.ranks.links.watch._STUCK_S = 1.0 if where == "stuck" else 5.0
+    fxdp.ranks.links.interrupt._AGAIN_S = scaled(0.5)
+    fxdp.ranks.links.watch._STUCK_S = scaled(1.0 if where == "stuck" else 5.0)
     for _ in range(3):
         _wait(joined, "functional")
     if joined.mesh.rank == guilty:
-        time.sleep(0.3)
+        time.sleep(scaled(0.3))
         _fail(joined, how)
         return
     _wait(joined, where)
@@ -100,7 +99,7 @@ def _train(how: str, where: str, guilty: int) -> None:
 
 def _check(outcomes: list[Outcome], guilty: int, words: str) -> None:
     for rank, outcome in enumerate(outcomes):
-        assert outcome.seconds < _LIMIT_S
+        assert outcome.seconds < SOON_S
         if rank != guilty:
             assert outcome.status == 1, outcome.output
             assert f"RankFailedError: rank {guilty} {words}" in outcome.output, outcome.output
@@ -109,7 +108,7 @@ def _check(outcomes: list[Outcome], guilty: int, words: str) -> None:
 @pytest.mark.parametrize("where", ["exchange", "functional", "messages", "reduce", "python"])
 @pytest.mark.parametrize("how", ["raises inside", "raises outside", "catches it and stays"])
 def test_a_rank_that_raises_stops_the_other(ranks: RankPool, how: str, where: str) -> None:
-    outcomes = ranks.spawn(2, _train, how, where, 1, timeout=40)
+    outcomes = ranks.spawn(2, _train, how, where, 1)
     _check(outcomes, 1, "failed: ValueError: the reason")
     if how != "catches it and stays":
         assert outcomes[1].status == 1
@@ -120,42 +119,42 @@ def test_a_rank_that_raises_stops_the_other(ranks: RankPool, how: str, where: st
 
 @pytest.mark.parametrize("where", ["exchange", "functional", "messages", "reduce", "python"])
 def test_a_rank_that_is_killed_stops_the_other(ranks: RankPool, where: str) -> None:
-    outcomes = ranks.spawn(2, _train, "is killed", where, 1, timeout=40)
+    outcomes = ranks.spawn(2, _train, "is killed", where, 1)
     _check(outcomes, 1, "ended without an error message (killed?")
 
 
 def test_a_rank_that_is_interrupted_stops_the_other(ranks: RankPool) -> None:
-    _check(ranks.spawn(2, _train, "is interrupted", "reduce", 1, timeout=40), 1, "failed: KeyboardInterrupt")
+    _check(ranks.spawn(2, _train, "is interrupted", "reduce", 1), 1, "failed: KeyboardInterrupt")
 
 
 @pytest.mark.parametrize(("how", "words"), [("raises inside", "failed: ValueError"), ("is killed", "ended")])
 def test_rank_zero_that_hosts_the_store(ranks: RankPool, how: str, words: str) -> None:
-    outcomes = ranks.spawn(2, _train, how, "functional", 0, init=False, launched=True, timeout=40)
+    outcomes = ranks.spawn(2, _train, how, "functional", 0, init=False, launched=True)
     _check(outcomes, 0, words)
 
 
 @pytest.mark.parametrize("how", ["raises outside", "is killed"])
 def test_all_of_four_stop_with_the_first_cause(ranks: RankPool, how: str) -> None:
     words = "failed: ValueError" if how == "raises outside" else "ended without an error message"
-    _check(ranks.spawn(4, _train, how, "reduce", 2, timeout=40), 2, words)
+    _check(ranks.spawn(4, _train, how, "reduce", 2), 2, words)
 
 
 def test_python_code_gets_the_error_as_an_exception(ranks: RankPool) -> None:
     """Asleep in a system call, then in a loop that nothing else would end."""
-    outcomes = ranks.spawn(2, _train, "raises outside", "asleep", 1, timeout=40)
+    outcomes = ranks.spawn(2, _train, "raises outside", "asleep", 1)
     _check(outcomes, 1, "failed: ValueError: the reason")
     assert "tidied up" in outcomes[0].output
     assert "in _sleep_and_tidy_up" in outcomes[0].output
 
 
 def test_a_collective_that_never_ends_ends_the_process(ranks: RankPool) -> None:
-    outcomes = ranks.spawn(2, _train, "raises and stays", "stuck", 1, timeout=40)
+    outcomes = ranks.spawn(2, _train, "raises and stays", "stuck", 1)
     _check(outcomes, 1, "failed: ValueError: the reason")
-    assert "was still waiting in a collective 1 s later" in outcomes[0].output
+    assert f"was still waiting in a collective {scaled(1.0):g} s later" in outcomes[0].output
 
 
 def test_a_rank_that_is_terminated_says_so(ranks: RankPool) -> None:
-    outcomes = ranks.spawn(2, _train, "is terminated", "functional", 1, timeout=40)
+    outcomes = ranks.spawn(2, _train, "is terminated", "functional", 1)
     _check(outcomes, 1, "failed: it was ended by SIGTERM")
     assert outcomes[1].status == -signal.SIGTERM
     assert outcomes[0].seconds >= outcomes[1].seconds - 0.1, "torchrun blames who ends first"
@@ -163,19 +162,19 @@ def test_a_rank_that_is_terminated_says_so(ranks: RankPool) -> None:
 
 def _raise_before_compile() -> None:
     if dist.get_rank() == 1:
-        time.sleep(0.5)
+        time.sleep(scaled(0.5))
         raise ValueError("no data here")
     resolve_mesh(None, "cpu")
 
 
 def test_an_error_before_compile_reaches_those_who_wait(ranks: RankPool) -> None:
-    outcomes = ranks.spawn(2, _raise_before_compile, timeout=40)
+    outcomes = ranks.spawn(2, _raise_before_compile)
     assert "rank 1 failed: ValueError: no data here" in outcomes[0].output
-    assert outcomes[0].seconds - outcomes[1].seconds < 5
+    assert outcomes[0].seconds - outcomes[1].seconds < SOON_S
 
 
 def _end_early() -> None:
-    fxdp.ranks.links.watch._CAUSE_S = 1.0
+    fxdp.ranks.links.watch._CAUSE_S = scaled(1.0)
     joined = resolve_mesh(None, "cpu")
     _wait(joined, "functional")
     if joined.mesh.rank == 0:
@@ -183,28 +182,28 @@ def _end_early() -> None:
 
 
 def test_a_rank_with_fewer_steps(ranks: RankPool) -> None:
-    first, second = ranks.spawn(2, _end_early, timeout=40)
+    first, second = ranks.spawn(2, _end_early)
     assert second.status == 0, second.output
     assert first.status == 1
     assert "rank 1 ended its process while this rank still needed it" in first.output
 
 
 def _leave(begun: bool) -> None:
-    fxdp.ranks.links.watch._LEAVE_S = 0.5
+    fxdp.ranks.links.watch._LEAVE_S = scaled(0.5)
     joined = resolve_mesh(None, "cpu")
     assert joined.links is not None
     if joined.mesh.rank == 1 and not begun:
         return
     with guard(joined):
         joined.links.history.begin_call(1, 1)
-        end = time.monotonic() + 4
+        end = time.monotonic() + scaled(4.0)
         while joined.mesh.rank == 0 and time.monotonic() < end:
             pass
 
 
 @pytest.mark.parametrize("begun", [True, False])
 def test_a_rank_that_left_is_missed_only_in_what_it_has_not_begun(ranks: RankPool, begun: bool) -> None:
-    first, second = ranks.spawn(2, _leave, begun, timeout=40)
+    first, second = ranks.spawn(2, _leave, begun)
     assert second.status == 0, second.output
     assert first.status == (0 if begun else 1), first.output
     if not begun:
@@ -269,11 +268,11 @@ def test_report_errors(ranks: RankPool) -> None:
 
 
 def _late() -> tuple[str, float]:
-    fxdp.ranks.links.watch._CAUSE_S = 60.0  # nobody waits for news of a rank that is named already
+    fxdp.ranks.links.watch._CAUSE_S = HANG_S  # nobody waits for news of a rank that is named already
     joined = resolve_mesh(None, "cpu")
     begin = time.monotonic()
     if dist.get_rank() == 1:
-        time.sleep(3)
+        time.sleep(scaled(3.0))
         return "slept", 0.0
     try:
         _wait(joined, "exchange")
@@ -283,10 +282,10 @@ def _late() -> tuple[str, float]:
 
 
 def test_a_rank_that_does_not_come(ranks: RankPool) -> None:
-    outcomes = ranks.spawn(2, _late, environment={"FXDP_TIMEOUT_S": "1"}, timeout=30)
+    outcomes = ranks.spawn(2, _late, environment={"FXDP_TIMEOUT_S": str(scaled(1.0))})
     words, seconds = outcomes[0].result
-    assert "rank 1 did not come within 1 s, though its process is alive" in words
-    assert seconds < 20
+    assert f"rank 1 did not come within {scaled(1.0):g} s, though its process is alive" in words
+    assert seconds < SOON_S
 
 
 def test_describe_has_message_and_frames() -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from fxdp.ranks import hooks
 from fxdp.ranks.links.interrupt import Caller
+from tests.limits import HANG_S
 
 
 @pytest.fixture
@@ -77,7 +78,7 @@ class _Dropped:
 def _drop_and_wait() -> None:
     dropped = _Dropped()
     del dropped
-    time.sleep(10.0)
+    time.sleep(HANG_S)
 
 
 def test_ctrl_c_inside_of_a_destructor_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:

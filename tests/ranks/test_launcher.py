@@ -17,6 +17,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import fxdp
+from tests.limits import HANG_S, SOON_S
 from tests.rank_pool import RankPool
 
 
@@ -83,7 +84,7 @@ def _raises() -> None:
 def _dies() -> None:
     if dist.get_rank() == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    time.sleep(60)
+    time.sleep(HANG_S)
 
 
 def _is_not_pickled() -> Any:
@@ -103,12 +104,12 @@ def test_the_rank_at_fault_is_named(function: Callable[[], Any], said: str) -> N
     start = time.monotonic()
     with pytest.raises(fxdp.RankFailedError, match=said):
         fxdp.launch(function)
-    assert time.monotonic() - start < 30
+    assert time.monotonic() - start < SOON_S
 
 
 def test_ranks_are_stopped_in_time() -> None:
     with pytest.raises(fxdp.RankFailedError, match=r"stopped after 0\.5 s, as ranks 0, 1 of 2 had no result"):
-        fxdp.launch(time.sleep, 60, timeout=0.5)
+        fxdp.launch(time.sleep, HANG_S, timeout=0.5)
 
 
 def _terminates_its_parent(folder: Path) -> None:
@@ -116,7 +117,7 @@ def _terminates_its_parent(folder: Path) -> None:
     dist.barrier()
     if dist.get_rank() == 0:
         os.kill(os.getppid(), signal.SIGTERM)
-    time.sleep(60)
+    time.sleep(HANG_S)
 
 
 def _is_terminated(folder: Path) -> object:

@@ -16,6 +16,7 @@ from fxdp.ranks.joined import Joined
 from fxdp.ranks.resolve import _missing, ensure_alive, resolve_mesh
 from fxdp.settings import Launch, Settings
 from fxdp.torch_compat import PrefixStore
+from tests.limits import scaled
 from tests.rank_pool import RankPool
 
 
@@ -68,12 +69,11 @@ def test_bad_mesh(mesh: Any, words: list[str]) -> None:
 def test_a_rank_0_that_never_comes_is_named_in_time() -> None:
     with socket.create_server(("127.0.0.1", 0)) as gone:
         port = gone.getsockname()[1]
-    settings = Settings(Launch(1, 2, 1, "127.0.0.1", port), timeout_s=0.3)
-    begin = time.monotonic()
+    settings = Settings(Launch(1, 2, 1, "127.0.0.1", port), timeout_s=scaled(0.3))
     message = _message(lambda: resolve_mesh(None, "cpu", settings), RankFailedError)
-    assert f"nobody listened at MASTER_ADDR:MASTER_PORT = 127.0.0.1:{port} within 0.3 s" in message
+    assert f"nobody listened at MASTER_ADDR:MASTER_PORT = 127.0.0.1:{port} within" in message
+    assert f"within {scaled(0.3):g} s" in message
     assert "see rank 0's output" in message
-    assert time.monotonic() - begin < 3
 
 
 def test_a_rank_that_torchrun_has_started_and_that_never_comes_is_named(
@@ -81,7 +81,7 @@ def test_a_rank_that_torchrun_has_started_and_that_never_comes_is_named(
 ) -> None:
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     variables = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{store.port}"}
-    variables |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "FXDP_TIMEOUT_S": "0.5"}
+    variables |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "FXDP_TIMEOUT_S": str(scaled(0.5))}
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     message = _message(lambda: resolve_mesh(None, "cpu"), RankFailedError)

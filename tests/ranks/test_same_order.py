@@ -17,10 +17,10 @@ from torch.nn import functional as F
 import fxdp
 from fxdp.ranks.links.history import History, differing
 from tests.captures import captured_once
+from tests.limits import SOON_S
 from tests.rank_pool import RankPool
 
 _LEFT_OUT = "rank 1 left out the backward of call 2 of Net (called at"
-_LATE_S = 20.0  # far below the timeout of 300 s, also on a busy machine
 
 
 class Net(nn.Sequential):
@@ -56,7 +56,7 @@ def _said(action: Callable[[int], object]) -> str:
     try:
         action(dist.get_rank())
     except fxdp.FxdpError as error:
-        late = " late" if time.monotonic() - began > _LATE_S else ""
+        late = " late" if time.monotonic() - began > SOON_S else ""
         return f"{type(error).__name__}{late}: {error}"
     return "no error"
 
@@ -120,7 +120,7 @@ def _faults() -> dict[str, str]:
 @pytest.fixture(scope="module")
 def said(ranks: RankPool) -> list[dict[str, str]]:
     """What each rank was told."""
-    found: list[dict[str, str]] = ranks.run(2, _faults, timeout=100)
+    found: list[dict[str, str]] = ranks.run(2, _faults)
     ranks.renew()
     return found
 

@@ -112,7 +112,7 @@ def _faults() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def said(ranks: RankPool) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = ranks.run(2, _faults, timeout=100)
+    found: list[dict[str, Any]] = ranks.run(2, _faults)
     ranks.renew()
     return found
 

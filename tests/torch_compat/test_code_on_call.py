@@ -13,6 +13,7 @@ from torch.fx import Graph, GraphModule, symbolic_trace
 import fxdp
 from fxdp.capture.patches.patch_tables import capture_patches
 from fxdp.torch_compat import code_on_call
+from tests.limits import HANG_S
 
 
 def _twice(x: Tensor) -> Tensor:
@@ -56,4 +57,4 @@ def test_another_thread_traces_meanwhile() -> None:
 
     wanted = traced()
     with capture_patches(nn.ReLU(), None), ThreadPoolExecutor(1) as other:
-        assert other.submit(traced).result(60) == wanted
+        assert other.submit(traced).result(HANG_S) == wanted

@@ -14,6 +14,7 @@ import fxdp
 from fxdp.errors import FxdpError
 from fxdp.rules.registry import Registry
 from fxdp.torch_compat import GoneOp, Ops, aten, prims, there
+from tests.limits import HANG_S
 
 FXDP = Path(fxdp.__file__).parent
 
@@ -91,7 +92,7 @@ SOME = "aten.cholesky_inverse,aten.gelu,aten.geqrf,aten.native_group_norm,prims.
 def test_everything_is_imported_without_ops(lost: str) -> None:
     """Some that a model does not need; all of them."""
     ran = subprocess.run(
-        [sys.executable, "-c", LOST, lost], capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, "-c", LOST, lost], capture_output=True, text=True, timeout=HANG_S, check=False
     )
     assert ran.stdout.endswith("done\n"), ran.stderr[-2000:]
     assert isinstance(Ops("aten").mm.default, torch._ops.OpOverload)

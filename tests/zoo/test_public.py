@@ -7,5 +7,5 @@ from tests.zoo.shared_work import catalogued_error
 
 
 def test_ranks_that_lower_in_turn_have_one_devices_numbers(ranks: RankPool) -> None:
-    found = ranks.run(2, catalogued_error, "mlp", str(ranks.folder), any_size=True, wide=0, timeout=240.0)
+    found = ranks.run(2, catalogued_error, "mlp", str(ranks.folder), any_size=True, wide=0)
     assert max(found) <= 1e-9

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fxdp.torch_compat import Patch, calling_frame, patched
+from tests.limits import HANG_S
 
 
 class _Base:
@@ -51,7 +52,7 @@ def _user(name: str = "user") -> types.ModuleType:
 def _elsewhere(function: Callable[[], Any]) -> Any:
     """What a function gives in another thread."""
     with ThreadPoolExecutor(1) as pool:
-        return pool.submit(function).result(30)
+        return pool.submit(function).result(HANG_S)
 
 
 def _methods(owner: type[_Base]) -> tuple[Patch, ...]:

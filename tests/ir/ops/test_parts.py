@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -17,6 +17,7 @@ def _split(value: Tensor, dim: int, outer: int, sizes: list[int]) -> list[Tensor
     return [take_part(value, dim, outer, sum(sizes), a, n) for a, n in zip(starts, sizes, strict=True)]
 
 
+@settings(deadline=None)
 @given(SPLITS, st.integers(1, 3), st.integers(1, 3), st.integers(0, 2))
 def test_parts_join_to_the_whole(sizes: list[int], outer: int, inner: int, dim: int) -> None:
     shape = [2, 3]

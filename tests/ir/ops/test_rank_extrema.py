@@ -88,6 +88,6 @@ def test_extrema_over_real_ranks(ranks: RankPool) -> None:
     split = [3, 2]
     expected = _run(split, "")
     assert expected[3][0].isnan()
-    for found in ranks.run(len(split), _run, split, "inductor", timeout=240):
+    for found in ranks.run(len(split), _run, split, "inductor"):
         for a, b in zip(found, expected, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12, equal_nan=True)

@@ -103,7 +103,7 @@ def _error_of_four_and_none() -> float:
 
 
 def test_a_rank_whose_first_batch_has_no_images(ranks: RankPool) -> None:
-    assert max(ranks.run(2, _error_of_four_and_none, timeout=240.0)) <= 1e-12
+    assert max(ranks.run(2, _error_of_four_and_none)) <= 1e-12
 
 
 def test_only_an_empty_batch_of_images_is_spelled_out() -> None:

@@ -121,7 +121,7 @@ def _step(way: str, swapped: bool) -> list[tuple[list[Started], list[Started]]]:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_collectives_start_in_the_order_of_the_plan_on_uneven_ranks(ranks: RankPool, way: str) -> None:
-    found = ranks.run(2, _step, way, False, timeout=180)
+    found = ranks.run(2, _step, way, False)
     for halves in found:
         assert sum(len(planned) for _, planned in halves) >= 3
         for seen, planned in halves:
@@ -131,5 +131,5 @@ def test_collectives_start_in_the_order_of_the_plan_on_uneven_ranks(ranks: RankP
 
 
 def test_a_pass_that_swaps_collectives_is_seen(ranks: RankPool) -> None:
-    for halves in ranks.run(2, _step, "replicate", True, timeout=180):
+    for halves in ranks.run(2, _step, "replicate", True):
         assert not all(_same(seen, planned) for seen, planned in halves), halves

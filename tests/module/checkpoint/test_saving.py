@@ -26,6 +26,7 @@ import fxdp
 from fxdp.errors import InputError, RankFailedError
 from fxdp.module.checkpoint import saving
 from tests.captures import KNOWN, capture_ahead, captured_once
+from tests.limits import scaled
 from tests.rank_pool import RankPool
 
 _AHEAD = range(3, 8)
@@ -127,14 +128,14 @@ def _resuming(
 
 def test_training_goes_on_with_other_ranks_meshes_and_strategies(ranks: RankPool, tmp_path: Path) -> None:
     ranks.prepare(_know)
-    saved = ranks.run(4, _saving, tmp_path, timeout=240)
+    saved = ranks.run(4, _saving, tmp_path)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["own", "torch"]
     goals = (
         (1, "replicate", "dp"), (2, "replicate", "dp"), (2, "optimizer", "dp_shard"),
         (3, "shard", "dp_shard"), (4, "shard", "dp_replicate", "dp_shard"), (4, "shard", "pp", "dp_shard"),
     )  # fmt: skip
     for world, strategy, *axes in goals:
-        resumed = ranks.run(world, _resuming, tmp_path, tuple(axes), strategy, timeout=240)
+        resumed = ranks.run(world, _resuming, tmp_path, tuple(axes), strategy)
         for rank, (rows, drawn) in enumerate(resumed):
             for losses in rows:
                 assert losses == pytest.approx(saved[0][0], abs=1e-9, rel=0)
@@ -312,8 +313,8 @@ def _save_while_one_hangs(folder: Path, late: int) -> str:
 
 @pytest.mark.parametrize("late", [0, 2])
 def test_a_rank_that_hangs_while_all_save_is_named(ranks: RankPool, tmp_path: Path, late: int) -> None:
-    own = {"FXDP_TIMEOUT_S": "4"}
-    outcomes = ranks.spawn(3, _save_while_one_hangs, tmp_path, late, environment=own, timeout=60)
+    own = {"FXDP_TIMEOUT_S": str(scaled(4.0))}
+    outcomes = ranks.spawn(3, _save_while_one_hangs, tmp_path, late, environment=own)
     for outcome in outcomes:
         told = outcome.result or outcome.output
         assert f"rank {late} did not come to a collective in time\n  rank {late} is at " in told

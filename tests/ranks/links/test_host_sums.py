@@ -23,6 +23,7 @@ from fxdp.ranks.links.host_places import HostPlaces, host_places
 from fxdp.ranks.links.host_sums import HostSums
 from fxdp.ranks.links.messages import LinkBrokenError
 from fxdp.settings import Settings
+from tests.limits import HANG_S, scaled
 from tests.rank_pool import RankPool
 from tests.ranks.links.test_messages import _ranks
 from tests.ranks.links.test_shared_memory import _terms
@@ -33,7 +34,7 @@ _EVEN: Hosts = ((0, 1), (2, 3))
 
 
 @contextlib.contextmanager
-def _sums(hosts: Hosts, timeout_s: float = 10.0) -> Iterator[list[HostSums]]:
+def _sums(hosts: Hosts, timeout_s: float = HANG_S) -> Iterator[list[HostSums]]:
     """Ranks in one process, of which those of a host have connections of their own, as have those across."""
     places, store = HostPlaces(hosts), dist.HashStore()  # type: ignore[call-arg]
     size = sum(map(len, hosts))
@@ -99,7 +100,7 @@ def test_a_rank_of_the_same_host_that_leaves_ends_the_wait() -> None:
 
 def test_a_late_rank_is_left_to_those_who_know_where_it_is() -> None:
     """As of gloo: who is late is found out by asking, as the rank of this host may wait for another one."""
-    with _sums(_EVEN, timeout_s=0.3) as sums:
+    with _sums(_EVEN, timeout_s=scaled(0.3)) as sums:
         begun = sums[0].start(torch.ones(8))
         with pytest.raises(RuntimeError, match="timed out waiting for ranks of this host") as found:
             sums[0].finish(begun)
@@ -114,9 +115,9 @@ class _Told:
 
     def exchange(self, data: bytes) -> list[bytes]:
         self._parts[self.rank] = data
-        self._barrier.wait(10)
+        self._barrier.wait(HANG_S)
         found = list(self._parts)
-        self._barrier.wait(10)
+        self._barrier.wait(HANG_S)
         return found
 
 
@@ -163,7 +164,7 @@ def _as_on_two_hosts(cheaper: bool) -> tuple[tuple[int, ...], bool, list[bool], 
     places_module.process_space = lambda: real()[:7] + bytes([rank // 2])
     opening.is_cheaper = lambda one, other: cheaper
     try:
-        links = opening.open_links(rank, range(4), range(4), "gloo", Settings(timeout_s=30.0))
+        links = opening.open_links(rank, range(4), range(4), "gloo", Settings(timeout_s=HANG_S))
     finally:
         places_module.process_space, opening.is_cheaper = real, kept
     equal = []

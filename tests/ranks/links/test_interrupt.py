@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from fxdp.ranks.links.interrupt import Caller, Interrupted, in_collective, prepare_signal
+from tests.limits import HANG_S, SOON_S
 
 
 @pytest.fixture
@@ -39,9 +40,9 @@ def test_python_code_and_system_calls_end_with_the_error(signals: None, where: s
     def call() -> None:
         try:
             if where == "sleep":
-                time.sleep(30)
+                time.sleep(HANG_S)
             if where == "a lock":
-                threading.Event().wait(30)
+                threading.Event().wait(HANG_S)
             while where == "a loop":
                 pass
         finally:
@@ -53,7 +54,7 @@ def test_python_code_and_system_calls_end_with_the_error(signals: None, where: s
     caller.leave()
     timer.join()
     assert tidied == [where]
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < SOON_S
 
 
 def test_nothing_is_raised_outside_of_a_call(signals: None) -> None:

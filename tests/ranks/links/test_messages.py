@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-import time
 from collections.abc import Iterator
 
 import pytest
 
 from fxdp.errors import RankFailedError
 from fxdp.ranks.links.messages import LinkBrokenError, Messages
+from tests.limits import HANG_S, scaled
 from tests.ranks.tree.small_trees import together
 
 
@@ -23,7 +23,7 @@ def three() -> Iterator[list[Messages]]:
 
 
 @contextlib.contextmanager
-def _ranks(size: int, timeout_s: float = 10.0) -> Iterator[list[Messages]]:
+def _ranks(size: int, timeout_s: float = HANG_S) -> Iterator[list[Messages]]:
     connections: list[dict[int, socket.socket]] = [{} for _ in range(size)]
     for low in range(size):
         for high in range(low + 1, size):
@@ -99,12 +99,10 @@ def test_cut_ends_the_own_wait(three: list[Messages]) -> None:
 
 
 def test_a_rank_that_does_not_come_is_named() -> None:
-    start = time.monotonic()
-    with _ranks(3, timeout_s=0.1) as (first, second, _):
+    with _ranks(3, timeout_s=scaled(0.1)) as (first, second, _):
         second.start(memoryview(b"1234"))
-        with pytest.raises(RankFailedError, match=r"rank 2 did not come to a sum within 0\.1 s"):
+        with pytest.raises(RankFailedError, match=rf"rank 2 did not come to a sum within {scaled(0.1):g} s"):
             first.finish(first.start(memoryview(b"1234")))
-    assert time.monotonic() - start < 5
 
 
 def test_programs_that_have_come_apart_are_noticed() -> None:

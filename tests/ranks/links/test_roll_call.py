@@ -18,13 +18,14 @@ from fxdp.ranks.failure import guard, tell_all
 from fxdp.ranks.joined import Joined
 from fxdp.ranks.resolve import resolve_mesh
 from fxdp.settings import Settings
+from tests.limits import HANG_S, scaled
 from tests.rank_pool import RankPool
 
 _LATE = 2
 
 
 def _sleep_elsewhere(joined: Joined) -> None:
-    end = time.monotonic() + 20
+    end = time.monotonic() + HANG_S
     while joined.links.ending is None and time.monotonic() < end:
         time.sleep(0.1)
 
@@ -40,7 +41,7 @@ def _hear(joined: Joined, late: Any, others: Any) -> str:
 
 
 def _late_in_every_way(folder: Path) -> list[str]:
-    short = Settings(timeout_s=3.0)
+    short = Settings(timeout_s=scaled(3.0))
     heard = []
     for way in ("elsewhere", "another collective", "stopped"):
         joined = resolve_mesh(None, "cpu", short)
@@ -82,19 +83,19 @@ def _check(heard: list[str]) -> None:
 
 
 def test_all_hear_who_is_late_and_where(ranks: RankPool, tmp_path: Path) -> None:
-    outcomes = ranks.spawn(3, _late_in_every_way, tmp_path, timeout=40)
+    outcomes = ranks.spawn(3, _late_in_every_way, tmp_path)
     for outcome in outcomes[:_LATE]:
         _check(outcome.result or [outcome.output])
 
 
 def test_they_hear_it_through_a_tree(ranks: RankPool) -> None:
-    outcomes = ranks.spawn(4, _late_by_tree, environment={"FXDP_TREE_ABOVE": "1"}, timeout=40)
+    outcomes = ranks.spawn(4, _late_by_tree, environment={"FXDP_TREE_ABOVE": "1"})
     for rank in (0, 1, 3):
         assert "rank 2 did not come to a collective in time\n  rank 2 is at " in outcomes[rank].result
 
 
 def _late_by_tree() -> str:
-    joined = resolve_mesh(None, "cpu", Settings(timeout_s=2.0, tree_above=1))
+    joined = resolve_mesh(None, "cpu", Settings(timeout_s=scaled(2.0), tree_above=1))
     value = torch.ones(1000)
     group = joined.links.find("data")
     return _hear(joined, lambda: _sleep_elsewhere(joined), lambda: dist.all_reduce(value, group=group))
@@ -103,7 +104,7 @@ def _late_by_tree() -> str:
 def _own_collective() -> list[str]:
     """A collective that fxdp knows nothing of, outside of its calls."""
     joined = resolve_mesh(None, "cpu")
-    group = dist.new_group(timeout=timedelta(seconds=2))
+    group = dist.new_group(timeout=timedelta(seconds=scaled(2.0)))
     if joined.mesh.rank == _LATE:
         _sleep_elsewhere(joined)
         return [str(joined.links.words(joined.links.ending))]
@@ -116,6 +117,6 @@ def _own_collective() -> list[str]:
 
 
 def test_an_error_of_a_collective_of_the_users_says_who_is_at_fault(ranks: RankPool) -> None:
-    outcomes = ranks.spawn(3, _own_collective, timeout=40)
+    outcomes = ranks.spawn(3, _own_collective)
     for outcome in outcomes:
         assert "rank 2 did not come to a collective in time" in "".join(outcome.result), outcome.output

@@ -11,6 +11,7 @@ import torch
 from fxdp.ranks.links.messages import Messages
 from fxdp.ranks.links.shared_memory import SharedMemory
 from fxdp.ranks.links.under_way import Step, UnderWay
+from tests.limits import HANG_S
 from tests.ranks.links.test_messages import _ranks
 from tests.ranks.tree.small_trees import together
 
@@ -58,10 +59,10 @@ def test_a_rank_need_not_wait_for_one_that_is_one_start_behind(direct: bool) -> 
         begun = [memory.start(values[0], torch.add)]
         started[messages.rank].set()
         if messages.rank == 1:
-            assert started[0].wait(10)
-            assert second.wait(10)
+            assert started[0].wait(HANG_S)
+            assert second.wait(HANG_S)
         else:
-            assert started[1].wait(10)
+            assert started[1].wait(HANG_S)
         begun.append(memory.start(values[1], torch.add))
         second.set()
         begun.append(memory.start(values[2], torch.add))

@@ -13,6 +13,7 @@ from fxdp.errors import RankFailedError
 from fxdp.ranks.tree.tree_control import TreeControl
 from fxdp.ranks.tree.tree_messages import TreeMessages
 from fxdp.ranks.tree.tree_shape import TreePlace, tree_places
+from tests.limits import HANG_S
 
 T = TypeVar("T", TreeControl, TreeMessages)
 
@@ -22,7 +23,7 @@ def tree(
     kind: Callable[[int, TreePlace, dict[int, socket.socket], float], T],
     hosts: Sequence[str],
     arity: int = 16,
-    timeout_s: float = 10.0,
+    timeout_s: float = HANG_S,
 ) -> Iterator[list[T]]:
     """One rank per entry of `hosts`."""
     places = tree_places(hosts, arity)

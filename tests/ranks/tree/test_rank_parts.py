@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fxdp.ranks.tree.rank_parts import RankParts
@@ -29,6 +29,7 @@ def _joined(said: list[bytes], cut: int) -> RankParts:
     return RankParts.join(parts + [RankParts.of(data) for data in said[cut:]])
 
 
+@settings(deadline=None)
 @given(_SAID, st.data())
 def test_nothing_is_lost(said: list[bytes], data: st.DataObject) -> None:
     joined = _joined(said, data.draw(st.integers(0, len(said))))
@@ -43,6 +44,7 @@ def test_nothing_is_lost(said: list[bytes], data: st.DataObject) -> None:
 _SENT = _ROWS.map(lambda rows: RankParts.join([RankParts.of(row) for row in rows]).encode())
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=60) | _SENT, st.data())
 def test_damage_is_refused_or_read_as_other_values(text: bytes, data: st.DataObject) -> None:
     count = data.draw(st.integers(1, 40))

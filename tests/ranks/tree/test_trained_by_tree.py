@@ -26,11 +26,11 @@ from fxdp.ranks.resolve import resolve_mesh
 from fxdp.ranks.tree.tree_control import TreeControl
 from fxdp.ranks.tree.tree_messages import TreeMessages
 from tests.captures import captured_once
+from tests.limits import SOON_S
 from tests.rank_pool import Outcome, RankPool
 
 _TREE = {"FXDP_TREE_ABOVE": "2"}
 _SPLITS = ((3, 0, 1, 4), (2, 2, 2, 2), (0, 0, 0, 1), (1, 7, 0, 2), (0, 5, 5, 0))
-_NEWS_S = 5.0
 
 
 class Net(nn.Sequential):
@@ -75,7 +75,7 @@ def _errors(**options: Any) -> tuple[str, list[float]]:
 
 
 def test_uneven_and_empty_batches_are_those_of_one_device(ranks: RankPool) -> None:
-    outcomes = ranks.spawn(4, _errors, environment={**_TREE, "FXDP_SHARED_MEMORY": "0"}, timeout=100)
+    outcomes = ranks.spawn(4, _errors, environment={**_TREE, "FXDP_SHARED_MEMORY": "0"})
     for outcome, neighbours in zip(outcomes, (2, 2, 1, 1), strict=True):
         assert outcome.status == 0, outcome.output
         joined, errors = outcome.result
@@ -98,7 +98,7 @@ def _in_stages() -> list[float]:
 
 def test_a_mesh_with_stages_whose_rows_are_small(ranks: RankPool) -> None:
     """All ranks are a tree, the two of a row are joined as they always are."""
-    for outcome in ranks.spawn(4, _in_stages, environment=_TREE, timeout=100):
+    for outcome in ranks.spawn(4, _in_stages, environment=_TREE):
         assert outcome.status == 0, outcome.output
         assert abs(outcome.result[0]) < 1e-12
 
@@ -128,18 +128,18 @@ def _check(outcomes: list[Outcome], guilty: int, words: str) -> None:
             assert outcome.result is not None, outcome.output
             text, at = outcome.result
             assert text.startswith(f"{RankFailedError.__name__}: rank {guilty} {words}"), text
-            assert at - began < _NEWS_S
+            assert at - began < SOON_S
 
 
 @pytest.mark.parametrize("guilty", [0, 1, 3])
 def test_a_killed_root_inner_rank_or_leaf_is_named_on_all_others(ranks: RankPool, guilty: int) -> None:
     environment = {**_TREE, "FXDP_SHARED_MEMORY": "0"}
-    outcomes = ranks.spawn(4, _until_told, guilty, "killed", environment=environment, timeout=60)
+    outcomes = ranks.spawn(4, _until_told, guilty, "killed", environment=environment)
     _check(outcomes, guilty, "ended without an error message (killed?")
 
 
 def test_an_error_of_a_leaf_reaches_all_others(ranks: RankPool) -> None:
-    outcomes = ranks.spawn(4, _until_told, 3, "raised", environment=_TREE, timeout=60)
+    outcomes = ranks.spawn(4, _until_told, 3, "raised", environment=_TREE)
     _check(outcomes, 3, "failed: ValueError: the reason")
 
 
@@ -153,5 +153,5 @@ def _other_settings() -> str:
 
 
 def test_ranks_with_other_settings_are_told_at_once(ranks: RankPool) -> None:
-    for outcome in ranks.spawn(2, _other_settings, timeout=40):
+    for outcome in ranks.spawn(2, _other_settings):
         assert "FXDP_TREE_ABOVE is 1 on this rank and 16 on the first rank of the mesh" in outcome.result

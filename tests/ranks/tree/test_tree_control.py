@@ -14,6 +14,7 @@ from fxdp.ranks.links.channel import RefusedError
 from fxdp.ranks.links.ending import Ending, EndKind
 from fxdp.ranks.links.frames import FrameKind, framed
 from fxdp.ranks.tree.tree_control import TreeControl
+from tests.limits import HANG_S, SOON_S, scaled
 from tests.ranks.tree.small_trees import late_words, settle, together, tree
 
 _SIZES = st.integers(0, 3) | st.integers(0, 2**40)
@@ -123,15 +124,15 @@ def test_who_has_the_answer_is_not_disturbed_by_those_who_leave() -> None:
 
 def test_all_name_the_rank_that_is_late_however_far_it_is() -> None:
     late = [0, 1, 5, 6]
-    found = late_words(TreeControl, lambda control: control.exchange(b"mine"), late, 5.0)
+    found = late_words(TreeControl, lambda control: control.exchange(b"mine"), late, scaled(5.0))
     for rank, texts in zip(late, found, strict=True):
-        words = f"rank {100 + rank} did not come within 5 s, though its process is alive"
+        words = f"rank {100 + rank} did not come within {scaled(5.0):g} s, though its process is alive"
         assert len(texts) == 6
         assert all(text.startswith(words) for text in texts), texts
 
 
 def test_a_rank_that_waits_says_where_it_is_to_its_neighbours() -> None:
-    with tree(TreeControl, ["a"] * 3, 1, timeout_s=1.5) as ranks:
+    with tree(TreeControl, ["a"] * 3, 1, timeout_s=scaled(1.5)) as ranks:
         ranks[1].waits_for = lambda: b"here"
         with pytest.raises(RankFailedError):
             ranks[1].exchange(b"mine")
@@ -151,8 +152,8 @@ def test_the_end_of_a_rank_is_outlasted_by_way_of_who_told() -> None:
         ranks[0].outlast(2, begin + 0.2)
         assert time.monotonic() - begin >= 0.2
         ranks[1].peers[0].connection.close()
-        ranks[0].outlast(2, begin + 10.0)
-        assert time.monotonic() - begin < 5
+        ranks[0].outlast(2, begin + HANG_S)
+        assert time.monotonic() - begin < SOON_S
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from fxdp.errors import RankFailedError
 from fxdp.ranks.links.messages import LinkBrokenError, OutOfOrderError
 from fxdp.ranks.tree.tree_messages import TreeMessages
+from tests.limits import scaled
 from tests.ranks.tree.small_trees import late_words, together, tree
 
 
@@ -83,8 +84,8 @@ def test_all_name_the_rank_that_is_late_however_far_it_is() -> None:
             rank.finish(rank.start_sum(memoryview(bytearray(8)), _added))
 
     late = [0, 1, 5, 6]
-    for rank, texts in zip(late, late_words(TreeMessages, sums, late, 4.5), strict=True):
-        words = f"rank {100 + rank} did not come to a sum within 4.5 s"
+    for rank, texts in zip(late, late_words(TreeMessages, sums, late, scaled(4.5)), strict=True):
+        words = f"rank {100 + rank} did not come to a sum within {scaled(4.5):g} s"
         assert len(texts) == 6
         assert all(text.startswith(words) for text in texts), texts
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fxdp.ranks.tree.tree_shape import ARITY, TreePlace, tree_places
@@ -18,6 +18,7 @@ def _depths(places: list[TreePlace]) -> list[int]:
     return depths
 
 
+@settings(deadline=None)
 @given(st.lists(st.sampled_from("abcde"), min_size=1, max_size=90), st.integers(1, ARITY))
 def test_every_rank_has_one_parent_and_few_children(hosts: list[str], arity: int) -> None:
     places = tree_places(hosts, arity)

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from tests.limits import HANG_S
+
 
 class Tab:
     """One page: what it logged, what it asked for, and where to click."""
@@ -88,4 +90,4 @@ def tab(profile: Path) -> Iterator[Tab]:
             yield Tab(orders, answers)
     finally:
         browser.terminate()
-        browser.wait(20)
+        browser.wait(HANG_S)
