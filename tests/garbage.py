@@ -10,7 +10,7 @@ def collect_seldom() -> None:
 
     Python's own 700 cost each import of torch a second, and tests a tenth of their time. Nor may ten million
     wait. Each graph module has a class of its own, and where a trace sets attributes of `nn.Module`, Python
-    goes through all subclasses: milliseconds where there are 5,000. To find who holds a parameter all objects
-    are asked: a second. A test that counts objects collects them itself.
+    goes through all subclasses: milliseconds where there are 5,000. A test that counts objects collects them
+    itself.
     """
     gc.set_threshold(500_000, 20, 50)

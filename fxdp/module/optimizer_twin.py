@@ -24,8 +24,9 @@ from fxdp.torch_compat import shard_axes, sharded_tensor
 
 
 def twin_of(optimizer: Optimizer) -> Optimizer:
-    """Another optimizer like this one, without parameters and state."""
-    twin = object.__new__(type(optimizer))
+    """Make another optimizer like one of `torch.optim`'s own, without parameters and state."""
+    make: Any = type(optimizer)
+    twin: Optimizer = make([torch.empty(0, 0)])  # of two dims, as Muon wants them
     groups = [{**group, "params": []} for group in optimizer.param_groups]
     vars(twin).update(vars(optimizer), param_groups=groups, state=defaultdict(dict))
     return twin

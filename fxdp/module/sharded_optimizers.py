@@ -1,4 +1,4 @@
-"""Optimizers on sharded parameters: which step how, and those that were made before there were any.
+"""Optimizers on sharded parameters, and which of them step how.
 
 elementwise ones of torch.optim    on this rank's rows                      `LocalStep`
 matrix ones                        on whole matrices, each on one rank      `OwnerStep`
@@ -7,22 +7,20 @@ those of others                    on `DTensor`s, as torch does
 
 from __future__ import annotations
 
-import gc
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn, optim
-from torch.distributed.tensor import DTensor
+from torch import nn, optim
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from fxdp.errors import InputError
 from fxdp.ir.model_tensors import is_sharded
 from fxdp.module.local_step import LocalRows, LocalStep
-from fxdp.module.optimizer_twin import dealt_states
 from fxdp.module.owner_step import OwnerStep
+from fxdp.module.superseded import adopt_successors
 from fxdp.ranks.joined import Joined
 from fxdp.torch_compat import surround_step
 
@@ -64,6 +62,7 @@ class ShardedOptimizers:
 
         So hooks of the user that clip gradients or average parameters see those that are stepped on.
         """
+        adopt_successors(optimizer)
         if any(id(p) in self._own for group in optimizer.param_groups for p in group["params"]):
             self._note_step()
             surround_step(optimizer, self._begin_hook, _finish)
@@ -109,26 +108,3 @@ def _with_loss(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any
     with torch.enable_grad():
         loss = closure()
     return args[:1], {"closure": lambda: loss}
-
-
-def adopt_parameters(made: Mapping[nn.Parameter, Tensor]) -> None:
-    """Let every optimizer that has parameters of the model have the sharded ones, and rows of its state.
-
-    Python is asked for the optimizers that live, as nothing else knows them; once. At the first step it
-    would be too late: gradients that `zero_grad()` should have cleared before would still be there.
-    """
-    for found in gc.get_objects():
-        # no isinstance: it asks the object, which may be a proxy that imports or warns
-        if issubclass(type(found), Optimizer) and "param_groups" in vars(found):
-            _adopt(found, made)
-
-
-def _adopt(optimizer: Optimizer, made: Mapping[nn.Parameter, Tensor]) -> None:
-    for group in optimizer.param_groups:
-        for i, parameter in enumerate(group["params"]):
-            new = made.get(parameter)
-            if not isinstance(new, DTensor):
-                continue
-            group["params"][i] = new
-            if parameter in optimizer.state:
-                optimizer.state[new] = dealt_states(new, optimizer.state.pop(parameter))

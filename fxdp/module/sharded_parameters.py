@@ -23,7 +23,7 @@ from fxdp.ir.model_tensors import dealing_of, held, is_sharded, stand_in_for
 from fxdp.ir.ops.parameter_rows import dealt_range, fills_pages, most_rows
 from fxdp.ir.shown_rows import sees_rows
 from fxdp.module.initial_values import initialise
-from fxdp.module.sharded_optimizers import adopt_parameters
+from fxdp.module.superseded import supersede
 from fxdp.ranks.agreement import agree, broadcast_tensors, gather_objects, model_lines, sorted_buffers
 from fxdp.ranks.joined import Joined
 from fxdp.torch_compat import (
@@ -56,7 +56,7 @@ def shard_parameters(module: nn.Module, joined: Joined) -> None:
     """Replace the parameters of `module` by `DTensor`s of which each rank holds its rows, rank 0's values.
 
     All ranks call this together. Tied parameters stay tied; a parameter without dims stays as it is.
-    Optimizers that have the model's parameters get the new ones.
+    Whatever holds the old ones, as an optimizer does, comes to the new ones by them.
 
     Raises
     ------
@@ -67,7 +67,7 @@ def shard_parameters(module: nn.Module, joined: Joined) -> None:
     made = _in_rows(module.parameters(), joined)
     if made:
         _replace(module, made)
-        adopt_parameters(made)
+        supersede(made)
         _let_states_be_saved(module)
 
 
@@ -97,7 +97,7 @@ def materialise(module: nn.Module, joined: Joined) -> set[str]:
     named = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
     names = {name for name, tensor in named if tensor in unset}
     _replace(module, made)
-    adopt_parameters(rows)
+    supersede(rows)
     _let_states_be_saved(module)
     return names
 

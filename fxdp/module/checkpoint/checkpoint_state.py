@@ -29,6 +29,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only
 
+from fxdp.module.superseded import adopt_successors
 from fxdp.torch_compat import flatten_state_dict
 
 _STATE = "optimizer.state."
@@ -39,6 +40,7 @@ def state_of(model: nn.Module, optimizer: Optimizer | None) -> dict[str, Any]:
     """Model and optimizer as they are; the tensors are their own."""
     state: dict[str, Any] = {"model": get_model_state_dict(model)}
     if optimizer is not None:
+        adopt_successors(optimizer)
         fresh = not optimizer.state
         with _as_trained(optimizer):
             # torch makes an optimizer's state by a step that changes no parameter, but counts as one
@@ -57,6 +59,7 @@ def wanted_by(model: nn.Module, optimizer: Optimizer | None, metadata: Metadata)
     state: dict[str, Any] = {"model": get_model_state_dict(model)}
     if optimizer is None:
         return state
+    adopt_successors(optimizer)
     before = optimizer.state
     optimizer.state = _to_load_into(optimizer)
     try:

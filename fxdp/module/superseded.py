@@ -1,0 +1,89 @@
+"""Parameters that were replaced by sharded ones, for all that holds them still: optimizers, lists of users.
+
+    optimizer.param_groups   w: SupersededParameter ──> w: DTensor   the model's
+
+Nothing public says which optimizers hold a parameter, so none is looked for. Each replaced parameter passes
+all functions of torch on to the sharded one, by `__torch_function__`: so `zero_grad()` clears its gradient,
+and `clip_grad_norm_` clips it. At its first step an optimizer gets the sharded parameters themselves.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils import _pytree as pytree
+
+from fxdp.errors import InputError
+from fxdp.module.optimizer_twin import dealt_states
+
+
+class SupersededParameter(nn.Parameter):
+    """A parameter without values of its own, which passes on all functions of torch to its successor."""
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Call a function of torch with successors in the place of superseded parameters."""
+        args, kwargs = pytree.tree_map(_current, (args, dict(kwargs or {})))
+        if func == _SET_DATA:  # which a sharded parameter does by itself
+            args[0].data = args[1]
+            return None
+        return func(*args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """Copy the successor."""
+        return copy.deepcopy(_current(self), memo)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Pickle the successor."""
+        return _current(self).__reduce_ex__(protocol)
+
+
+_SET_DATA: Any = torch.Tensor.data.__set__  # type: ignore[attr-defined]
+
+
+def _current(value: Any) -> Any:
+    """Replace a superseded parameter by its successor; leave any other value as it is."""
+    return vars(value)["successor"] if type(value) is SupersededParameter else value
+
+
+def supersede(made: Mapping[nn.Parameter, Tensor]) -> None:
+    """Let parameters pass on all that they are asked to those that replace them, and free their memory.
+
+    Raises
+    ------
+    InputError : a parameter of a class with `__slots__`.
+    """
+    for parameter, successor in made.items():
+        parameter.grad = None
+        parameter.data = parameter.data.new_empty(0)
+        try:
+            parameter.__class__ = SupersededParameter  # as torch's own lazy parameters become plain ones
+        except TypeError as error:
+            raise InputError(
+                f"parameters of class {type(parameter).__name__}, which has __slots__, cannot be sharded; "
+                'expected torch.nn.Parameter, or strategy="replicate"'
+            ) from error
+        vars(parameter)["successor"] = successor
+
+
+def adopt_successors(optimizer: Optimizer) -> None:
+    """Give an optimizer the successors of its superseded parameters, and of its state this rank's shard."""
+    for group in optimizer.param_groups:
+        params = group["params"]
+        if SupersededParameter not in map(type, params):
+            continue
+        for i, parameter in enumerate(params):
+            params[i] = new = _current(parameter)
+            if new is not parameter and parameter in optimizer.state:
+                optimizer.state[new] = dealt_states(new, optimizer.state.pop(parameter))
