@@ -86,6 +86,7 @@ def _train(how: str, where: str, guilty: int) -> None:
     install_hook()
     joined = resolve_mesh(None, "cpu")
     fxdp.ranks.links.interrupt._AGAIN_S = scaled(0.5)
+    fxdp.ranks.links.watch._GRACE_S = scaled(0.5)
     fxdp.ranks.links.watch._STUCK_S = scaled(1.0 if where == "stuck" else 5.0)
     for _ in range(3):
         _wait(joined, "functional")
