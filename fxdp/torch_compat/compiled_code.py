@@ -59,6 +59,10 @@ def _settings(name: str) -> list[tuple[str, Any]]:
         config: Any = importlib.import_module(name)
     except ImportError:  # older torch has not all
         return []
+    if hasattr(config, "_cache_config_serializer") and config.inductor_choices_class is None:
+        # since torch 2.15 it imports all code generators, to write the class of choices where there is none
+        ignored = tuple(config._cache_config_ignore_prefix)
+        return sorted(one for one in config.get_config_copy().items() if not one[0].startswith(ignored))
     return sorted(config.save_config_portable(ignore_private_configs=False).items())
 
 

@@ -71,7 +71,10 @@ __all__ = [
 CAUSAL_MASK_TEST = (nn.modules.transformer, "_detect_is_causal_mask")
 """Where `nn.TransformerEncoder` and `nn.TransformerDecoder` read a mask to see whether it is causal."""
 
-CHECKPOINT = (torch.utils.checkpoint, "_checkpoint_without_reentrant_generator")
+_GENERATORS = ("_checkpoint_without_reentrant_generator_impl", "_checkpoint_without_reentrant_generator")
+CHECKPOINT = (
+    torch.utils.checkpoint, next(name for name in _GENERATORS if hasattr(torch.utils.checkpoint, name))
+)  # fmt: skip
 """What runs around a checkpointed function, up to its first `yield` before and from there on after it."""
 
 EXPORT_PRINT = (export_trace, "print")

@@ -27,7 +27,7 @@ def _alone() -> Iterator[None]:
 
 WRAPPERS: dict[str, Callable[[nn.Module], Any]] = {
     "DistributedDataParallel": DistributedDataParallel,
-    "torch.compile": lambda module: torch.compile(module, backend="eager"),
+    "torch.compile": lambda module: torch.compile(module, backend="eager")(torch.randn(2, 3)),
     "compile()": lambda module: module.compile(),
     "FSDPState": fully_shard,
     "_ReplicateState": replicate,

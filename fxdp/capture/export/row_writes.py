@@ -19,7 +19,7 @@ from torch import fx
 from fxdp.capture.export.loop_turns import is_fresh, memory_of
 from fxdp.torch_compat import aten
 
-_WRITES = frozenset({aten.copy_.default, aten.fill_.Tensor})
+_WRITES = frozenset({aten.copy_.default, aten.fill_.Tensor, aten.fill_.Scalar})
 _SCATTERS: dict[Any, Any] = {
     aten.select.int: aten.select_scatter.default,
     aten.slice.Tensor: aten.slice_scatter.default,
@@ -50,7 +50,7 @@ def _writes(take: fx.Node) -> Iterator[fx.Node]:
     for view in _views(take):
         for user in view.users:
             alone = user.target in _WRITES and user.args[0] is view and len(user.args) == 2 and not user.users
-            if alone and isinstance(user.args[1], fx.Node) and user.args[1] is not view:
+            if alone and isinstance(user.args[1], fx.Node | int | float) and user.args[1] is not view:
                 yield user
 
 
@@ -81,7 +81,7 @@ class _Rows:
             and all(_is_known(view) for path in self._paths.values() for view in path)
             and all(is_fresh(user) and self._place[user] < self._place[self._first] for user in others)
             # a row that is written whole is what it was given, which may be another value later
-            and not any(memory_of(write.args[1]) in written for write in whole)  # type: ignore[arg-type]
+            and not any(memory_of(v) in written for w in whole if isinstance(v := w.args[1], fx.Node))
             and all(map(self._is_read_as_taken, self._takes))
         )
 
@@ -163,7 +163,11 @@ def _place_in(of: fx.Node, dim: Any, index: Any = None, *rest: Any) -> tuple[Any
 def _as_part(part: fx.Node, write: fx.Node) -> fx.Node:
     """What is written, in the dtype and shape of the part."""
     written: Any = write.args[1]
-    wanted, given = part.meta["val"], written.meta["val"]
+    wanted = part.meta["val"]
+    if not isinstance(written, fx.Node):
+        kind = {"dtype": wanted.dtype, "device": wanted.device}
+        return _call(part, aten.full.default, [*wanted.shape], written, **kind)
+    given = written.meta["val"]
     if given.dtype != wanted.dtype:
         written = _call(part, aten.to.dtype, written, wanted.dtype)
     if given.shape == wanted.shape:
@@ -171,7 +175,7 @@ def _as_part(part: fx.Node, write: fx.Node) -> fx.Node:
     return _call(part, aten.expand.default, written, [*wanted.shape])
 
 
-def _call(like: fx.Node, op: Any, *args: Any) -> fx.Node:
-    made = like.graph.call_function(op, args)
+def _call(like: fx.Node, op: Any, *args: Any, **kwargs: Any) -> fx.Node:
+    made = like.graph.call_function(op, args, kwargs)
     made.meta = dict(like.meta)
     return made

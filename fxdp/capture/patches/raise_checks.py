@@ -27,7 +27,7 @@ from fxdp.capture.captured import Otherwise
 from fxdp.capture.patches.flags import Selections, found_places, is_flag, likely, rows_at
 from fxdp.capture.patches.random_numbers import whole_part
 from fxdp.capture.patches.told_numbers import ReadNumber, ToldNumbers
-from fxdp.capture.sites import is_user_file, site_of_frame
+from fxdp.capture.sites import is_user_file, site_of_call, site_of_frame
 from fxdp.ir.notes import Site
 from fxdp.torch_compat import Patch, around, calling_frame
 
@@ -106,6 +106,10 @@ class Asked:
         last = sorted(places[-1] for places in turns.values())
         self.tensors, self.answers = [self.tensors[i] for i in last], [self.answers[i] for i in last]
 
+    def must(self, tensor: Tensor, site: Site) -> None:
+        """Make sure at each step that a value is true, as `torch._assert_async` does."""
+        self._note(tensor, (True, "raises", site))
+
     def _note(self, tensor: Tensor, answer: tuple[bool, Otherwise, Site]) -> None:
         # a bool of its own: the tensor itself may be written later, or be a view
         self.tensors.append((tensor != 0).reshape(()).detach())
@@ -147,11 +151,15 @@ def checks(asked: Asked) -> tuple[Patch, ...]:
             return plain(self)
         return rows_at(places, lambda flag, frame: asked.way(flag, read, frame))
 
+    def asserted(plain: Callable[..., None], tensor: Tensor, *message: str) -> None:
+        asked.must(tensor, site_of_call())
+
     replacements = {"__bool__": truth, "item": item, "__iter__": rows}
     replacements |= dict.fromkeys(("__int__", "__index__", "tolist"), number)
     patches = (Patch(Tensor, name, around(made)) for name, made in replacements.items())
     traced = (Patch(kind, "tolist", around(number)) for kind in torch_compat.TRACED)  # with one of their own
-    return (*patches, *traced, Patch(torch.SymBool, "__bool__", selected), *selections.patches())
+    raising = Patch(torch, "_assert_async", around(asserted))  # torch.distributions calls it since 2.15
+    return (*patches, *traced, raising, Patch(torch.SymBool, "__bool__", selected), *selections.patches())
 
 
 class _AskedOfSelections:

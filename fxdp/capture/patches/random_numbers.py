@@ -256,7 +256,9 @@ class RefusedGenerators(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        named = [arg for arg in (*args, *kwargs.values()) if isinstance(arg, torch.Generator)]
+        # tensors are not asked: Dynamo, which traces this where torch.cond compiles, cannot ask them (2.15)
+        others = [arg for arg in (*args, *kwargs.values()) if not isinstance(arg, Tensor)]
+        named = [arg for arg in others if isinstance(arg, torch.Generator)]
         if not named:
             return func(*args, **kwargs)
         if not all(map(_is_default, named)):

@@ -20,7 +20,7 @@ from fxdp.errors import ScheduleError
 from fxdp.pipeline.schedule.action import Action
 from fxdp.pipeline.schedule.schedule import Schedule, listed
 
-_COMMUNICATION = re.compile(r"\d+(SEND_F|RECV_F|SEND_B|RECV_B|UNSHARD|RESHARD|REDUCE_GRAD)\d*")
+_COMMUNICATION = re.compile(r"\d+(WAIT_)?(SEND_F|RECV_F|SEND_B|RECV_B|UNSHARD|RESHARD|REDUCE_GRAD)\d*")
 _OVERLAPPED = re.compile(r"\(([^()]*)\)OVERLAP_F_B")
 _BYTES = 1 << 26
 

@@ -87,6 +87,29 @@ def test_a_check_inside_of_a_library_function() -> None:
     assert ["torch.any(var < 0)" in c.site.code for c in captured.checks] == [True]
 
 
+class Asserted(nn.Module):
+    """Lets the device raise, without waiting for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(3, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        torch._assert_async((x >= 0).all(), "x must not be negative")
+        return self.fc(x).square().mean()
+
+
+def test_an_assertion_of_the_device_raises() -> None:
+    model, x = Asserted(), torch.rand(7, 3)
+    check(model, (x,), splits=((4, 3), (5, 2, 0, 0)))
+    compiled = fxdp.compile(model, {"dp": 1}, compute="eager")
+    torch.testing.assert_close(compiled(x), model(x))
+    with pytest.raises(RuntimeError):
+        model(x - 1)
+    with pytest.raises(InputError, match="refuses this batch"):
+        compiled(x - 1)
+
+
 class Clamped(nn.Module):
     """Clamps what overflowed, as the layers of DETR do."""
 
