@@ -28,6 +28,7 @@ from typing import Any
 from fxdp.ranks.failure import tell_all
 from fxdp.ranks.links import Ending, EndKind, speaking_links, tell_everywhere
 from fxdp.ranks.links.interrupt import prepare_signal
+from fxdp.torch_compat import replace_for_good
 
 _TERMINATED = (
     "it was ended by SIGTERM: by the scheduler, by torchrun as another rank or its host failed, or by hand"
@@ -38,27 +39,23 @@ _AGAIN_S = 0.05
 @functools.cache
 def install_hook() -> None:
     """Chain the hooks for errors that end this process, and note SIGTERM. Done once."""
-    _chain_excepthook()
-    _chain_thread_hook()
-    _chain_unraisable_hook()
+    replace_for_good("sys:excepthook", _error_hook)
+    replace_for_good("threading:excepthook", _thread_hook)
+    replace_for_good("sys:unraisablehook", _unraisable_hook)
     prepare_signal()
     _Termination().install()
 
 
-def _chain_excepthook() -> None:
-    previous: Callable[..., Any] = sys.excepthook
-
+def _error_hook(previous: Callable[..., Any]) -> Callable[..., None]:
     def tell_then_show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         with contextlib.suppress(Exception):
             tell_all(error)
         previous(kind, error, trace)
 
-    sys.excepthook = tell_then_show
+    return tell_then_show
 
 
-def _chain_thread_hook() -> None:
-    previous: Callable[..., Any] = threading.excepthook
-
+def _thread_hook(previous: Callable[..., Any]) -> Callable[..., None]:
     def tell_then_show(args: Any) -> None:
         thread = args.thread.ident if args.thread is not None else None
         # a thread of a progress bar or of a logger may fail without an end to the training
@@ -67,12 +64,10 @@ def _chain_thread_hook() -> None:
                 tell_all(args.exc_value)
         previous(args)
 
-    threading.excepthook = tell_then_show
+    return tell_then_show
 
 
-def _chain_unraisable_hook() -> None:
-    previous: Callable[..., Any] = sys.unraisablehook
-
+def _unraisable_hook(previous: Callable[..., Any]) -> Callable[..., None]:
     def not_ctrl_c(args: Any) -> None:
         # a trace makes and drops so many objects that one Ctrl-C in some fifty would be lost
         if issubclass(args.exc_type, KeyboardInterrupt):
@@ -82,7 +77,7 @@ def _chain_unraisable_hook() -> None:
         else:
             previous(args)
 
-    sys.unraisablehook = not_ctrl_c
+    return not_ctrl_c
 
 
 def _interrupt_again() -> None:

@@ -28,6 +28,7 @@ from fxdp.torch_compat.op_traces import *  # noqa: F403
 from fxdp.torch_compat.operators import *  # noqa: F403
 from fxdp.torch_compat.outer_call import *  # noqa: F403
 from fxdp.torch_compat.patch import *  # noqa: F403
+from fxdp.torch_compat.permanent import *  # noqa: F403
 from fxdp.torch_compat.program_header import *  # noqa: F403
 from fxdp.torch_compat.quick_dtypes import *  # noqa: F403
 from fxdp.torch_compat.quick_fakes import *  # noqa: F403

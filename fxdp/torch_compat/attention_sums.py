@@ -9,9 +9,8 @@ the gradient stops with `expected scalar type Double but found Float`.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor
@@ -20,6 +19,7 @@ from torch._subclasses import fake_impls, fake_tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fxdp.torch_compat.operators import release_before
+from fxdp.torch_compat.patch import Patch, around, patched
 from fxdp.torch_compat.torch_ops import aten
 
 __all__ = ["attention_sums"]
@@ -29,26 +29,30 @@ _ATTENTION = aten._scaled_dot_product_flash_attention_for_cpu.default
 
 @contextlib.contextmanager
 def attention_sums() -> Iterator[None]:
-    """Inside, fake attention gives sums of the kernel's dtype; other threads share it."""
-    if not release_before(2, 13):
+    """Inside, fake attention gives sums of the kernel's dtype."""
+    with patched(_PATCHES if release_before(2, 13) else ()):
         yield
-        return
-    validate = FakeTensorMode._validate_cache_key
 
-    def not_kept(mode: FakeTensorMode, func: Any, *args: Any) -> None:
-        # torch keeps fake results for as long as the process lives: what others got would be ours
-        if func is _ATTENTION:
-            raise fake_tensor._BypassDispatchCache("its sums have another dtype")
-        validate(mode, func, *args)
 
-    with (
-        mock.patch.dict(fake_impls.op_implementations_dict, {_ATTENTION: _attention}),
-        mock.patch.object(FakeTensorMode, "_validate_cache_key", not_kept),
-    ):
-        yield
+def _not_kept(plain: Callable[..., None], mode: FakeTensorMode, func: Any, *args: Any) -> None:
+    # torch keeps fake results for as long as the process lives: what others got would be ours
+    if func is _ATTENTION:
+        raise fake_tensor._BypassDispatchCache("its sums have another dtype")
+    plain(mode, func, *args)
+
+
+def _left_to_torch(*args: Any, **kwargs: Any) -> Any:
+    """In a thread that captures nothing, where torch's table has no entry: torch goes on as it would."""
+    return NotImplemented
 
 
 def _attention(mode: FakeTensorMode, op: Any, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
     with mode:
         out, sums = meta_table[op](*args, **kwargs)
         return out, sums.double() if out.dtype == torch.float64 else sums
+
+
+_PATCHES = (
+    Patch(fake_impls.op_implementations_dict, _ATTENTION, lambda _: _attention, _left_to_torch),
+    Patch(FakeTensorMode, "_validate_cache_key", around(_not_kept)),
+)

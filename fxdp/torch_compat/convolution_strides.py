@@ -12,12 +12,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
-from unittest import mock
 
 from torch import SymInt, Tensor
 from torch._subclasses import fake_impls
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from fxdp.torch_compat.patch import Patch, patched
 from fxdp.torch_compat.torch_ops import aten
 
 __all__ = ["convolution_strides"]
@@ -30,9 +30,9 @@ _SOME = 2
 
 @contextlib.contextmanager
 def convolution_strides() -> Iterator[None]:
-    """Inside, fake convolutions have the strides of real ones; other threads share it."""
+    """Inside, fake convolutions have the strides of real ones."""
     known = fake_impls.op_implementations_dict
-    with mock.patch.dict(known, {op: _with_strides(known[op]) for op in _IMAGES if op in known}):
+    with patched(Patch(known, op, _with_strides) for op in _IMAGES if op in known):
         yield
 
 

@@ -12,11 +12,12 @@ numbers that are gone: they need it as well.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
-from unittest import mock
 
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbols
+
+from fxdp.torch_compat.patch import Patch, around, patched
 
 __all__ = ["counted_masks"]
 
@@ -24,16 +25,15 @@ __all__ = ["counted_masks"]
 @contextlib.contextmanager
 def counted_masks() -> Iterator[None]:
     """Inside, numbers that are found to be of the same mask are replaced by one of them."""
-    plain = ShapeEnv._rename_unbacked_to
-
-    def rename(self: ShapeEnv, orig_s: Any, new_s: Any) -> None:
-        known = self.replacements.get(orig_s)
-        if known is None or not free_unbacked_symbols(known):
-            plain(self, orig_s, new_s)
-            return
-        first, other = self.replace(orig_s), self.replace(new_s)
-        if first != other:
-            self._set_replacement(other, first, "counts of one mask")
-
-    with mock.patch.object(ShapeEnv, "_rename_unbacked_to", rename):
+    with patched((Patch(ShapeEnv, "_rename_unbacked_to", around(_rename)),)):
         yield
+
+
+def _rename(plain: Callable[..., None], self: ShapeEnv, orig_s: Any, new_s: Any) -> None:
+    known = self.replacements.get(orig_s)
+    if known is None or not free_unbacked_symbols(known):
+        plain(self, orig_s, new_s)
+        return
+    first, other = self.replace(orig_s), self.replace(new_s)
+    if first != other:
+        self._set_replacement(other, first, "counts of one mask")

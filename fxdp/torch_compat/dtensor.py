@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.fx.passes.shape_prop import TensorMetadata
 from torch.utils._python_dispatch import _disable_current_modes
 
+from fxdp.torch_compat.permanent import replace_for_good
 from fxdp.torch_compat.shortcuts import is_on
 from fxdp.torch_compat.torch_ops import aten
 
@@ -103,7 +104,7 @@ def set_data_by(write: Callable[[DTensor, torch.Tensor], None], parameter: DTens
         else:
             plain.__set__(self, value)
 
-    DTensor.data = property(plain.__get__, assign)  # type: ignore[assignment]
+    replace_for_good("torch.distributed.tensor:DTensor.data", lambda _: property(plain.__get__, assign))
 
 
 def sharded_tensor(

@@ -61,7 +61,7 @@ def act_as_plain(mesh: DeviceMesh) -> None:
     own |= dict.fromkeys((*_NORMS, *_OF_EVEN_ROWS), _of_uneven_rows)
     if torch_release() == "2.11":
         own |= dict.fromkeys(_WRITES, _write) | {aten.detach.default: _detached}
-    handlers = _handlers()
+    handlers: dict[Any, Callable[..., Any]] = DTensor._op_dispatcher._custom_op_handlers
     for op, handler in own.items():
         _BEFORE[op] = handlers.get(op)
         handlers[op] = _OURS[op] = partial(_on_our_meshes, handler)
@@ -85,15 +85,11 @@ def _is_ours(operand: Any) -> bool:
     return isinstance(operand, DTensor) and operand._spec.mesh in _MESHES
 
 
-def _handlers() -> dict[Any, Callable[..., Any]]:
-    found: dict[Any, Callable[..., Any]] = DTensor._op_dispatcher._custom_op_handlers
-    return found
-
-
 def _as_torch_does(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if (before := _BEFORE[op]) is not None:
         return before(op, args, kwargs)
-    handlers, own = _handlers(), _OURS[op]
+    handlers: dict[Any, Callable[..., Any]] = DTensor._op_dispatcher._custom_op_handlers
+    own = _OURS[op]
     handlers.pop(op, None)  # another thread may be here, too
     try:
         return op(*args, **kwargs)

@@ -6,7 +6,6 @@ import contextlib
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
-from unittest import mock
 
 import torch
 import torch.utils.checkpoint
@@ -36,6 +35,8 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, P
 from torch.fx.traceback import preserve_node_meta
 
 from fxdp.torch_compat.attention_sums import attention_sums
+from fxdp.torch_compat.operators import patched_kernels
+from fxdp.torch_compat.patch import Patch, patched
 from fxdp.torch_compat.torch_ops import aten
 
 __all__ = [
@@ -91,8 +92,9 @@ with_effects = torch.ops.higher_order.with_effects
 def as_if_exporting() -> Iterator[None]:
     """Let `torch.compiler.is_compiling()` and `is_exporting()` say yes, as they do during an export."""
     flags = ("_is_compiling_flag", "_is_exporting_flag")
-    said: dict[str, Any] = {flag: True for flag in flags if hasattr(torch.compiler, flag)}
-    with mock.patch.multiple(torch.compiler, **said):
+    with patched(
+        Patch(torch.compiler, flag, lambda _: True) for flag in flags if hasattr(torch.compiler, flag)
+    ):
         yield
 
 
@@ -100,8 +102,8 @@ def as_if_exporting() -> Iterator[None]:
 def larger_constants(elements: int) -> Iterator[None]:
     """Let Python read constant tensors of up to so many elements while they are traced; torch lets one."""
     # a number that both modules hold under a name of their own: set in one, the other would not see it
-    name = "CONSTANT_NUMEL_LIMIT"
-    with mock.patch.object(fake_tensor, name, elements), mock.patch.object(proxy_tensor, name, elements):
+    both = vars(fake_tensor), vars(proxy_tensor)
+    with patched((Patch(both, "CONSTANT_NUMEL_LIMIT", lambda _: elements),)):
         yield
 
 
@@ -210,15 +212,8 @@ def _gradients_on_meta() -> Iterator[None]:
     overloads = [_overload(name) for name in names if name.startswith("aten::")]
     key = DispatchKey.AutogradMeta
     changed = [op for op in overloads if DispatchKey.Meta in op.py_kernels and key not in op.py_kernels]
-    with compile_lock:
-        for op in changed:
-            op.py_impl(key)(op.decompose)
-        try:
-            yield
-        finally:
-            for op in changed:
-                del op.py_kernels[key]
-                op._dispatch_cache.clear()
+    with patched_kernels([(op, key, op.decompose) for op in changed]):
+        yield
 
 
 def _overload(name: str) -> OpOverload:

@@ -12,7 +12,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
-from unittest import mock
+
+from fxdp.torch_compat.patch import Patch, around, patched
 
 __all__ = ["kept_order"]
 
@@ -22,14 +23,13 @@ def kept_order() -> Iterator[None]:
     """Inside, kernels that would not wait for what they read stay in the order that they had."""
     import torch._inductor.memory as inductor_memory
 
-    plain: Callable[..., list[Any]] = inductor_memory.reorder_for_peak_memory
-
-    def reorder(nodes: list[Any], *rest: Any) -> list[Any]:
-        found = plain(nodes, *rest)
-        return found if waits_for_all(found) else nodes
-
-    with mock.patch.object(inductor_memory, "reorder_for_peak_memory", reorder):
+    with patched((Patch(inductor_memory, "reorder_for_peak_memory", around(_reorder)),)):
         yield
+
+
+def _reorder(plain: Callable[..., list[Any]], nodes: list[Any], *rest: Any) -> list[Any]:
+    found = plain(nodes, *rest)
+    return found if waits_for_all(found) else nodes
 
 
 def waits_for_all(nodes: Sequence[Any]) -> bool:

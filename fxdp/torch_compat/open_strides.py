@@ -10,12 +10,13 @@ stride is (2.13): the view raises and nothing is compiled.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
-from unittest import mock
 
 from torch._subclasses import fake_impls
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+from fxdp.torch_compat.patch import Patch, around, patched
 
 __all__ = ["open_strides"]
 
@@ -25,17 +26,14 @@ _NAME = "_compute_stride"
 @contextlib.contextmanager
 def open_strides() -> Iterator[None]:
     """Inside, views of values with such strides are as those of values with such sizes."""
-    plain = getattr(fake_impls, _NAME, None)
-    if plain is None:  # a torch that computes them elsewhere
+    has_it = hasattr(fake_impls, _NAME)  # else a torch that computes them elsewhere
+    with patched((Patch(fake_impls, _NAME, around(_computed)),) if has_it else ()):
         yield
-        return
 
-    def computed(
-        old_shape: Sequence[Any], old_stride: Sequence[Any], new_shape: Sequence[Any],
-        size_oblivious: bool = False,
-    ) -> Any:  # fmt: skip
-        open_ = size_oblivious or bool(free_unbacked_symbols(list(old_stride)))
-        return plain(old_shape, old_stride, new_shape, size_oblivious=open_)
 
-    with mock.patch.object(fake_impls, _NAME, computed):
-        yield
+def _computed(
+    plain: Callable[..., Any], old_shape: Sequence[Any], old_stride: Sequence[Any], new_shape: Sequence[Any],
+    size_oblivious: bool = False,
+) -> Any:  # fmt: skip
+    open_ = size_oblivious or bool(free_unbacked_symbols(list(old_stride)))
+    return plain(old_shape, old_stride, new_shape, size_oblivious=open_)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch._decomp import decomposition_table as torch_decompositions
-from torch._ops import OpOverload, OpOverloadPacket
+from torch._ops import OpOverload, OpOverloadPacket, resolve_key
 from torch._prims_common import suggest_memory_format
 
+from fxdp.torch_compat.patch import Patch, patched
 from fxdp.torch_compat.torch_ops import aten
 
 # `OpOverload` and the table have no public name, though every backend of torch asks for them
@@ -20,6 +22,7 @@ __all__ = [
     "all_op_names",
     "exact_torch_release",
     "overload_of",
+    "patched_kernels",
     "release_before",
     "suggest_memory_format",
     "torch_decompositions",
@@ -72,14 +75,36 @@ def overload_of(op: Any) -> Any:
 
 
 @contextlib.contextmanager
-def without_autograd_kernel(op: torch._ops.OpOverload) -> Iterator[None]:
+def without_autograd_kernel(op: OpOverload) -> Iterator[None]:
     """Let an op keep torch's C++ derivative instead of its Python decomposition."""
     key = torch._C.DispatchKey.Autograd
-    kernel = op.py_kernels.pop(key, None)
-    op._dispatch_cache.clear()  # an op remembers which kernel it called last for a key
-    try:
+    with patched_kernels([(op, key, partial(op._op_dk, key))] if key in op.py_kernels else []):
         yield
+
+
+@contextlib.contextmanager
+def patched_kernels(kernels: Sequence[tuple[OpOverload, Any, Callable[..., Any]]]) -> Iterator[None]:
+    """Let ops have these kernels in Python for these dispatch keys, in this thread."""
+    patches = [
+        Patch(op.py_kernels, key, lambda _, kernel=kernel: kernel, _kernel_of(op, key))
+        for op, key, kernel in kernels
+    ]
+    try:
+        with patched(patches):
+            _forget_kernels(kernels)
+            yield
     finally:
-        if kernel is not None:
-            op.py_kernels[key] = kernel
-            op._dispatch_cache.clear()
+        _forget_kernels(kernels)
+
+
+def _kernel_of(op: OpOverload, key: Any) -> Callable[..., Any]:
+    """What torch runs for a key, in Python or in C++."""
+    found = resolve_key(op, key)
+    kernel: Callable[..., Any] | None = op.py_kernels.get(found)
+    return partial(op._op_dk, found) if kernel is None else kernel
+
+
+def _forget_kernels(kernels: Sequence[tuple[OpOverload, Any, Callable[..., Any]]]) -> None:
+    """An op remembers which kernel it called last for a key."""
+    for op, _, _ in kernels:
+        op._dispatch_cache.clear()

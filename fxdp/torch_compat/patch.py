@@ -16,26 +16,33 @@ import builtins
 import contextlib
 import functools
 import inspect
+import operator
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from types import FrameType, ModuleType
+from types import FrameType, FunctionType, ModuleType
 from typing import Any
 
-from fxdp.torch_compat.exporting import compile_lock
+from torch._dynamo.convert_frame import compile_lock
 
-__all__ = ["Here", "Patch", "around", "calling_frame", "patched"]
+__all__ = ["Here", "Patch", "around", "calling_frame", "is_guard", "patched"]
+
+_INLINE = "_torchdynamo_inline"
+"""The attribute of a function that names the function which Dynamo traces instead."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Patch:
     """One name, and what takes its place: made of what `getattr(owner, name)` gives."""
 
-    owner: type | ModuleType | dict[str, Any] | tuple[dict[str, Any], ...]
-    """A class, a module, the global names of one, or of several, in which the name means the same."""
-    name: str
+    owner: type | ModuleType | dict[Any, Any] | tuple[dict[Any, Any], ...]
+    """A class, a module, a dict, or several dicts in which the name means the same."""
+    name: Any
+    """A key, where the owner is a table of torch's."""
     make: Callable[[Any], Any]
+    missing: Any = None
+    """The value for all other threads where a table has no such key; `make` gets it, too."""
 
 
 @contextlib.contextmanager
@@ -77,6 +84,13 @@ def calling_frame() -> FrameType:
     return frame
 
 
+def is_guard(value: Any) -> bool:
+    """Whether an attribute, as `vars()` has it, was installed by `patched`."""
+    if isinstance(value, FunctionType):
+        return value.__code__.co_filename == __file__ and value.__code__.co_name == "guard"
+    return isinstance(value, (_Method, _Value))
+
+
 class Here(threading.local):
     """Whether a thread is the one for which patches are installed.
 
@@ -114,23 +128,61 @@ class _Property(_Method):
 
 
 class _Value:
-    """Stands in a module for what is not called, but asked for its attributes."""
+    """Stands in a module for a class, a number or an object: for all that is more than a function."""
 
     def __init__(self, here: Here, new: Any, old: Any) -> None:
         self._here, self._new, self._old = here, new, old
 
+    def _chosen(self) -> Any:
+        return self._new if self._here.inside else self._old
+
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._new if self._here.inside else self._old, name)
+        return getattr(self._chosen(), name)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._chosen()(*args, **kwargs)
+
+    def __instancecheck__(self, instance: Any) -> bool:
+        return isinstance(instance, self._chosen())
+
+    def __subclasscheck__(self, subclass: type) -> bool:
+        return issubclass(subclass, self._chosen())
+
+    def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[type, ...]:
+        return (self._chosen(),)
+
+    def __bool__(self) -> bool:
+        return bool(self._chosen())
+
+    def __index__(self) -> int:
+        return operator.index(self._chosen())
+
+    def __hash__(self) -> int:
+        return hash(self._chosen())
+
+    def __eq__(self, other: object) -> bool:
+        return bool(self._chosen() == other)
+
+    def __lt__(self, other: Any) -> Any:
+        return self._chosen() < other
+
+    def __le__(self, other: Any) -> Any:
+        return self._chosen() <= other
+
+    def __gt__(self, other: Any) -> Any:
+        return self._chosen() > other
+
+    def __ge__(self, other: Any) -> Any:
+        return self._chosen() >= other
 
 
 def _installed(patch: Patch, here: Here) -> Callable[[], None]:
     """Install a guard; gives what takes it away."""
     if isinstance(patch.owner, type):
         return _in_class(patch.owner, patch.name, patch.make, here)
-    if isinstance(patch.owner, tuple):
-        return _in_globals(patch.owner, patch.name, patch.make, here)
-    names = patch.owner if isinstance(patch.owner, dict) else vars(patch.owner)
-    return _in_globals((names,), patch.name, patch.make, here)
+    owners = patch.owner if isinstance(patch.owner, tuple) else (patch.owner,)
+    several = [names if isinstance(names, dict) else vars(names) for names in owners]
+    return _in_globals(several, patch, here)
 
 
 def _in_class(owner: type, name: str, make: Callable[[Any], Any], here: Here) -> Callable[[], None]:
@@ -151,14 +203,16 @@ def _in_class(owner: type, name: str, make: Callable[[Any], Any], here: Here) ->
     return restore
 
 
-def _in_globals(
-    several: Sequence[dict[str, Any]], name: str, make: Callable[[Any], Any], here: Here
-) -> Callable[[], None]:
+def _in_globals(several: Sequence[dict[Any, Any]], patch: Patch, here: Here) -> Callable[[], None]:
     """In modules, whose own code finds it there, too; a builtin that they do not have is shadowed."""
+    name = patch.name
     inherited = all(name not in names for names in several)
-    old = getattr(builtins, name) if inherited else several[0][name]
-    new = make(old)
-    if not callable(new):
+    if inherited:
+        old = getattr(builtins, name) if patch.missing is None else patch.missing
+    else:
+        old = several[0][name]
+    new = patch.make(old)
+    if not callable(new) or isinstance(old, type):
         return _in_place(several, name, inherited, old, _Value(here, new, old))
 
     # one for all: a process has thousands of modules, and this is done for each capture
@@ -166,11 +220,23 @@ def _in_globals(
     def guard(*args: Any, **kwargs: Any) -> Any:
         return (new if here.inside else old)(*args, **kwargs)
 
-    return _in_place(several, name, inherited, old, guard)
+    # Dynamo, which torch runs inside of a capture for `torch.cond`, cannot trace whose thread it is. It holds
+    # the lock that this thread has: so it is this thread, and traces what it would call.
+    if isinstance(new, FunctionType):
+        setattr(guard, _INLINE, new)
+    remove = _in_place(several, name, inherited, old, guard)
+
+    def restore() -> None:
+        remove()
+        vars(guard).pop(_INLINE, None)
+        if isinstance(old, FunctionType):  # who still holds the guard has the original, traced or called
+            setattr(guard, _INLINE, old)
+
+    return restore
 
 
 def _in_place(
-    several: Sequence[dict[str, Any]], name: str, inherited: bool, old: Any, guard: Any
+    several: Sequence[dict[Any, Any]], name: Any, inherited: bool, old: Any, guard: Any
 ) -> Callable[[], None]:
     for names in several:
         names[name] = guard

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import Any
-from unittest import mock
 
 from torch.utils import _pytree as pytree
 
+from fxdp.torch_compat.patch import Patch, patched
 from fxdp.torch_compat.shortcuts import shortcut
 
 __all__ = ["quick_trees"]
@@ -21,9 +21,8 @@ _PLAIN = pytree.tree_flatten
 
 @shortcut("quick_trees")
 def quick_trees() -> Iterator[None]:
-    """Inside, `tree_flatten` and what is made of it are quick; other threads share it, to the same trees."""
-    # no guard by thread: Dynamo, which torch runs inside of a capture for `torch.cond`, could not trace one
-    with mock.patch.object(pytree, "tree_flatten", _flattened):
+    """Inside, `tree_flatten` and what is made of it are quick, to the same trees."""
+    with patched((Patch(pytree, "tree_flatten", lambda _: _flattened),)):
         yield
 
 

@@ -10,10 +10,11 @@ Torch writes such a size as sympy shows it, and a sum before a product without p
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
-from unittest import mock
+
+from fxdp.torch_compat.patch import Patch, around, patched
 
 __all__ = ["selected_offsets"]
 
@@ -26,15 +27,12 @@ def selected_offsets() -> Iterator[None]:
     """Inside, these sizes are written as Python, and each in parentheses."""
     from torch._inductor.codegen.wrapper import PythonWrapperCodegen
 
-    plain = getattr(PythonWrapperCodegen, _NAME, None)
-    if plain is None:  # a torch that has no such op
+    has_it = hasattr(PythonWrapperCodegen, _NAME)  # else a torch that has no such op
+    with patched((Patch(PythonWrapperCodegen, _NAME, around(_written)),) if has_it else ()):
         yield
-        return
 
-    def written(self: Any, node: Any, *args: Any, **kwargs: Any) -> None:
-        sizes = {name: f"({self.codegen_sizevar(getattr(node, name))})" for name in _SIZES}
-        symbol = node.unbacked_offset_symbol
-        plain(self, SimpleNamespace(unbacked_offset_symbol=symbol, **sizes), *args, **kwargs)
 
-    with mock.patch.object(PythonWrapperCodegen, _NAME, written):
-        yield
+def _written(plain: Callable[..., None], self: Any, node: Any, *args: Any, **kwargs: Any) -> None:
+    sizes = {name: f"({self.codegen_sizevar(getattr(node, name))})" for name in _SIZES}
+    symbol = node.unbacked_offset_symbol
+    plain(self, SimpleNamespace(unbacked_offset_symbol=symbol, **sizes), *args, **kwargs)

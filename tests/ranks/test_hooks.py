@@ -14,6 +14,7 @@ import pytest
 
 from fxdp.ranks import hooks
 from fxdp.ranks.links.interrupt import Caller
+from fxdp.torch_compat import replace_for_good
 from tests.limits import HANG_S
 
 
@@ -84,7 +85,7 @@ def _drop_and_wait() -> None:
 def test_ctrl_c_inside_of_a_destructor_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
     monkeypatch.setattr(sys, "unraisablehook", seen.append)
-    hooks._chain_unraisable_hook()
+    replace_for_good("sys:unraisablehook", hooks._unraisable_hook)
     known = signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts by & ignores it
     try:
         with pytest.raises(KeyboardInterrupt):
@@ -97,7 +98,7 @@ def test_ctrl_c_inside_of_a_destructor_is_not_lost(monkeypatch: pytest.MonkeyPat
 def test_other_errors_of_destructors_are_shown_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
     monkeypatch.setattr(sys, "unraisablehook", seen.append)
-    hooks._chain_unraisable_hook()
+    replace_for_good("sys:unraisablehook", hooks._unraisable_hook)
     monkeypatch.setattr(_Dropped, "__del__", lambda _: 1 / 0)
     dropped = _Dropped()
     del dropped

@@ -28,7 +28,7 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias
 from fxdp.lowering.inductor.kept_libraries import kept_library
 from fxdp.lowering.inductor.kernel_units import units
 from fxdp.lowering.inductor.start import Start
-from fxdp.torch_compat import CppBuilding, built_as_code, compile_lock, cpp_building, is_on
+from fxdp.torch_compat import CppBuilding, Patch, built_as_code, compile_lock, cpp_building, is_on, patched
 
 _log = logging.getLogger("fxdp")
 
@@ -65,20 +65,17 @@ def kernels_built_together() -> Iterator[None]:
     CppCompileError : g++ refuses a kernel; raised at the end.
     """
     cpp = cpp_building()
-    # A program that Inductor writes begins with `AsyncCompile()`, taken from its module when the program is
-    # loaded; there is no setting for another class. So the module's name is replaced while a half is
-    # compiled. Dynamo holds the same lock while it compiles: another thread's programs never see ours.
+    # the lock of `patched`, which Dynamo holds while it compiles: kernels are built under it, too
     with compile_lock:
-        own = cpp.programs.AsyncCompile
-        if issubclass(own, _program(cpp)):
+        if hasattr(cpp.programs.AsyncCompile, "kernels"):
             yield
             return
-        kernels = _Kernels(cpp, own)
-        cpp.programs.AsyncCompile = type("Program", (_program(cpp),), {"kernels": kernels})
-        try:
+        kernels = _Kernels(cpp, cpp.programs.AsyncCompile)
+        program = type("Program", (_program(cpp),), {"kernels": kernels})
+        # A program that Inductor writes begins with `AsyncCompile()`, taken from its module when the program
+        # is loaded; there is no setting for another class.
+        with patched((Patch(cpp.programs, "AsyncCompile", lambda _: program),)):
             yield
-        finally:
-            cpp.programs.AsyncCompile = own
         with built_as_code():  # programs are compiled and loaded under these settings, but that is over here
             kernels.build()
 
