@@ -85,16 +85,17 @@ def without_autograd_kernel(op: OpOverload) -> Iterator[None]:
 @contextlib.contextmanager
 def patched_kernels(kernels: Sequence[tuple[OpOverload, Any, Callable[..., Any]]]) -> Iterator[None]:
     """Let ops have these kernels in Python for these dispatch keys, in this thread."""
-    patches = [
-        Patch(op.py_kernels, key, lambda _, kernel=kernel: kernel, _kernel_of(op, key))
-        for op, key, kernel in kernels
-    ]
+    patches = (Patch(op.py_kernels, key, _instead(new), _kernel_of(op, key)) for op, key, new in kernels)
     try:
         with patched(patches):
             _forget_kernels(kernels)
             yield
     finally:
         _forget_kernels(kernels)
+
+
+def _instead(kernel: Callable[..., Any]) -> Callable[[Any], Any]:
+    return lambda _: kernel
 
 
 def _kernel_of(op: OpOverload, key: Any) -> Callable[..., Any]:

@@ -30,8 +30,9 @@ def main() -> None:
     import fxdp.integrations.torch_compile  # noqa: F401
 
     gc.collect()  # hooks go with the model
-    for owner, name in sorted(replaced(before, _all())):
-        print(owner, name, sep="\t")
+    for (owner, name), new in sorted(replaced(before, _all()).items(), key=str):
+        if not isinstance(new, (bool, int)):  # torch counts
+            print(owner if owner.endswith("[]") else f"{owner}.{name}")
 
 
 def _train() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from functools import partial
 from operator import is_
 from types import FunctionType, ModuleType
 from typing import Any, TypeAlias
@@ -33,6 +34,7 @@ _ABSENT = object()
 def owners() -> Owners:
     """All modules and classes of torch, NumPy and Python's own that are imported, with what they have."""
     found: Owners = {}
+    tables: set[int] = set()
     for name, module in list(sys.modules.items()):
         if not isinstance(module, ModuleType) or not _is_torchs(name) or name.startswith(_PROGRAMS):
             continue
@@ -40,7 +42,8 @@ def owners() -> Owners:
         for key, value in found[name].items():
             if issubclass(type(value), type) and _is_torchs(str(value.__module__)):
                 found.setdefault(f"{value.__module__}.{value.__qualname__}", dict(vars(value)))
-            elif type(value) is dict and value is not sys.modules and key != "__builtins__":
+            elif type(value) is dict and id(value) not in tables and key not in ("__builtins__", "modules"):
+                tables.add(id(value))  # once, under the name in the module that was imported first
                 found[f"{name}.{key}[]"] = dict(value)
     for packet in list(vars(torch.ops.aten).values()):
         for op in list(vars(packet).values()) if isinstance(packet, torch._ops.OpOverloadPacket) else ():
@@ -58,7 +61,7 @@ def replaced(before: Owners, now: Owners) -> dict[Change, Any]:
     return {
         (owner, str(name)): new
         for owner, name, old, new in _changes(before, now)
-        if is_guard(new) or is_ours(new) or _counts(owner, old)
+        if is_guard(new) or _is_ours(new) or _is_entry(owner, name) or _counts(owner, old)
     }
 
 
@@ -74,6 +77,11 @@ def _changes(before: Owners, now: Owners) -> Iterator[tuple[str, Any, Any, Any]]
                 yield owner, name, old, new
 
 
+def _is_entry(owner: str, name: Any) -> bool:
+    """Whether a table of torch's has a name of fxdp's."""
+    return owner.startswith("torch") and str(name).startswith("fxdp")
+
+
 def _counts(owner: str, old: Any) -> bool:
     """Whether it is no cache or counter that was there: functions and classes, and numbers of modules."""
     if callable(old) or isinstance(old, (property, staticmethod, classmethod)):
@@ -81,8 +89,12 @@ def _counts(owner: str, old: Any) -> bool:
     return owner in sys.modules and isinstance(old, (bool, int, float)) and not isinstance(old, type)
 
 
-def is_ours(value: Any) -> bool:
+def _is_ours(value: Any) -> bool:
     """Whether a function, a class or an object was made by fxdp or by `unittest.mock`."""
+    if isinstance(value, property):
+        return _is_ours(value.fget) or _is_ours(value.fset)
+    if isinstance(value, partial):
+        return _is_ours(value.func)
     if isinstance(value, FunctionType):
         return "/fxdp/" in value.__code__.co_filename and "/tests/" not in value.__code__.co_filename
     kind = value if isinstance(value, type) else type(value)
