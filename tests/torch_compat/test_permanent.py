@@ -163,8 +163,11 @@ def test_what_stays_of_a_training_has_a_row() -> None:
         capture_output=True, text=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(Path(ROOT))},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert set(done.stdout.splitlines()) == {
+    found = set(done.stdout.splitlines())
+    lowerings = {name for name in found if name.endswith(("lowerings[]", ".L[]"))}  # one table
+    assert lowerings
+    assert found - lowerings == {
         "sys.excepthook", "threading.excepthook", "sys.unraisablehook",
         "torch.distributed.tensor.DTensor.data", "DTensor._op_dispatcher._custom_op_handlers[]",
-        "torch._dynamo.backends.registry._BACKENDS[]", "torch._inductor.lowering.lowerings[]",
+        "torch._dynamo.backends.registry._BACKENDS[]",
     }  # fmt: skip
