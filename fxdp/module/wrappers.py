@@ -31,16 +31,13 @@ _ASKED = {**READ_BY_WRAPPERS, "_is_accelerate_prepared": "accelerator.prepare"}
 _WRAPPING = ("torch.distributed.fsdp.", "torch.distributed._composable.")
 
 
-class _ReadByWrapper:
-    """An attribute that a wrapper asks for: there, as some look only whether a class has it, and refused."""
-
-    def __init__(self, wrapper: str) -> None:
-        self._wrapper = wrapper
+class _LazyHook:
+    """What lazy modules have: torch 2.15 asks the class for it, and the module itself when it is called."""
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         if instance is None:
             return self
-        raise _refused(f"{self._wrapper}(compiled)")
+        raise _refused("torch.compile(compiled)")
 
 
 class Bare(StandIn):
@@ -50,6 +47,18 @@ class Bare(StandIn):
     ------
     InputError : somebody tries.
     """
+
+    _initialize_hook = _LazyHook()
+
+    def __dir__(self) -> list[str]:
+        """The attributes of the module, for tools that read all of them."""
+        return [name for name in super().__dir__() if name != "_initialize_hook"]
+
+    def __getattr__(self, name: str) -> Any:
+        wrapper = _ASKED.get(name)
+        if wrapper is not None:
+            raise _refused(f"{wrapper}(compiled)")
+        return super().__getattr__(name)
 
     def register_forward_pre_hook(self, hook: Any, *args: Any, **kwargs: Any) -> RemovableHandle:
         """Call a function before each call of the compiled module, with this rank's part."""
@@ -74,10 +83,6 @@ class Bare(StandIn):
     def compile(self, *_: Any, **__: Any) -> NoReturn:
         """Refused: it is compiled already."""
         raise _refused("compiled.compile()")
-
-
-for _name, _wrapper in _ASKED.items():
-    setattr(Bare, _name, _ReadByWrapper(_wrapper))
 
 
 def refuse_surroundings(model: nn.Module) -> None:

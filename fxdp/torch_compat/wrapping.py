@@ -17,8 +17,7 @@ __all__ = ["READ_BY_WRAPPERS", "global_hooks", "running_ddp", "running_transform
 
 READ_BY_WRAPPERS = {
     "_ddp_params_and_buffers_to_ignore": "DistributedDataParallel",
-    # asked of every module that Dynamo wraps or meets, whether it is a lazy one; torch 2.15 asks its class
-    # first, and the module when it is called
+    # asked of every module that Dynamo wraps or meets, whether it is a lazy one
     "_initialize_hook": "torch.compile",
 }
 """Attributes that a wrapper's constructor asks a module for, and nobody else does."""
