@@ -52,7 +52,7 @@ class Bare(StandIn):
 
     def __dir__(self) -> list[str]:
         """The attributes of the module, for tools that read all of them."""
-        return [name for name in super().__dir__() if name != "_initialize_hook"]
+        return [name for name in super().__dir__() if name != "_initialize_hook"]  # type: ignore[no-untyped-call]
 
     def __getattr__(self, name: str) -> Any:
         wrapper = _ASKED.get(name)
