@@ -23,7 +23,7 @@ from fxdp.ir.model_tensors import dealing_of, held, is_sharded, stand_in_for
 from fxdp.ir.ops.parameter_rows import dealt_range, fills_pages, most_rows
 from fxdp.ir.shown_rows import sees_rows
 from fxdp.module.initial_values import initialise
-from fxdp.module.superseded import supersede
+from fxdp.module.superseded import check_classes, supersede
 from fxdp.ranks.agreement import agree, broadcast_tensors, gather_objects, model_lines, sorted_buffers
 from fxdp.ranks.joined import Joined
 from fxdp.torch_compat import (
@@ -61,8 +61,11 @@ def shard_parameters(module: nn.Module, joined: Joined) -> None:
     Raises
     ------
     AgreementError : the ranks hold different models.
+    InputError : parameters of classes with `__slots__`.
     RankFailedError : another rank failed or died.
     """
+    if joined.device_mesh is not None:
+        check_classes(module)
     share_values(module, joined)
     made = _in_rows(module.parameters(), joined)
     if made:
@@ -77,8 +80,11 @@ def materialise(module: nn.Module, joined: Joined) -> set[str]:
     Raises
     ------
     AgreementError : the ranks hold different models.
+    InputError : parameters of classes with `__slots__`.
     RankFailedError : another rank failed or died.
     """
+    if joined.device_mesh is not None:
+        check_classes(module)
     agree(joined, model_lines(module), "models")
     device = torch.device(joined.mesh.device_type)
     rows = _in_rows(module.parameters(), joined, device)

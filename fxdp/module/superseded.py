@@ -58,23 +58,38 @@ def _current(value: Any) -> Any:
 
 
 def supersede(made: Mapping[nn.Parameter, Tensor]) -> None:
-    """Let parameters pass on all that they are asked to those that replace them, and free their memory.
-
-    Raises
-    ------
-    InputError : a parameter of a class with `__slots__`.
-    """
+    """Let parameters pass on all that they are asked to those that replace them, and free their memory."""
     for parameter, successor in made.items():
         parameter.grad = None
         parameter.data = parameter.data.new_empty(0)
-        try:
-            parameter.__class__ = SupersededParameter  # as torch's own lazy parameters become plain ones
-        except TypeError as error:
-            raise InputError(
-                f"parameters of class {type(parameter).__name__}, which has __slots__, cannot be sharded; "
-                'expected torch.nn.Parameter, or strategy="replicate"'
-            ) from error
+        parameter.__class__ = SupersededParameter  # as torch's own lazy parameters become plain ones
         vars(parameter)["successor"] = successor
+
+
+def check_classes(module: nn.Module) -> None:
+    """Refuse parameters that could not be superseded, before anything is changed.
+
+    Raises
+    ------
+    InputError : parameters of classes with `__slots__`; all of them are named.
+    """
+    refused = [f"{name} ({type(p).__name__})" for name, p in module.named_parameters() if p.dim() and _is_fixed(p)]
+    if refused:
+        raise InputError(
+            f"parameters of classes with __slots__ cannot be sharded: {', '.join(refused)}; expected "
+            'torch.nn.Parameter, or strategy="replicate"'
+        )
+
+
+def _is_fixed(parameter: nn.Parameter) -> bool:
+    """Whether Python refuses to give an object of this class another one."""
+    own = type(parameter)
+    try:
+        parameter.__class__ = SupersededParameter
+    except TypeError:
+        return True
+    parameter.__class__ = own
+    return False
 
 
 def adopt_successors(optimizer: Optimizer) -> None:

@@ -169,8 +169,12 @@ class _Slotted(nn.Parameter):
 def _refused() -> None:
     model = nn.Linear(3, 5)
     model.bias = _Slotted(torch.ones(5))
-    with pytest.raises(InputError, match="_Slotted, which has __slots__, cannot be sharded"):
+    model.weight.grad, values = torch.ones(5, 3), [p.detach().clone() for p in model.parameters()]
+    with pytest.raises(InputError, match=r"__slots__ cannot be sharded: bias \(_Slotted\); expected"):
         _sharded(model)
+    assert [type(p) for p in model.parameters()] == [nn.Parameter, _Slotted]  # nothing was changed
+    assert all(map(torch.equal, model.parameters(), values))
+    assert model.weight.grad.sum() == 15
 
 
 def test_a_class_with_slots_is_refused(ranks: RankPool) -> None:
