@@ -73,7 +73,8 @@ def check_classes(module: nn.Module) -> None:
     ------
     InputError : parameters of classes with `__slots__`; all of them are named.
     """
-    refused = [f"{name} ({type(p).__name__})" for name, p in module.named_parameters() if p.dim() and _is_fixed(p)]
+    sharded = [(name, p) for name, p in module.named_parameters() if p.dim() > 0]
+    refused = [f"{name} ({type(p).__name__})" for name, p in sharded if _is_fixed(p)]
     if refused:
         raise InputError(
             f"parameters of classes with __slots__ cannot be sharded: {', '.join(refused)}; expected "
